@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy public names (PEP 562), so that importing a room costs nothing until it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Attached = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
+
+
+def attach(module_name: str, where: Mapping[str, str]) -> Attached:
+    """Make a module's ``__getattr__``, ``__dir__`` and ``__all__`` from a table of names.
+
+    Args:
+        module_name: The module that offers the names (its ``__name__``).
+        where: Public name to the module that defines it.
+    """
+    public = sorted(where)
+
+    def getattr_(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(where[name]), name)
+        setattr(sys.modules[module_name], name, value)
+        return value
+
+    def dir_() -> list[str]:
+        return public
+
+    return getattr_, dir_, public

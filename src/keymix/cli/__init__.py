@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``keymix`` command: a table of verbs, each of which loads only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from keymix._version import __version__
+from keymix.errors import UserError, unknown
+
+VERBS = {
+    "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
+    "train": "train one model from a recipe",
+    "eval": "evaluate a trained run on its test split or on other data",
+    "predict": "classify images or a folder with a trained run",
+    "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
+    "list": "list models, mixers, recipes and data sets",
+}
+
+EXAMPLES = """\
+examples:
+  keymix compare                                   the embedded digits, every dense mixer
+  keymix compare --data folder:photos --mixers mhsa,ska,identity --seeds 5 --out photos-cmp
+  keymix count vit_small_p4_32 --mixer static_key
+  keymix list mixers
+"""
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {verb:<9} {summary}" for verb, summary in VERBS.items())
+    return (
+        "usage: keymix VERB [options]        keymix VERB --help says how to use a verb\n\n"
+        "Which attention should my vision model use, and what does it buy me?\n\n"
+        f"verbs:\n{rows}\n\n{EXAMPLES}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        argv: The words after ``keymix``; the process's own by default.
+
+    Returns:
+        0, or 2 after a mistake of the user's, told in one line on standard error, or 130
+        after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_help())
+        return 0
+    if words[0] in ("-V", "--version"):
+        sys.stdout.write(f"keymix {__version__}\n")
+        return 0
+    verb, rest = words[0], words[1:]
+    try:
+        if verb not in VERBS:
+            raise unknown("verb", verb, VERBS)
+        command = importlib.import_module(f"keymix.cli.{verb}")
+        return int(command.main(rest))
+    except UserError as error:
+        sys.stderr.write(f"keymix: error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("keymix: interrupted; run the same command again to go on\n")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where commands speak: tables for a person at a terminal, clean tab-separated lines in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def say(text: str = "") -> None:
+    """Write a line of the command's result to standard output, as it is."""
+    out.print(text, markup=False)
+
+
+def note(text: str) -> None:
+    """Write a line for the person, not for a script, to standard error."""
+    err.print(text, markup=False, style="dim")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: int = 1,
+) -> None:
+    """Print a table: drawn at a terminal, tab-separated with a header line when piped.
+
+    Args:
+        columns: The headings.
+        rows: Cells as text, one sequence a row.
+        title: A line above the table, shown at a terminal only.
+        left: How many leading columns are text (left-aligned); the others are numbers.
+    """
+    if not out.is_terminal:
+        for row in (columns, *rows):
+            out.print("\t".join(row), markup=False)
+        return
+    drawn = Table(title=title, title_justify="left", header_style="bold")
+    for i, column in enumerate(columns):
+        drawn.add_column(column, justify="left" if i < left else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*[cell.replace("[", r"\[") for cell in row])
+    out.print(drawn)
