@@ -4,10 +4,19 @@
 Every public name loads on first use, so that ``import keymix`` is instantaneous.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from keymix._lazy import attach
 from keymix._version import __version__
 
-__getattr__, __dir__, _public = attach(
+if TYPE_CHECKING:
+    from keymix.compare.run import compare as compare
+    from keymix.train.engine import train as train
+
+_ROOMS_TO_CALL = ("compare", "train")  # rooms that are also functions of the public API
+
+_getattr, __dir__, _public = attach(
     __name__,
     {
         "NoAttentionMap": "keymix.errors",
@@ -24,11 +33,16 @@ __getattr__, __dir__, _public = attach(
         "list_models": "keymix.models.factory",
         "attention_maps": "keymix.analysis.attention",
         "count": "keymix.analysis.counting",
-        "evaluate": "keymix.train.engine",
-        "load_run": "keymix.train.engine",
-        "predict": "keymix.train.engine",
-        "train": "keymix.train.engine",
-        "compare": "keymix.compare.run",
+        "evaluate": "keymix.train.runs",
+        "load_run": "keymix.train.runs",
+        "predict": "keymix.train.runs",
     },
 )
-__all__ = [*_public, "__version__"]
+__all__ = [*_public, *_ROOMS_TO_CALL, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS_TO_CALL:
+        return importlib.import_module(f"keymix.{name}")
+    return _getattr(name)
+

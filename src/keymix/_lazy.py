@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,3 +32,22 @@ def attach(module_name: str, where: Mapping[str, str]) -> Attached:
         return public
 
     return getattr_, dir_, public
+
+
+def make_callable(module_name: str, function: str, home: str) -> None:
+    """Let a room be called like its main function: ``keymix.train(...)`` beside ``keymix.train.engine``.
+
+    The public API and the rooms of the house share the names ``train`` and ``compare``; whichever
+    is imported first, calling the name must work.
+
+    Args:
+        module_name: The room (its ``__name__``).
+        function: The function that a call runs.
+        home: The module that defines it, imported at the first call.
+    """
+
+    class CallableRoom(types.ModuleType):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(home), function)(*args, **kwargs)
+
+    sys.modules[module_name].__class__ = CallableRoom
