@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from keymix.compare.statistics import Interval
+from keymix.compare.verdicts import judge, points
+
+
+def _interval(n: int, difference: float, half: float, p: float, **more: str) -> Interval:
+    return Interval(
+        n=n,
+        difference=difference,
+        low=difference - half,
+        high=difference + half,
+        p=p,
+        p_holm=p,
+        **more,
+    )
+
+
+SURE_IMAGES = _interval(1000, -0.02, 0.01, 0.001)
+UNSURE_IMAGES = _interval(1000, -0.002, 0.01, 0.7)
+
+
+def test_five_seeds_and_both_intervals_give_a_verdict_with_its_size():
+    judgement = judge("ska", "softmax", _interval(5, -0.02, 0.01, 0.01), SURE_IMAGES, planned=5)
+    assert judgement.verdict == "worse"
+    assert judgement.headline == "ska is worse than softmax by 2.0 points."
+
+
+def test_better_is_the_other_sign():
+    judgement = judge(
+        "ska",
+        "softmax",
+        _interval(6, 0.015, 0.01, 0.01),
+        _interval(1000, 0.015, 0.01, 0.001),
+        planned=6,
+    )
+    assert judgement.verdict == "better"
+    assert "1.5 points" in judgement.headline
+
+
+def test_three_seeds_never_give_a_verdict_however_small_p():
+    judgement = judge("ska", "softmax", _interval(3, -0.02, 1e-4, 1e-6), SURE_IMAGES, planned=3)
+    assert judgement.verdict == "no verdict"
+    assert "whether it would hold if retrained cannot be said" in judgement.detail
+    assert "−2.0 points" in judgement.detail
+    assert "cannot be said" in judgement.headline
+
+
+def test_seeds_alone_or_images_alone_are_not_enough():
+    seeds_only = judge("a", "b", _interval(5, -0.002, 0.001, 0.01), UNSURE_IMAGES, planned=5)
+    images_only = judge("a", "b", _interval(5, -0.02, 0.05, 0.4), SURE_IMAGES, planned=5)
+    assert seeds_only.verdict == images_only.verdict == "no difference shown"
+    assert "other test images" in seeds_only.headline
+    assert "trained again might not" in images_only.headline
+
+
+def test_no_difference_shown_tells_how_large_one_could_hide():
+    judgement = judge("a", "b", _interval(5, 0.001, 0.012, 0.8), UNSURE_IMAGES, planned=5)
+    assert judgement.verdict == "no difference shown"
+    assert "−1.1 to +1.3 points" in judgement.headline
+
+
+def test_the_corrected_p_value_decides():
+    seeds = Interval(n=5, difference=0.02, low=0.001, high=0.039, p=0.03, p_holm=0.15)
+    judgement = judge("a", "b", seeds, _interval(1000, 0.02, 0.01, 0.001), planned=5)
+    assert judgement.verdict == "no difference shown"
+
+
+def test_a_mixer_without_finished_runs_is_said_to_have_none():
+    judgement = judge("a", "b", None, None, planned=3)
+    assert judgement.verdict == "no verdict"
+    assert "no seed finished" in judgement.headline
+
+
+def test_missing_runs_are_counted_aloud():
+    seeds = Interval(n=2, difference=0.02, low=-0.1, high=0.14, p=0.3, p_holm=0.3)
+    judgement = judge("a", "b", seeds, UNSURE_IMAGES, planned=3)
+    assert "2 seeds of 3 finished" in judgement.detail
+
+
+def test_points_never_shows_a_signed_zero():
+    assert points(-0.0001) == "0.0"
+    assert points(0.0123) == "+1.2"
+    assert points(-0.0123) == "−1.2"
