@@ -38,11 +38,10 @@ _getattr, __dir__, _public = attach(
         "predict": "keymix.train.runs",
     },
 )
-__all__ = [*_public, *_ROOMS_TO_CALL, "__version__"]
+__all__ = [*_public, *_ROOMS_TO_CALL, "__version__"]  # noqa: PLE0604 (a list of strings)
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS_TO_CALL:
         return importlib.import_module(f"keymix.{name}")
     return _getattr(name)
-

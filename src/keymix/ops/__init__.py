@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ops."""
+"""Functions on tensors: one folder a mechanism, ``reference.py`` the specification, then faster."""

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam: where a mixer sits (`Site`), what it is (`TokenMixer`), what it claims (`Traits`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keymix.errors import NoAttentionMap, UserError
+
+Grid = tuple[int, int]
+Queries = Sequence[int] | Tensor
+Stage = Literal["softmax", "final"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a mixer claims about itself; the contract tests hold it to every claim.
+
+    Attributes:
+        domain: ``"dense"`` for real-valued tokens, ``"spiking"`` for ``[T, B, N, C]`` spikes.
+        mixes_prefix: Whether prefix tokens receive anything from patch tokens. Where False, a
+            class token never sees the image, and models read out by the mean of patch tokens.
+        maskable: Whether a bias of minus infinity at (n, m) keeps token m's value from query n.
+        permutation: ``"equivariant"`` if permuting the tokens permutes the output and does no
+            more, ``"positional"`` if the place on the grid matters.
+        control: Whether it stands in comparisons as a control, not as a mechanism to choose.
+    """
+
+    domain: Literal["dense", "spiking"] = "dense"
+    mixes_prefix: bool = True
+    maskable: bool = True
+    permutation: Literal["equivariant", "positional"] = "equivariant"
+    control: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a mixer sits. A mixer reads what it needs from here; everything else is its option.
+
+    Attributes:
+        dim: Width C of the tokens.
+        num_heads: Heads h.
+        grid: Patch tokens (H, W), laid row by row; None where only permutation-equivariant
+            mixers may sit.
+        num_prefix_tokens: Prefix tokens P (class, registers), which stand first: N = P + H * W.
+        key_grid: Grid of the keys, M = P + its area; the token grid if None.
+        windows: Windows nW that the axis before N counts, each with learned keys of its own; 1
+            where all share one set.
+        project: Makes, for a role of "q", "k", "v", the module that turns ``(x, grid)`` into that
+            role's source tokens (CvT's convolutions); None for the tokens themselves.
+    """
+
+    dim: int
+    num_heads: int = 1
+    grid: Grid | None = None
+    num_prefix_tokens: int = 0
+    key_grid: Grid | None = None
+    windows: int = 1
+    project: Callable[[str], nn.Module] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "num_heads", "windows"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"{name}={value!r} must be a whole number of at least 1")
+        if not isinstance(self.num_prefix_tokens, int) or self.num_prefix_tokens < 0:
+            raise UserError(f"{self.num_prefix_tokens=} must be a whole number, 0 or more")
+        for name in ("grid", "key_grid"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if len(value) != 2 or any(not isinstance(s, int) or s < 1 for s in value):
+                raise UserError(f"{name}={value!r} must be (height, width) in tokens, each >= 1")
+            object.__setattr__(self, name, (int(value[0]), int(value[1])))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens N = P + H * W.
+
+        Raises:
+            UserError: If the site has no grid.
+        """
+        if self.grid is None:
+            raise UserError("this site has no grid, so its number of tokens is unknown")
+        return self.num_prefix_tokens + self.grid[0] * self.grid[1]
+
+    @property
+    def num_keys(self) -> int:
+        """Keys M = P + area of the key grid, which is the token grid unless given apart."""
+        if self.key_grid is None:
+            return self.num_tokens
+        return self.num_prefix_tokens + self.key_grid[0] * self.key_grid[1]
+
+    @property
+    def has_own_key_grid(self) -> bool:
+        """Whether keys lie elsewhere than the tokens, so that N and M may differ."""
+        return self.key_grid is not None and self.key_grid != self.grid
+
+
+class TokenMixer(nn.Module):
+    """A map of tokens ``[*, N, C]`` to tokens ``[*, N, C]``: the one seam of keymix.
+
+    A subclass takes a :class:`Site` and keyword-only options that it honours, and writes
+    ``forward(x, grid=None, bias=None)``. ``*`` is any leading axes: ``B`` or ``B, windows`` or
+    ``T, B``.
+
+    Args:
+        site: Where the mixer sits.
+    """
+
+    traits: ClassVar[Traits] = Traits()
+    mixer_name: ClassVar[str] = ""  # set by register_mixer
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+    @property
+    def claims(self) -> Traits:
+        """The traits of this instance: those of the class, as its options change them."""
+        return self.traits
+
+    @property
+    def zero_gradients(self) -> frozenset[str]:
+        """Names of parameters whose gradient is zero by construction in the present mode."""
+        return frozenset()
+
+    @property
+    def projections(self) -> tuple[nn.Linear, ...]:
+        """The linear maps in and out, which a host initialises like its own."""
+        return ()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay would pull away from their neutral value."""
+        return set()
+
+    def resolve_grid(self, x: Tensor, grid: Grid | None) -> Grid | None:
+        """Return the grid of this call, after checking that ``x`` fits it.
+
+        Raises:
+            UserError: If width or number of tokens disagree with the site.
+        """
+        if x.shape[-1] != self.site.dim:
+            raise UserError(
+                f"tokens are {x.shape[-1]} wide but this mixer was built for dim={self.site.dim}"
+            )
+        grid = self.site.grid if grid is None else grid
+        if grid is not None:
+            wanted = self.site.num_prefix_tokens + grid[0] * grid[1]
+            if x.shape[-2] != wanted:
+                raise UserError(
+                    f"got {x.shape[-2]} tokens, but {self.site.num_prefix_tokens} prefix tokens "
+                    f"and a grid of {grid[0]}x{grid[1]} make {wanted}; pass grid=(H, W) of these "
+                    "tokens, or build the mixer for their grid"
+                )
+        return grid
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch N C"],
+        grid: Grid | None = None,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "*batch N C"]:
+        """Mix the tokens.
+
+        Args:
+            x: Tokens, the prefix first.
+            grid: Grid (H, W) of these tokens, where it is not the site's.
+            bias: Added to the logits, broadcastable to ``[*, h, N, M]``; mixers without logits
+                ignore one they are never given, since hosts ask ``claims.maskable`` first.
+        """
+        raise TypeError(f"{type(self).__name__} must define forward(x, grid=None, bias=None)")
+
+    def attention_map(
+        self,
+        x: Float[Tensor, "*batch N C"],
+        grid: Grid | None = None,
+        queries: Queries | None = None,
+        stage: Stage = "softmax",
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return rows of the attention map, ``[*, h, Q, M]``, with gradients.
+
+        Raises:
+            NoAttentionMap: Here always: a mixer without logits has no map.
+        """
+        name = self.mixer_name or type(self).__name__
+        raise NoAttentionMap(f"mixer {name!r} forms no attention map: it has no queries and keys")
+
+
+def split_prefix(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
+    """Split tokens ``[*, P + HW, C]`` into prefix ``[*, P, C]`` and patches ``[*, HW, C]``."""
+    return x[..., :prefix, :], x[..., prefix:, :]
+
+
+def to_image(patches: Tensor, grid: Grid) -> Tensor:
+    """Lay patch tokens ``[*, H * W, C]`` out as images ``[prod(*), C, H, W]``."""
+    return patches.transpose(-2, -1).reshape(-1, patches.shape[-1], *grid)
+
+
+def to_tokens(image: Tensor, lead: torch.Size) -> Tensor:
+    """Undo :func:`to_image`: images ``[prod(lead), C, H, W]`` to tokens ``[*lead, H * W, C]``."""
+    return image.flatten(2).transpose(1, 2).reshape(*lead, -1, image.shape[1])
+
+
+def take_rows(t: Tensor, rows: Tensor | None) -> Tensor:
+    """Take rows (axis -2) of a tensor; all of them, or a broadcast axis, as they are."""
+    if rows is None or t.shape[-2] == 1:
+        return t
+    return t.index_select(-2, rows)
+
+
+def probability(name: str, value: float) -> float:
+    """Check a probability in [0, 1)."""
+    if not 0.0 <= value < 1.0:
+        raise UserError(f"{name}={value!r} must be a probability, 0 <= {name} < 1")
+    return float(value)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutional static key attention: a grouped convolution of the query image gives the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.mixers.base import Grid, Site, Traits, split_prefix, take_rows
+from keymix.mixers.map_mixer import Backend, Roles, Scale
+from keymix.mixers.registry import register_mixer
+from keymix.mixers.static_key import Activation, LearnedKeys
+
+
+@register_mixer("conv_static_key", aliases=("cska",))
+class ConvStaticKeyAttention(LearnedKeys):
+    r"""Convolutional static keys: :math:`A_h = \mathrm{GroupedConv}(Q, h)`, softmax, times V.
+
+    The k x k convolution of the query image, one group a head, has M channels a head: channel
+    (h, m) at position n *is* the logit of query n for key m; then scale (the convolution's bias
+    included) and softmax over m.
+
+    Paper: Static Key Attention in Vision, https://arxiv.org/abs/2412.07049, Sec. 4.2 (the
+    equation; Algorithm 2, where a convolution makes keys, has shapes that do not fit it).
+    Prefix tokens have no neighbours: as queries they use a plain static key; patch queries use
+    the convolution for all M keys, prefix keys first. Parameters: ``q``, ``key_conv`` (weight
+    ``[h * M, d, k, k]``, bias ``[h * M]``; one such a window under ``Site.windows``), ``v``,
+    ``proj``, and ``key [h, M, d]`` where P > 0.
+    Under Swin's shift the convolution reaches over the seam between regions of one window; the
+    mask on the map holds all the same.
+
+    Args:
+        site: Where the mixer sits; its grid fixes keys and image.
+        kernel_size: Odd side k of the convolution, in tokens.
+        activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
+        key_init_std: Standard deviation of the prefix queries' static key; the convolution starts
+            as PyTorch's do.
+        head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
+        qkv_bias: Biases of q and v.
+        proj_bias: Bias of the output projection.
+        scale: Factor of the logits.
+        temperature: Learn the factor.
+        mask_diagonal: Forbid a query the key of its own position.
+        talking_heads: Mix heads before and after the activation.
+        attn_drop: Dropout probability on the map.
+        proj_drop: Dropout probability on the output.
+        backend: Computation path; the logits are no product of two factors, so only
+            ``"reference"`` serves.
+        device: As PyTorch's modules take it.
+        dtype: As PyTorch's modules take it.
+
+    Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.
+    Cost: 3 N C^2 + (k^2 + 1) N M C multiply-adds (SKA Table 6: N (10 N D + 3 D^2) at k = 3).
+
+    Raises:
+        UserError: If the site has no grid, the kernel is even, or a value is bad.
+    """
+
+    traits = Traits(permutation="positional")
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        kernel_size: int = 3,
+        activation: Activation = "softmax",
+        key_init_std: float = 1.0,
+        head_dim: int | None = None,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        scale: Scale = "head_dim",
+        temperature: bool = False,
+        mask_diagonal: bool = False,
+        talking_heads: bool = False,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        backend: Backend = "auto",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise UserError(f"{kernel_size=} must be odd and at least 1, so that the grid stays")
+        super().__init__(
+            site,
+            activation=activation,
+            key_init_std=key_init_std,
+            head_dim=head_dim,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            scale=scale,
+            temperature=temperature,
+            mask_diagonal=mask_diagonal,
+            talking_heads=talking_heads,
+            attn_drop=attn_drop,
+            proj_drop=proj_drop,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+        groups = site.windows * self.num_heads
+        self.key_conv = nn.Conv2d(
+            groups * self.head_dim,
+            groups * site.num_keys,
+            kernel_size,
+            padding=kernel_size // 2,
+            groups=groups,
+            device=device,
+            dtype=dtype,
+        )
+        if site.num_prefix_tokens:
+            self.key = nn.Parameter(torch.empty(self.key_shape(), device=device, dtype=dtype))
+        else:
+            self.register_parameter("key", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the prefix queries' key from N(0, key_init_std^2)."""
+        super().reset_parameters()
+        if self.key is not None:
+            nn.init.normal_(self.key, std=self.key_init_std)
+
+    @property
+    def plain_softmax(self) -> str:
+        """Why fused attention cannot serve."""
+        return "a convolution gives the logits, which are no product of queries and keys"
+
+    def logits(
+        self, inputs: Roles, grid: Grid | None, rows: Tensor | None = None
+    ) -> Float[Tensor, "*batch h Q M"]:
+        """Convolve the query image; prefix queries meet the static key."""
+        q, P = inputs["q"], self.site.num_prefix_tokens
+        self.check_grid(q.shape[-2])
+        prefix, patches = split_prefix(q, P)
+        H, W = grid or self.site.grid or (1, 1)
+        lead = patches.shape[:-3]
+        # [*, h, HW, d] -> [*, h, d, H, W] -> image [B, (windows) * h * d, H, W]
+        groups = self.site.windows * self.num_heads
+        image = patches.mT.reshape(-1, groups * self.head_dim, H, W)
+        a = self.key_conv(image).reshape(*lead, self.num_heads, self.site.num_keys, H * W).mT
+        if self.key is not None:
+            first = prefix @ self.key.to(prefix.dtype).mT
+            a = torch.cat((first.expand(*lead, *first.shape[-3:]), a), -2)
+        return take_rows(a, rows)

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixers that form an attention map: everything they share, written once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.mixers.base import (
+    Grid,
+    Queries,
+    Site,
+    Stage,
+    TokenMixer,
+    Traits,
+    probability,
+    take_rows,
+)
+from keymix.ops.attention import sdpa
+
+Roles = dict[str, Tensor]
+Scale = Literal["head_dim", "dim", False]
+Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """Which path a mixer takes and why.
+
+    Attributes:
+        name: ``"reference"`` or ``"sdpa"``.
+        why: The reason in words.
+    """
+
+    name: str
+    why: str
+
+
+class MapMixer(TokenMixer):
+    r"""A mixer whose output is :math:`\mathrm{concat}_h(A_h V_h) W_o` for some map :math:`A_h`.
+
+    A subclass names its ``roles`` and writes either ``factors(inputs)``, queries and keys whose
+    product is the logits, or ``logits(inputs, grid, rows)``. This class owns the rest, in this
+    order: projections; scale or temperature; the mixer's own additive bias; the caller's bias;
+    the diagonal mask; head mixing before the activation; the activation; head mixing after it;
+    dropout; times V; output projection.
+
+    Args:
+        site: Where the mixer sits: width, heads, grids, prefix tokens.
+        head_dim: Width d of a head; ``dim / num_heads`` if None.
+        qkv_bias: Biases in the input projections.
+        proj_bias: Bias in the output projection.
+        scale: Factor of the logits: ``"head_dim"`` is d^-0.5, ``"dim"`` is C^-0.5, False is 1.
+        temperature: Learn the factor instead: one number, its logarithm stored, that starts at
+            ``scale`` (locality self-attention, the baseline of SKA's ViT-S).
+        mask_diagonal: Forbid a query its own position (the same baseline). Needs M = N.
+        talking_heads: Mix the maps of the heads linearly before and after the activation (CaiT),
+            both starting at the identity.
+        attn_drop: Probability of dropping an entry of the final map.
+        proj_drop: Probability of dropping an output value.
+        backend: ``"auto"``, or a path by name, which runs or raises with the reason.
+        device: As PyTorch's modules take it.
+        dtype: As PyTorch's modules take it.
+
+    Raises:
+        UserError: If a value is out of range or the heads do not divide the width.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        head_dim: int | None = None,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        scale: Scale = "head_dim",
+        temperature: bool = False,
+        mask_diagonal: bool = False,
+        talking_heads: bool = False,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        backend: Backend = "auto",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(site)
+        factory = {"device": device, "dtype": dtype}
+        h, dim = site.num_heads, site.dim
+        if head_dim is None:
+            if dim % h:
+                raise UserError(
+                    f"dim={dim} does not divide into num_heads={h} heads; choose a divisor of "
+                    f"{dim}, or give head_dim="
+                )
+            head_dim = dim // h
+        if head_dim < 1:
+            raise UserError(f"{head_dim=} must be at least 1")
+        if scale not in ("head_dim", "dim", False):
+            raise UserError(f"{scale=} must be 'head_dim', 'dim' or False")
+        if "q" not in self.roles and site.has_own_key_grid:
+            raise UserError(
+                f"mixer {self.mixer_name!r} has no query apart from its keys, so both lie on one "
+                f"grid, but here keys lie on {site.key_grid} and tokens on {site.grid}; give the "
+                "projections stride 1"
+            )
+        if mask_diagonal and site.has_own_key_grid:
+            raise UserError("mask_diagonal=True needs as many keys as tokens; this site has fewer")
+        if mask_diagonal and talking_heads:
+            raise UserError(
+                "mask_diagonal=True cannot hold under talking_heads=True, which mixes the masked "
+                "logits of all heads; choose one"
+            )
+        self.num_heads, self.head_dim = h, head_dim
+        self.attn_drop_p = probability("attn_drop", attn_drop)
+        self.mask_diagonal = mask_diagonal
+        self.scale = {"head_dim": head_dim**-0.5, "dim": dim**-0.5, False: 1.0}[scale]
+        inner = h * head_dim
+        self.project = (
+            nn.ModuleDict({role: site.project(role) for role in self.roles})
+            if site.project is not None
+            else None
+        )
+        if self.joint is not None:
+            joint = nn.Linear(dim, len(self.roles) * inner, bias=qkv_bias, **factory)
+            self.add_module(self.joint, joint)
+        else:
+            for role in self.roles:
+                self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
+        if temperature:
+            self.temperature = nn.Parameter(torch.empty((), **factory))
+        else:
+            self.register_parameter("temperature", None)
+        self.talking_pre: nn.Linear | None = None
+        self.talking_post: nn.Linear | None = None
+        if talking_heads:
+            self.talking_pre = nn.Linear(h, h, bias=False, **factory)
+            self.talking_post = nn.Linear(h, h, bias=False, **factory)
+        self.attn_drop = nn.Dropout(self.attn_drop_p)
+        self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
+        self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
+        self.backend = backend
+        MapMixer.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        """Set the parameters this class itself holds to their starting values."""
+        if self.temperature is not None:
+            with torch.no_grad():
+                self.temperature.fill_(self.scale).log_()
+        for mix in (self.talking_pre, self.talking_post):
+            if mix is not None:
+                nn.init.eye_(mix.weight)
+
+    # ---- what a subclass writes -------------------------------------------------------------
+
+    def factors(self, inputs: Roles) -> tuple[Tensor, Tensor] | None:
+        """Return queries ``[*, h, N, d]`` and keys ``[*keys, h, M, d]`` that make the logits.
+
+        None, as here, if the logits are no such product.
+        """
+        return None
+
+    def logits(
+        self, inputs: Roles, grid: Grid | None, rows: Tensor | None = None
+    ) -> Float[Tensor, "*batch h Q M"]:
+        """Return the unscaled logits of the query rows ``rows``, all if None."""
+        both = self.factors(inputs)
+        if both is None:
+            raise TypeError(
+                f"{type(self).__name__} must define factors(inputs) or logits(inputs, grid, rows)"
+            )
+        q, k = both
+        return take_rows(q, rows) @ k.mT
+
+    def gain(self) -> float | Tensor:
+        """Return the factor of the logits: the scale, or the learned temperature."""
+        return self.scale if self.temperature is None else self.temperature.exp()
+
+    def own_bias(self, inputs: Roles, grid: Grid | None, rows: Tensor | None) -> Tensor | None:
+        """Return the mixer's own additive bias on the scaled logits, or None."""
+        return None
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """Turn logits into weights: softmax over the keys, unless a mixer offers others."""
+        return logits.softmax(-1)
+
+    def mix_after(self, maps: Float[Tensor, "*batch h Q M"], track: bool) -> Tensor:
+        """Mix the heads' maps after the activation; ``track`` lets running statistics move."""
+        return maps if self.talking_post is None else _talk(maps, self.talking_post)
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether a row of the final map depends on the other rows in the present mode."""
+        return False
+
+    @property
+    def plain_softmax(self) -> str | None:
+        """None if the map is a plain softmax of logits, else what makes it another thing."""
+        return "talking_heads mixes the maps" if self.talking_pre is not None else None
+
+    # ---- what this class does with it -------------------------------------------------------
+
+    @property
+    def claims(self) -> Traits:
+        """The traits, without ``maskable`` where head mixing would undo a mask."""
+        maskable = self.traits.maskable and self.talking_pre is None
+        return replace(self.traits, maskable=maskable)
+
+    @property
+    def projections(self) -> tuple[nn.Linear, ...]:
+        """The input projections and ``proj``."""
+        names = (self.joint,) if self.joint is not None else self.roles
+        linears = (self.get_submodule(name) for name in names)
+        return (*(m for m in linears if isinstance(m, nn.Linear)), self.proj)
+
+    def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
+        """Project the tokens: a role to its heads, ``[*, h, N or M, d]``."""
+        if self.project is not None:
+            sources = {role: self.project[role](x, grid) for role in self.roles}
+            parts = self._project_apart(sources)
+        elif self.joint is not None:
+            both = self.get_submodule(self.joint)(x)
+            parts = dict(zip(self.roles, both.chunk(len(self.roles), -1), strict=True))
+        else:
+            parts = {role: self.get_submodule(role)(x) for role in self.roles}
+        shape = (self.num_heads, self.head_dim)
+        return {
+            role: t.reshape(*t.shape[:-1], *shape).transpose(-3, -2) for role, t in parts.items()
+        }
+
+    def _project_apart(self, sources: Roles) -> Roles:
+        if self.joint is None:
+            return {role: self.get_submodule(role)(t) for role, t in sources.items()}
+        linear = self.get_submodule(self.joint)
+        assert isinstance(linear, nn.Linear)  # built as such in __init__
+        count = len(self.roles)
+        weights = linear.weight.chunk(count)
+        biases = linear.bias.chunk(count) if linear.bias is not None else (None,) * count
+        return {
+            role: nn.functional.linear(sources[role], weight, bias)
+            for role, weight, bias in zip(self.roles, weights, biases, strict=True)
+        }
+
+    def _added(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, rows: Tensor | None
+    ) -> Tensor | None:
+        own = self.own_bias(inputs, grid, rows)
+        if bias is None:
+            return own
+        bias = take_rows(bias, rows)
+        return bias if own is None else own + bias
+
+    def _diagonal(self, rows: Tensor | None, count: int, like: Tensor) -> Tensor:
+        """Mark, for the query rows, the key at the query's own position: ``[Q, M]``, boolean."""
+        keys = torch.arange(count, device=like.device)
+        return (keys if rows is None else rows)[:, None] == keys
+
+    def maps(
+        self,
+        inputs: Roles,
+        grid: Grid | None,
+        bias: Tensor | None = None,
+        rows: Tensor | None = None,
+        stage: Stage = "final",
+        track: bool = False,
+    ) -> Float[Tensor, "*batch h Q M"]:
+        """Form the attention map of some query rows, up to a stage, without dropout.
+
+        Args:
+            inputs: What :meth:`inputs` returned.
+            grid: Grid of the tokens.
+            bias: The caller's additive bias.
+            rows: Indices of query tokens, prefix first; all if None.
+            stage: ``"softmax"`` stops after the activation, ``"final"`` is what multiplies V.
+            track: Whether normalisation may update running statistics.
+        """
+        a = self.logits(inputs, grid, rows) * self.gain()
+        added = self._added(inputs, grid, bias, rows)
+        if added is not None:
+            a = a + added
+        if self.mask_diagonal:
+            # the lowest finite number, so that a single token still attends to itself
+            a = a.masked_fill(self._diagonal(rows, a.shape[-1], a), torch.finfo(a.dtype).min)
+        if self.talking_pre is not None:
+            a = _talk(a, self.talking_pre)
+        a = self.activate(a)
+        return a if stage == "softmax" else self.mix_after(a, track)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch N C"],
+        grid: Grid | None = None,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "*batch N C"]:
+        """Mix the tokens; see :class:`keymix.mixers.base.TokenMixer`."""
+        grid = self.resolve_grid(x, grid)
+        inputs = self.inputs(x, grid)
+        if self.choose_backend(x.device).name == "sdpa":
+            y = self._fused(inputs, grid, bias)
+        else:
+            maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
+            y = maps @ inputs["v"]
+        out: Tensor = self.proj_drop(self.proj(y.transpose(-3, -2).flatten(-2)))
+        return out
+
+    def _fused(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
+        both = self.factors(inputs)
+        if both is None:
+            raise TypeError(f"{type(self).__name__} has no factors for fused attention")
+        q, k = both
+        added = self._added(inputs, grid, bias, None)
+        if self.mask_diagonal:
+            diagonal = torch.zeros(q.shape[-2], k.shape[-2], device=q.device, dtype=q.dtype)
+            mask = self._diagonal(None, k.shape[-2], q)
+            diagonal = diagonal.masked_fill(mask, torch.finfo(q.dtype).min)
+            added = diagonal if added is None else added.masked_fill(mask, diagonal.min())
+        dropout = self.attn_drop_p if self.training else 0.0
+        return sdpa.attention(q, k, inputs["v"], scale=self.gain(), bias=added, dropout=dropout)
+
+    def attention_map(
+        self,
+        x: Float[Tensor, "*batch N C"],
+        grid: Grid | None = None,
+        queries: Queries | None = None,
+        stage: Stage = "softmax",
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "*batch h Q M"]:
+        """Return rows of the attention map, differentiable, without dropout.
+
+        Args:
+            x: Tokens as :meth:`forward` takes them.
+            grid: Grid of these tokens, where it is not the site's.
+            queries: Indices of the query tokens wanted (prefix tokens first); all if None. Only
+                these rows are computed, unless a normalisation in training needs every row.
+            stage: ``"softmax"``: after the activation; ``"final"``: after head mixing, the map
+                that multiplies V.
+            bias: The additive bias the forward pass had.
+
+        Raises:
+            UserError: If a query is no token or the stage is unknown.
+        """
+        if stage not in ("softmax", "final"):
+            raise UserError(f"{stage=} must be 'softmax' or 'final'")
+        grid = self.resolve_grid(x, grid)
+        rows = None
+        if queries is not None:
+            rows = torch.as_tensor(queries, dtype=torch.long, device=x.device).reshape(-1)
+            count = x.shape[-2]
+            if rows.numel() == 0 or int(rows.min()) < 0 or int(rows.max()) >= count:
+                raise UserError(f"queries must be indices of the {count} tokens, got {queries}")
+        inputs = self.inputs(x, grid)
+        if rows is not None and stage == "final" and self.mixes_rows:
+            return take_rows(self.maps(inputs, grid, bias), rows)
+        return self.maps(inputs, grid, bias, rows, stage)
+
+    def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
+        """Say which path the next forward pass takes and why.
+
+        Raises:
+            UserError: If a backend was named at construction and cannot run; with the reason.
+        """
+        against = self.plain_softmax
+        if self.backend == "reference":
+            return BackendChoice("reference", "asked for by name")
+        if self.backend == "sdpa":
+            if against is not None:
+                raise UserError(f"backend='sdpa' cannot run here: {against}")
+            return BackendChoice("sdpa", "asked for by name")
+        if self.backend != "auto":
+            raise UserError(
+                f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
+                "'auto', 'reference' or 'sdpa'"
+            )
+        if against is not None:
+            return BackendChoice("reference", against)
+        on_cpu = device is None or device.type == "cpu"
+        if on_cpu and self.training and self.attn_drop_p > 0:
+            return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
+        return BackendChoice("sdpa", "the map is a plain softmax of a product")
+
+
+def _talk(maps: Tensor, mix: nn.Linear) -> Tensor:
+    """Mix heads linearly: ``out[g] = sum_h weight[g, h] maps[h]`` on ``[*, h, Q, M]``."""
+    mixed: Tensor = mix(maps.movedim(-3, -1))
+    return mixed.movedim(-1, -3)
+
+
+def explain_backend(mixer: TokenMixer, device: torch.device | str | None = None) -> BackendChoice:
+    """Say which computation path a mixer takes on its next call, and why.
+
+    Args:
+        mixer: Any mixer.
+        device: Where it would run; that of its parameters if None.
+    """
+    if not isinstance(mixer, MapMixer):
+        return BackendChoice("reference", "a mixer without an attention map has one path")
+    if device is None:
+        device = mixer.proj.weight.device
+    return mixer.choose_backend(torch.device(device))

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of mixers. Registering a class is all it takes to enter every list, test and command."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from keymix.errors import UserError, unknown
+from keymix.mixers.base import Grid, Site, TokenMixer
+
+_MIXERS: dict[str, type[TokenMixer]] = {}
+_ALIASES: dict[str, str] = {}
+_NOT_OPTIONS = ("self", "site", "device", "dtype")
+
+M = TypeVar("M", bound=type[TokenMixer])
+
+
+def register_mixer(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[M], M]:
+    """Class decorator that gives a mixer its name.
+
+    Args:
+        name: The canonical name.
+        aliases: Short names that mean the same.
+
+    Raises:
+        UserError: If a name is taken by another class, or the class breaks the seam's rules.
+    """
+
+    def register(cls: M) -> M:
+        if not (inspect.isclass(cls) and issubclass(cls, TokenMixer)):
+            raise UserError(f"@register_mixer({name!r}) decorates {cls!r}, not a TokenMixer class")
+        for parameter in _parameters(cls):
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                raise UserError(
+                    f"mixer {name!r}: option {parameter.name!r} must be a named keyword-only "
+                    "argument, so that an option nobody reads cannot be passed"
+                )
+        for each in (name, *aliases):
+            taken = _MIXERS.get(_ALIASES.get(each, each))
+            same = taken is not None and (taken.__module__, taken.__qualname__) == (
+                cls.__module__,
+                cls.__qualname__,
+            )
+            if taken is not None and not same:
+                raise UserError(
+                    f"mixer name {each!r} is taken by {taken.__module__}.{taken.__qualname__}"
+                )
+        cls.mixer_name = name
+        _MIXERS[name] = cls
+        _ALIASES.update(dict.fromkeys(aliases, name))
+        return cls
+
+    return register
+
+
+@cache
+def _discover() -> None:
+    """Import every file of this folder, so that each mechanism registers itself."""
+    package = importlib.import_module("keymix.mixers")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"keymix.mixers.{module.name}")
+
+
+def _parameters(cls: type[TokenMixer]) -> list[inspect.Parameter]:
+    signature = inspect.signature(cls.__init__)
+    return [p for p in signature.parameters.values() if p.name not in _NOT_OPTIONS]
+
+
+def resolve(name: str) -> str:
+    """Return the canonical name of a mixer or alias.
+
+    Raises:
+        UserError: If there is none; it names the nearest.
+    """
+    _discover()
+    canonical = _ALIASES.get(name, name)
+    if canonical not in _MIXERS:
+        raise unknown("mixer", name, [*_MIXERS, *_ALIASES])
+    return canonical
+
+
+def get_mixer_class(name: str) -> type[TokenMixer]:
+    """Return the class behind a mixer's name or alias."""
+    return _MIXERS[resolve(name)]
+
+
+def list_mixers(pattern: str = "*", *, domain: str | None = None) -> list[str]:
+    """List the canonical names of all registered mixers.
+
+    Args:
+        pattern: Shell-style pattern on the name.
+        domain: ``"dense"`` or ``"spiking"`` to keep only those.
+    """
+    _discover()
+    return sorted(
+        name
+        for name, cls in _MIXERS.items()
+        if fnmatch.fnmatch(name, pattern) and domain in (None, cls.traits.domain)
+    )
+
+
+def aliases_of(name: str) -> tuple[str, ...]:
+    """List the short names of a mixer."""
+    canonical = resolve(name)
+    return tuple(sorted(a for a, n in _ALIASES.items() if n == canonical))
+
+
+def mixer_options(name: str) -> dict[str, inspect.Parameter]:
+    """Return the options of a mixer with annotations and defaults, apart from its site."""
+    return {p.name: p for p in _parameters(get_mixer_class(name))}
+
+
+def build(
+    name: str, site: Site, options: dict[str, Any] | None = None, **factory: Any
+) -> TokenMixer:
+    """Make a mixer for a site.
+
+    Args:
+        name: Canonical name or alias.
+        site: Where it sits.
+        options: Options of the mixer; ``num_heads`` among them replaces the site's.
+        factory: ``device`` and ``dtype``.
+
+    Raises:
+        UserError: If the name or an option is unknown, or the mixer cannot serve at this site.
+    """
+    cls = get_mixer_class(name)
+    options = dict(options or {})
+    if "num_heads" in options:
+        site = replace(site, num_heads=options.pop("num_heads"))
+    known = {p.name for p in _parameters(cls)}
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of mixer {cls.mixer_name!r}:", option, {*known, "num_heads"})
+    accepted = inspect.signature(cls.__init__).parameters
+    factory = {k: v for k, v in factory.items() if v is not None and k in accepted}
+    return cls(site, **options, **factory)
+
+
+def create_mixer(
+    name: str,
+    site: Site | None = None,
+    *,
+    dim: int | None = None,
+    num_heads: int = 1,
+    grid: Grid | None = None,
+    num_prefix_tokens: int = 0,
+    key_grid: Grid | None = None,
+    windows: int = 1,
+    project: Callable[[str], nn.Module] | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    **options: Any,
+) -> TokenMixer:
+    """Make a mixer by name, from a :class:`Site` or from the site's arguments.
+
+    Args:
+        name: Canonical name or alias, e.g. ``"static_key"`` or ``"ska"``.
+        site: Where the mixer sits; if given, the site's arguments below are not.
+        dim: Width of the tokens.
+        num_heads: Heads.
+        grid: Token grid (H, W).
+        num_prefix_tokens: Prefix tokens.
+        key_grid: Grid of the keys where it differs.
+        windows: Windows with keys of their own.
+        project: Makes a role's projection.
+        device: As PyTorch's modules take it.
+        dtype: As PyTorch's modules take it.
+        options: The mixer's own options.
+
+    Example:
+        >>> mixer = create_mixer("static_key", dim=64, num_heads=4, grid=(8, 8))
+        >>> mixer(torch.randn(2, 64, 64)).shape
+        torch.Size([2, 64, 64])
+
+    Raises:
+        UserError: If a name or option is unknown, a value is bad, or the mixer cannot serve here.
+    """
+    if site is None:
+        if dim is None:
+            raise UserError(f"create_mixer({name!r}) needs dim=, the width of the tokens")
+        site = Site(
+            dim=dim,
+            num_heads=num_heads,
+            grid=grid,
+            num_prefix_tokens=num_prefix_tokens,
+            key_grid=key_grid,
+            windows=windows,
+            project=project,
+        )
+    elif dim is not None or grid is not None:
+        raise UserError(
+            "create_mixer takes either site= or its arguments (dim=, grid=, …), not both"
+        )
+    return build(name, site, options, device=device, dtype=dtype)
+
+
+def import_file(path: str | Path) -> None:
+    """Run a user's Python file, so that the mixers it registers exist.
+
+    Args:
+        path: The file. It keeps its own module name, ``keymix_user_<stem>``.
+
+    Raises:
+        UserError: If there is no such file, or running it fails.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"--import {path}: no such file")
+    name = f"keymix_user_{path.stem}"
+    if getattr(sys.modules.get(name), "__file__", None) == str(path.resolve()):
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f"--import {path}: not a Python file (its name should end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (UserError, ImportError, SyntaxError, NameError, AttributeError, TypeError) as error:
+        del sys.modules[name]
+        raise UserError(f"--import {path}: {type(error).__name__}: {error}") from error
