@@ -26,7 +26,7 @@ _getattr, __dir__, _public = attach(
         "TokenMixer": "keymix.mixers.base",
         "Traits": "keymix.mixers.base",
         "create_mixer": "keymix.mixers.registry",
-        "explain_backend": "keymix.mixers.map_mixer",
+        "explain_backend": "keymix.mixers.base",
         "list_mixers": "keymix.mixers.registry",
         "register_mixer": "keymix.mixers.registry",
         "create_model": "keymix.models.factory",

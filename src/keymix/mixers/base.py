@@ -103,6 +103,19 @@ class Site:
         return self.key_grid is not None and self.key_grid != self.grid
 
 
+@dataclass(frozen=True)
+class BackendChoice:
+    """Which path a mixer takes and why.
+
+    Attributes:
+        name: ``"reference"`` or ``"sdpa"``.
+        why: The reason in words.
+    """
+
+    name: str
+    why: str
+
+
 class TokenMixer(nn.Module):
     """A map of tokens ``[*, N, C]`` to tokens ``[*, N, C]``: the one seam of keymix.
 
@@ -139,6 +152,10 @@ class TokenMixer(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay would pull away from their neutral value."""
         return set()
+
+    def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
+        """Say which path the next forward pass on ``device`` takes and why."""
+        return BackendChoice("reference", "this mixer has one path")
 
     def resolve_grid(self, x: Tensor, grid: Grid | None) -> Grid | None:
         """Return the grid of this call, after checking that ``x`` fits it.
@@ -221,3 +238,15 @@ def probability(name: str, value: float) -> float:
     if not 0.0 <= value < 1.0:
         raise UserError(f"{name}={value!r} must be a probability, 0 <= {name} < 1")
     return float(value)
+
+
+def explain_backend(mixer: TokenMixer, device: torch.device | str | None = None) -> BackendChoice:
+    """Say which computation path a mixer takes on its next call, and why.
+
+    Args:
+        mixer: Any mixer.
+        device: Where it would run; that of its parameters if None.
+    """
+    if device is None:
+        device = next((p.device for p in mixer.parameters()), torch.device("cpu"))
+    return mixer.choose_backend(torch.device(device))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import (
+    BackendChoice,
     Grid,
     Queries,
     Site,
@@ -26,19 +27,6 @@ from keymix.ops.attention import sdpa
 Roles = dict[str, Tensor]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
-
-
-@dataclass(frozen=True)
-class BackendChoice:
-    """Which path a mixer takes and why.
-
-    Attributes:
-        name: ``"reference"`` or ``"sdpa"``.
-        why: The reason in words.
-    """
-
-    name: str
-    why: str
 
 
 class MapMixer(TokenMixer):
@@ -390,17 +378,3 @@ def _talk(maps: Tensor, mix: nn.Linear) -> Tensor:
     """Mix heads linearly: ``out[g] = sum_h weight[g, h] maps[h]`` on ``[*, h, Q, M]``."""
     mixed: Tensor = mix(maps.movedim(-3, -1))
     return mixed.movedim(-1, -3)
-
-
-def explain_backend(mixer: TokenMixer, device: torch.device | str | None = None) -> BackendChoice:
-    """Say which computation path a mixer takes on its next call, and why.
-
-    Args:
-        mixer: Any mixer.
-        device: Where it would run; that of its parameters if None.
-    """
-    if not isinstance(mixer, MapMixer):
-        return BackendChoice("reference", "a mixer without an attention map has one path")
-    if device is None:
-        device = mixer.proj.weight.device
-    return mixer.choose_backend(torch.device(device))

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixers as text: ``mhsa,ska(activation=relu),sep_conv/cska/softmax/softmax``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from keymix.errors import UserError, unknown
+from keymix.mixers.registry import get_mixer_class, mixer_options, resolve
+
+_ONE = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class MixerSpec:
+    """What a model is to be built with: one mixer, or one a stage (or a block).
+
+    Attributes:
+        names: Canonical names; one for the whole model, or one a stage or block.
+        options: Options of each of the names, in the same order, as sorted pairs.
+    """
+
+    names: tuple[str, ...]
+    options: tuple[tuple[tuple[str, Any], ...], ...]
+
+    @property
+    def label(self) -> str:
+        """The canonical text, which reads back to the same mixer."""
+        return "/".join(
+            name + (f"({','.join(f'{k}={v}' for k, v in opts)})" if opts else "")
+            for name, opts in zip(self.names, self.options, strict=True)
+        )
+
+    @property
+    def slug(self) -> str:
+        """The label as a name of a folder."""
+        text = self.label.replace("/", "+")
+        return re.sub(r"[^\w+=.,-]+", "-", text).strip("-")
+
+    @property
+    def mixes_prefix(self) -> bool:
+        """Whether a class token hears of the image in any block."""
+        return any(get_mixer_class(name).traits.mixes_prefix for name in self.names)
+
+    @property
+    def control(self) -> bool:
+        """Whether all of it is controls."""
+        return all(get_mixer_class(name).traits.control for name in self.names)
+
+    def with_options(self, **options: Any) -> MixerSpec:
+        """Return a copy with options set on every mixer."""
+        merged = tuple(tuple(sorted({**dict(o), **options}.items())) for o in self.options)
+        return MixerSpec(self.names, merged)
+
+    def model_kwargs(self) -> dict[str, Any]:
+        """Return ``mixer`` and ``mixer_options`` as the models take them."""
+        mixers = [*self.names]
+        options = [dict(o) for o in self.options]
+        if len(mixers) == 1:
+            return {"mixer": mixers[0], "mixer_options": options[0]}
+        return {"mixer": mixers, "mixer_options": options}
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """Split at a mark outside parentheses and quotes."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if depth < 0:
+            raise UserError(f"mixers {text!r}: a closing bracket without an opening one")
+        if char == mark and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    if depth:
+        raise UserError(f"mixers {text!r}: a bracket is not closed")
+    return [*parts, text[start:]]
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _read_one(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    found = _ONE.match(text)
+    if found is None:
+        raise UserError(f"mixer {text.strip()!r} is not of the form name or name(option=value)")
+    name = resolve(found[1])
+    known = mixer_options(name)
+    options: dict[str, Any] = {}
+    for pair in _split(found[2], ",") if found[2] and found[2].strip() else []:
+        key, equals, value = pair.partition("=")
+        key = key.strip()
+        if not equals:
+            raise UserError(f"mixer {text.strip()!r}: option {key!r} needs a value, {key}=…")
+        if key != "num_heads" and key not in known:
+            raise unknown(f"option of mixer {name!r}:", key, [*known, "num_heads"])
+        options[key] = _value(value.strip())
+    return name, tuple(sorted(options.items()))
+
+
+def parse_mixer(text: str) -> MixerSpec:
+    """Read one mixer, or one a stage or block with slashes between them.
+
+    Raises:
+        UserError: If a name or option is unknown, or a bracket is open; nearest names are told.
+    """
+    read = [_read_one(part) for part in _split(text, "/")]
+    return MixerSpec(tuple(n for n, _ in read), tuple(o for _, o in read))
+
+
+def parse_mixers(text: str) -> list[MixerSpec]:
+    """Read a comma-separated list of mixers.
+
+    Example:
+        >>> [spec.label for spec in parse_mixers("mhsa,ska(activation=relu)")]
+        ['softmax', 'static_key(activation=relu)']
+
+    Raises:
+        UserError: If the list is empty, an entry is no mixer, or one stands there twice.
+    """
+    parts = [part for part in _split(text, ",") if part.strip()]
+    if not parts:
+        raise UserError("no mixer given; `keymix list mixers` shows them")
+    specs = [parse_mixer(part) for part in parts]
+    for i, spec in enumerate(specs):
+        if spec in specs[:i]:
+            raise UserError(f"mixer {spec.label!r} stands twice in {text!r}")
+    return specs
