@@ -30,6 +30,8 @@ class Traits:
         permutation: ``"equivariant"`` if permuting the tokens permutes the output and does no
             more, ``"positional"`` if the place on the grid matters.
         control: Whether it stands in comparisons as a control, not as a mechanism to choose.
+        composed: Whether it combines mechanisms that are registered alone; comparisons leave
+            such out unless they are named.
     """
 
     domain: Literal["dense", "spiking"] = "dense"
@@ -37,6 +39,7 @@ class Traits:
     maskable: bool = True
     permutation: Literal["equivariant", "positional"] = "equivariant"
     control: bool = False
+    composed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

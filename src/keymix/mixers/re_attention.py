@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,11 +18,12 @@ from keymix.mixers.registry import register_mixer
 Norm = Literal["batch", "layer"]
 
 
-class ReMixing(nn.Module):
+class ReMixing(MapMixer):
     r"""Normalised mixing of attention maps over heads, :math:`\mathrm{Norm}(\Theta^\top A + b)`.
 
-    DeepViT Eq. 3. Mixed in front of a :class:`MapMixer`, it takes the place of its ``mix_after``:
-    the class that combines both calls :meth:`_init_mixing` after its own construction.
+    DeepViT Eq. 3, for maps of any source: a class puts it before the mixer that forms the logits
+    and calls :meth:`_init_mixing` at the end of its own construction. A normalised map has
+    negative entries and gives masked keys weight again, so such a mixer is not maskable.
     """
 
     theta: nn.Parameter
@@ -51,8 +53,9 @@ class ReMixing(nn.Module):
         if self.theta_bias is not None:
             nn.init.uniform_(self.theta_bias, -bound, bound)
 
-    def _remix(self, maps: Tensor, track: bool) -> Tensor:
-        """Mix ``[*, h, Q, M]`` over h and normalise; ``track`` lets the running statistics move."""
+    def mix_after(self, maps: Float[Tensor, "*batch h Q M"], track: bool) -> Tensor:
+        """Mix over heads by Θ and normalise; ``track`` lets the running statistics move."""
+        maps = super().mix_after(maps, track)
         # out[g] = sum_h theta[h, g] maps[h] + b[g], heads moved last and back
         mixed = maps.movedim(-3, -1) @ self.theta.to(maps.dtype)
         if self.theta_bias is not None:
@@ -71,24 +74,44 @@ class ReMixing(nn.Module):
             flat = self.norm(flat)
         return flat.reshape(mixed.shape)
 
-    def _mixing_zero_gradients(self) -> frozenset[str]:
+    def reset_parameters(self) -> None:
+        """Draw Θ and its bias anew."""
+        super().reset_parameters()
+        if hasattr(self, "theta"):  # not yet while a base class is being built
+            self._reset_mixing()
+
+    @property
+    def claims(self) -> Traits:
+        """The traits; a normalised map gives masked keys weight again."""
+        return replace(super().claims, maskable=False)
+
+    @property
+    def plain_softmax(self) -> str:
+        """Why fused attention cannot serve."""
+        return "re-attention mixes the maps after the softmax"
+
+    @property
+    def mixes_rows(self) -> bool:
+        """In training BatchNorm's statistics run over all rows."""
+        return self.training and isinstance(self.norm, nn.BatchNorm2d)
+
+    @property
+    def zero_gradients(self) -> frozenset[str]:
         """``theta_bias`` under BatchNorm in training, which subtracts it again with the mean."""
-        batch = isinstance(self.norm, nn.BatchNorm2d)
-        return frozenset(
-            {"theta_bias"} if batch and self.training and self.theta_bias is not None else ()
-        )
+        centred = isinstance(self.norm, nn.BatchNorm2d) and self.training
+        mine = {"theta_bias"} if centred and self.theta_bias is not None else set()
+        return super().zero_gradients | mine
 
 
 @register_mixer("re_attention")
-class ReAttention(ReMixing, MapMixer):
+class ReAttention(ReMixing):
     r"""Re-attention: :math:`\mathrm{Norm}(\Theta^\top \mathrm{softmax}(Q K^\top / \sqrt d))\, V`.
 
     :math:`A'_{g} = \mathrm{Norm}_{g}(\sum_h \Theta_{hg} A_h + b_{g})` over the heads' maps.
     Paper: DeepViT, https://arxiv.org/abs/2103.11886, Eq. 3. Two norms are published: BatchNorm2d
     over maps ``[B, h, N, M]`` (the authors' code) and LayerNorm over the head axis; the bias b is
     in the published parameter counts. Parameters: ``qkv``, ``theta [h, h]``, ``theta_bias [h]``,
-    ``norm``, ``proj``. A normalised map has negative entries and gives masked keys weight again,
-    so this mixer is not maskable.
+    ``norm``, ``proj``. Not maskable, see :class:`ReMixing`.
 
     Args:
         site: Where the mixer sits.
@@ -153,30 +176,6 @@ class ReAttention(ReMixing, MapMixer):
         )
         self._init_mixing(self.num_heads, norm, theta_bias, {"device": device, "dtype": dtype})
 
-    def reset_parameters(self) -> None:
-        """Draw Θ and its bias anew."""
-        super().reset_parameters()
-        self._reset_mixing()
-
-    @property
-    def plain_softmax(self) -> str:
-        """Why fused attention cannot serve."""
-        return "re-attention mixes the maps after the softmax"
-
-    @property
-    def mixes_rows(self) -> bool:
-        """In training BatchNorm's statistics run over all rows."""
-        return self.training and isinstance(self.norm, nn.BatchNorm2d)
-
-    @property
-    def zero_gradients(self) -> frozenset[str]:
-        """``theta_bias`` under BatchNorm in training."""
-        return self._mixing_zero_gradients()
-
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""
         return inputs["q"], inputs["k"]
-
-    def mix_after(self, maps: Float[Tensor, "*batch h Q M"], track: bool) -> Tensor:
-        """Mix over heads by Θ and normalise."""
-        return self._remix(super().mix_after(maps, track), track)
