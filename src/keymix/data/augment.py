@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may happen to a training image: a plain, checked record. `keymix.data.batches` does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from keymix.errors import UserError
+
+_MAX_MAGNITUDE = 30  # RandAugment's magnitudes are torchvision's bins 0..30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Augmentation of training images, in this order: crop, flip, RandAugment, erasing.
+
+    Mixup, cutmix and label smoothing mix labels too, so they belong to training, not here.
+
+    Args:
+        crop_padding: Zero pixels added on every side before a random crop of the image's size; 0 is
+            no crop. For sets small enough to be held in memory.
+        random_resized_crop: Smallest and largest share of the image's area that a random crop keeps
+            before it is resized. For larger sets, in place of ``crop_padding``.
+        flip: Mirror left and right with probability 0.5.
+        rand_augment: Operations an image and their magnitude 0..30 (RandAugment,
+            https://arxiv.org/abs/1909.13719); ``(0, 0)`` is off.
+        erasing: Probability that a rectangle (2 to 33 % of the area) is set to the mean colour
+            (https://arxiv.org/abs/1708.04896).
+
+    Raises:
+        UserError: If a value is outside its range.
+    """
+
+    crop_padding: int = 0
+    random_resized_crop: tuple[float, float] = (0.08, 1.0)
+    flip: bool = False
+    rand_augment: tuple[int, int] = (0, 0)
+    erasing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not _whole(self.crop_padding) or self.crop_padding < 0:
+            raise _bad("crop_padding", self.crop_padding, "a number of pixels, 0 or more")
+        if not isinstance(self.flip, bool):
+            raise _bad("flip", self.flip, "true or false")
+        if not _number(self.erasing) or not 0.0 <= self.erasing <= 1.0:
+            raise _bad("erasing", self.erasing, "a probability from 0 to 1")
+        area = _pair(self.random_resized_crop)
+        if area is None or not all(map(_number, area)) or not 0.0 < area[0] <= area[1] <= 1.0:
+            wanted = "two shares of the area, 0 < smallest <= largest <= 1"
+            raise _bad("random_resized_crop", self.random_resized_crop, wanted)
+        strength = _pair(self.rand_augment)
+        if (
+            strength is None
+            or not all(map(_whole, strength))
+            or strength[0] < 0
+            or not 0 <= strength[1] <= _MAX_MAGNITUDE
+        ):
+            wanted = f"operations (0 or more) and magnitude (0 to {_MAX_MAGNITUDE}), such as 2,9"
+            raise _bad("rand_augment", self.rand_augment, wanted)
+        # Lists (from JSON and YAML) become tuples, so that equal settings are equal records.
+        object.__setattr__(self, "random_resized_crop", area)
+        object.__setattr__(self, "rand_augment", strength)
+
+
+def _bad(field: str, value: object, wanted: str) -> UserError:
+    return UserError(f"augment.{field}={value!r} is not {wanted}.")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _pair(value: object) -> tuple[Any, Any] | None:
+    return (value[0], value[1]) if isinstance(value, tuple | list) and len(value) == 2 else None

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an image file to pixels: one conversion and one evaluation transform for every command."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from keymix.errors import UserError
+
+Size: TypeAlias = tuple[int, int]  # height, width
+Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
+
+_SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+# What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn what a decoder raises on a damaged image into one line that names the image.
+
+    Raises:
+        UserError: In place of the decoder's error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except _DAMAGE as error:
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise UserError(
+            f"cannot read image {name}: {reason or type(error).__name__}. Replace or remove it."
+        ) from error
+
+
+def convert(image: Image.Image, in_chans: int) -> Image.Image:
+    """Decode and convert to 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
+
+    16-bit grey keeps its full range (value / 257), transparency is laid on white, palettes and CMYK
+    go through Pillow. EXIF orientation is not applied, as in torchvision and timm.
+
+    Raises:
+        ValueError: If the pixels have no 8-bit meaning (floats, 32-bit integers).
+    """
+    mode = "L" if in_chans == 1 else "RGB"
+    if image.mode == mode:
+        image.load()
+        return image
+    if image.mode in _SIXTEEN_BIT:
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"32-bit integer pixels ({values.min()} to {values.max()})")
+        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels, which have no 8-bit meaning")
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)
+
+
+def fit(image: Image.Image, size: Size, crop_pct: float) -> Image.Image:
+    """Resize (bicubic) so that the image covers ``size / crop_pct``, and crop the centre.
+
+    timm's evaluation transform. An image that has the size already is left alone for crop_pct 1.
+
+    Args:
+        image: A decoded image.
+        size: Height and width in pixels.
+        crop_pct: Share of the resized image's side that the crop keeps, in (0, 1].
+    """
+    height, width = size
+    if image.size == (width, height) and crop_pct == 1.0:
+        return image
+    scale = max(height / image.height, width / image.width) / crop_pct
+    if crop_pct == 1.0:  # one step: the centre box that has the wanted shape
+        return resize(image, size, _centre(image.size, width / scale, height / scale))
+    whole = (
+        max(width, math.floor(image.width * scale + 0.5)),
+        max(height, math.floor(image.height * scale + 0.5)),
+    )
+    image = image.resize(whole, Image.Resampling.BICUBIC)
+    left, top = (whole[0] - width) // 2, (whole[1] - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def resize(image: Image.Image, size: Size, box: Box) -> Image.Image:
+    """Cut ``box`` out of the image and resize it (bicubic, antialiased) to height and width."""
+    return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
+
+
+def to_array(image: Image.Image) -> NDArray[np.uint8]:
+    """Lay an 8-bit image out as ``[C, H, W]``."""
+    array = np.asarray(image, dtype=np.uint8)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def evaluation_array(
+    image: Image.Image, size: Size, in_chans: int, crop_pct: float
+) -> NDArray[np.uint8]:
+    """Convert, resize and crop an opened image as evaluation does, to uint8 ``[C, H, W]``."""
+    return to_array(fit(convert(image, in_chans), size, crop_pct))
+
+
+def read_image(
+    path: str | Path, image_size: int | Size, in_chans: int = 3, *, crop_pct: float = 1.0
+) -> Tensor:
+    """Read an image file through the evaluation transform of the loaders.
+
+    Args:
+        path: The file.
+        image_size: Pixels a side, or height and width, of the result.
+        in_chans: 1 for grey, 3 for RGB.
+        crop_pct: Share of the resized image's side that the centre crop keeps; a data set's
+            ``record()["crop_pct"]`` says what its model was evaluated with.
+
+    Returns:
+        uint8 ``[in_chans, H, W]``.
+
+    Raises:
+        UserError: If the file is missing, damaged or not an image.
+    """
+    size = checked_size(image_size)
+    if in_chans not in (1, 3):
+        raise UserError(f"{in_chans=} is neither 1 (grey) nor 3 (RGB).")
+    if not 0.0 < crop_pct <= 1.0:
+        raise UserError(f"{crop_pct=} is not in (0, 1].")
+    with reading(str(path)), Image.open(path) as image:
+        return torch.from_numpy(evaluation_array(image, size, in_chans, crop_pct).copy())
+
+
+def checked_size(image_size: int | Size) -> Size:
+    """Make height and width of an image size as given.
+
+    Raises:
+        UserError: If it is not one or two positive whole numbers.
+    """
+    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+        raise UserError(f"{image_size=} is not a number of pixels, nor height and width.")
+    return pair
+
+
+def _centre(whole: tuple[int, int], width: float, height: float) -> Box:
+    width, height = min(width, whole[0]), min(height, whole[1])
+    left, top = (whole[0] - width) / 2, (whole[1] - height) / 2
+    return (left, top, left + width, top + height)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a source is: tables of labelled images, opened by number."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from keymix.data.streams import IntArray
+
+_HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a large set
+
+
+class Table(ABC):
+    """Labelled images that are opened by number. Labels are known at once, images on demand."""
+
+    labels: IntArray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def name(self, i: int) -> str:
+        """Say where image ``i`` stands, so that a person finds it: a file, or a file and a row."""
+
+    @abstractmethod
+    def open(self, i: int) -> Image.Image:
+        """Open image ``i`` without decoding it. Pillow's errors pass through."""
+
+    @abstractmethod
+    def digest(self, i: int) -> bytes:
+        """Hash enough of the encoded image ``i`` to notice another one in its place."""
+
+    @abstractmethod
+    def select(self, rows: IntArray) -> Table:
+        """Make the table of ``rows`` (ascending); a source may read what it needs for them here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a source offers before anything is split.
+
+    Args:
+        classes: Names of the classes; labels are positions in it.
+        train: The images to learn from.
+        val: The source's own validation split, if it has one.
+        test: The source's own test split, if it has one.
+        in_chans: Channels of an image, 1 or 3.
+        test_fraction: Share of ``train`` carved as test where the source has no split for it.
+        notes: What a reader of a result should know about the source.
+    """
+
+    classes: tuple[str, ...]
+    train: Table
+    val: Table | None = None
+    test: Table | None = None
+    in_chans: int = 3
+    test_fraction: float = 0.2
+    notes: tuple[str, ...] = ()
+
+
+def head_digest(length: int, head: bytes) -> bytes:
+    """Hash an encoded image's length and its first 64 KiB."""
+    return hashlib.sha256(length.to_bytes(8, "little") + head[:_HEAD]).digest()
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """List a few names and say how many more there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
