@@ -1,2 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""analysis."""
+"""Analysis: what a model costs, what its attention does, and whether its layers collapse."""
+
+from keymix._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Collapse": "keymix.analysis.collapse",
+        "Cost": "keymix.analysis.measure",
+        "Count": "keymix.analysis.counting",
+        "LayerCount": "keymix.analysis.counting",
+        "attention_maps": "keymix.analysis.attention",
+        "count": "keymix.analysis.counting",
+        "map_similarity": "keymix.analysis.collapse",
+        "measure": "keymix.analysis.measure",
+        "measure_interleaved": "keymix.analysis.measure",
+        "measure_model": "keymix.analysis.measure",
+        "peak_memory": "keymix.analysis.memory",
+    },
+)
