@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""report."""
+"""The report: a comparison's record as one offline HTML page with inline charts."""

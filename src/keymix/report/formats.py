@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How quantities are written in tables, here and at the terminal."""
+
+from __future__ import annotations
+
+MISSING = "–"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Write a fraction in percent, without the sign."""
+    return MISSING if value is None else f"{value * 100:.{digits}f}"
+
+
+def points(value: float | None) -> str:
+    """Write a difference of fractions in percentage points, with a true minus sign."""
+    if value is None:
+        return MISSING
+    body = f"{abs(value) * 100:.1f}"
+    return body if body == "0.0" else ("−" if value < 0 else "+") + body
+
+
+def span(low: float | None, high: float | None) -> str:
+    """Write an interval of a difference in percentage points."""
+    return MISSING if low is None or high is None else f"{points(low)} to {points(high)}"
+
+
+def count(value: float | None) -> str:
+    """Write a count with three digits and a unit: 5,384 · 53.8 k · 1.23 M · 4.60 G."""
+    if value is None:
+        return MISSING
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size * (10 if unit == "k" else 1):
+            scaled = value / size
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
+    return f"{value:,.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Write a time in ms with three digits."""
+    if value is None:
+        return MISSING
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def rate(value: float | None) -> str:
+    """Write images per second."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def mib(value: float | None) -> str:
+    """Write memory in MiB."""
+    if value is None:
+        return MISSING
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration: 8 s, 2 min 05 s, 1 h 12 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small pictures inside the page: test images and attention maps as PNG data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+HEAT = (255, 122, 24)
+"""Colour of attention; its opacity is the weight."""
+
+MAX_SIDE = 128
+
+
+def _uri(picture: Image.Image) -> str:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def image_uri(pixels: npt.NDArray[np.uint8]) -> str:
+    """Encode an image, at most 128 pixels wide or high.
+
+    Args:
+        pixels: ``[C, H, W]`` with one or three channels.
+    """
+    grey = pixels.shape[0] == 1
+    picture = Image.fromarray(
+        pixels[0] if grey else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+    )
+    if max(picture.size) > MAX_SIDE:
+        picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    return _uri(picture)
+
+
+def heat_uri(values: Sequence[Sequence[float]]) -> str:
+    """Encode an attention map as one colour whose opacity is weight over the map's maximum.
+
+    Args:
+        values: Weights by row and column, not negative.
+    """
+    weights = np.asarray(values, dtype=np.float64)
+    peak = weights.max()
+    alpha = weights / peak if peak > 0 else weights
+    rgba = np.zeros((*weights.shape, 4), dtype=np.uint8)
+    rgba[..., :3] = HEAT
+    rgba[..., 3] = np.round(235 * np.clip(alpha, 0, 1))
+    return _uri(Image.fromarray(rgba))

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's charts as inline SVG. Colours are CSS variables, so charts follow light and dark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from keymix.report.svg import (
+    CHAR_WIDTH,
+    Box,
+    Scale,
+    canvas,
+    el,
+    marker,
+    number,
+    path,
+    place_labels,
+    text,
+    ticks,
+)
+
+WIDTH, HEIGHT = 400.0, 280.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 44.0
+MARKERS = ("square", "diamond", "triangle", "down", "circle")
+HUES = 8
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a mixer is drawn in every chart: the class of its colour and its marker."""
+
+    colour: str
+    marker: str
+
+
+def looks(labels: Sequence[str], *, baseline: str, controls: Sequence[str] = ()) -> dict[str, Look]:
+    """Give every mixer its colour and marker: the baseline in ink, controls in grey."""
+    table: dict[str, Look] = {}
+    hue = 0
+    for label in labels:
+        if label == baseline:
+            table[label] = Look("ink", "circle")
+        elif label in controls:
+            table[label] = Look("ctl", "ring")
+        else:
+            table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)])
+            hue += 1
+    return table
+
+
+@dataclass(frozen=True)
+class Point:
+    """One mixer in an accuracy–cost chart; `spread` is the standard deviation of y."""
+
+    label: str
+    look: Look
+    x: float
+    y: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One mixer's curve with a band from low to high, where there is one."""
+
+    label: str
+    look: Look
+    xs: Sequence[float]
+    ys: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mixer's difference from the baseline; the ends are (low, high) or ``None``."""
+
+    label: str
+    look: Look
+    difference: float
+    seeds: tuple[float, float] | None
+    images: tuple[float, float] | None
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Return the points that no other beats in both cost (lower) and accuracy (higher)."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.x, -p.y)):
+        if not front or point.y > front[-1].y:
+            front.append(point)
+    return front
+
+
+def _percent(value: float, step: float) -> str:
+    return f"{value * 100:.{0 if step >= 0.00999 else 1 if step >= 0.000999 else 2}f}"
+
+
+def _tick_format(values: Sequence[float]) -> Callable[[float], str]:
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    decimals = next((d for d in range(6) if abs(round(step, d) - step) < 1e-9), 6)
+    return lambda v: f"{v:.{decimals}f}"
+
+
+def _frame(
+    x: Scale,
+    y: Scale,
+    x_label: str,
+    y_label: str,
+    *,
+    percent: bool,
+    x_ticks: Sequence[tuple[float, str]] | None = None,
+) -> list[Markup]:
+    """Draw grid lines, tick labels and axis titles."""
+    parts: list[Markup] = []
+    rows = ticks(y.low, y.high, 5)
+    step = rows[1] - rows[0] if len(rows) > 1 else 1.0
+    plain = _tick_format(rows)
+    for value in rows:
+        at = y(value)
+        parts.append(el("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
+        label = _percent(value, step) if percent else plain(value)
+        parts.append(text(x.start - 6, at + 4, label, anchor="end", class_="tick"))
+    if x_ticks is None:
+        values = ticks(x.low, x.high, 5)
+        write = _tick_format(values)
+        x_ticks = [(value, write(value)) for value in values]
+    for value, label in x_ticks:
+        at = x(value)
+        parts.append(el("line", x1=at, x2=at, y1=y.start, y2=y.start + 4, class_="axis"))
+        parts.append(text(at, y.start + 17, label, anchor="middle", class_="tick"))
+    parts.append(el("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
+    middle = (x.start + x.end) / 2
+    parts.append(text(middle, y.start + 36, x_label, anchor="middle", class_="title"))
+    parts.append(
+        el(
+            "text",
+            y_label,
+            x=0,
+            y=0,
+            text_anchor="middle",
+            class_="title",
+            transform=f"translate(11 {number((y.start + y.end) / 2)}) rotate(-90)",
+        )
+    )
+    return parts
+
+
+def _along(steps: Sequence[tuple[float, float]]) -> list[Box]:
+    """Return small boxes along a polyline, for labels to keep clear of."""
+    boxes: list[Box] = []
+    for (xa, ya), (xb, yb) in itertools.pairwise(steps):
+        for i in range(1, 12):
+            px, py = xa + (xb - xa) * i / 12, ya + (yb - ya) * i / 12
+            boxes.append((px - 3, py - 2, px + 3, py + 2))
+    return boxes
+
+
+def _stragglers(values: Sequence[float], removable: Sequence[bool]) -> set[int]:
+    """Return removable values so far below the others that they would squash the axis."""
+    kept = [v for v, gone in zip(values, removable, strict=True) if not gone]
+    if not kept:
+        return set()
+    low, high = min(kept), max(kept)
+    room = max(high - low, 0.01) * 2
+    return {i for i, v in enumerate(values) if removable[i] and v < low - room}
+
+
+def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -> Markup:
+    """Draw accuracy against a cost, with the Pareto front and every point named.
+
+    A control far below the rest would squash the axis: it is drawn as an arrow at the foot of the
+    chart with its value beside its name.
+
+    Args:
+        points: One a mixer.
+        x_label: The cost and its unit.
+        y_label: The accuracy and its unit (percent).
+        name: What the chart shows, for readers who cannot see it.
+    """
+    below = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points])
+    inside = [p for i, p in enumerate(points) if i not in below]
+    x = Scale.around([p.x for p in points], LEFT, WIDTH - RIGHT, pad=0.12)
+    reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
+    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if below else 0.12)
+    parts = _frame(x, y, x_label, y_label, percent=True)
+    front = pareto(points)
+    steps = [(x(p.x), y(p.y)) for p in front if p in inside]
+    if len(steps) > 1:
+        parts.append(el("path", d=path(steps), class_="front"))
+    bars = _along(steps)
+    marks: list[tuple[float, float]] = []
+    labels: list[str] = []
+    for i, p in enumerate(points):
+        px = x(p.x)
+        py = y.start - 9 if i in below else y(p.y)
+        marks.append((px, py))
+        labels.append(f"{p.label} ({p.y * 100:.1f} %)" if i in below else p.label)
+        if i in below:
+            arrow = path([(px - 4, y.start - 7), (px, y.start - 2), (px + 4, y.start - 7)])
+            parts.append(
+                el(
+                    "path",
+                    d=f"M{number(px)} {number(y.start - 14)}V{number(y.start - 3)}{arrow}",
+                    class_=f"bar {p.look.colour}",
+                )
+            )
+            continue
+        if p.spread:
+            top, foot = y(p.y + p.spread), y(p.y - p.spread)
+            parts.append(el("line", x1=px, x2=px, y1=top, y2=foot, class_=f"bar {p.look.colour}"))
+            bars.append((px - 2, top, px + 2, foot))
+        hint = el("title", f"{p.label}: {p.y * 100:.2f} %")
+        parts.append(el("g", hint, marker(p.look.marker, px, py, class_=f"dot {p.look.colour}")))
+    frame = (LEFT + 2, TOP - 8, WIDTH - 2, y.start)
+    for (px, py), label, spot, p in zip(
+        marks, labels, place_labels(marks, labels, frame, bars), points, strict=True
+    ):
+        if spot.leader:
+            parts.append(
+                el("line", x1=px, y1=py, x2=spot.x, y2=spot.y - 4, class_=f"leader {p.look.colour}")
+            )
+        parts.append(
+            text(spot.x, spot.y, label, anchor=spot.anchor, class_=f"label t-{p.look.colour}")
+        )
+    return canvas(WIDTH, HEIGHT, name, *parts)
+
+
+def curves(
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    name: str,
+    percent: bool = False,
+    x_ticks: Sequence[tuple[float, str]] | None = None,
+    markers: bool = False,
+) -> Markup:
+    """Draw one curve a mixer, each with its band.
+
+    Args:
+        lines: The curves.
+        x_label: What x counts.
+        y_label: What y is, with its unit.
+        name: What the chart shows, for readers who cannot see it.
+        percent: Values are fractions, shown in percent.
+        x_ticks: Positions and names on the x axis; round numbers by default.
+        markers: Draw the points too (few points a line).
+    """
+    xs = [v for line in lines for v in line.xs]
+    ys = [v for line in lines for part in (line.ys, line.low or (), line.high or ()) for v in part]
+    x_low, x_high = min(xs), max(xs)
+    room = 0.08 * (x_high - x_low) if markers else 0.0
+    if x_high == x_low:
+        room = 0.5
+    x = Scale(x_low - room, x_high + room, LEFT, WIDTH - RIGHT)
+    y = Scale.around(ys, HEIGHT - BOTTOM, TOP, pad=0.06)
+    if x_ticks is None:
+        whole = sorted({round(v) for v in ticks(x_low, x_high, 6)})
+        x_ticks = [(v, str(v)) for v in whole if x_low <= v <= x_high]
+    parts = _frame(x, y, x_label, y_label, percent=percent, x_ticks=x_ticks)
+    for line in lines:
+        if line.low is not None and line.high is not None and len(line.xs) > 1:
+            upper = [(x(a), y(b)) for a, b in zip(line.xs, line.high, strict=True)]
+            lower = [(x(a), y(b)) for a, b in zip(line.xs, line.low, strict=True)]
+            parts.append(
+                el(
+                    "path",
+                    d=path(upper + lower[::-1], close=True),
+                    class_=f"band {line.look.colour}",
+                )
+            )
+    for line in lines:
+        at = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True)]
+        hint = el("title", line.label)
+        parts.append(el("path", hint, d=path(at), class_=f"curve {line.look.colour}"))
+        if markers or len(at) == 1:
+            parts += [
+                marker(line.look.marker, *spot, class_=f"dot {line.look.colour}", size=3.5)
+                for spot in at
+            ]
+    return canvas(WIDTH, HEIGHT, name, *parts)
+
+
+def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
+    """Draw every difference from the baseline with its interval over seeds and over images.
+
+    A control whose difference would squash the axis is drawn at the edge, its value in the text.
+
+    Args:
+        rows: One a mixer other than the baseline.
+        baseline: Its label.
+        name: What the chart shows, for readers who cannot see it.
+    """
+    row_height, top = 46.0, 6.0
+    height = top + row_height * len(rows) + 42
+    far = _stragglers(
+        [r.difference for r in rows] + [0.0], [r.look.colour == "ctl" for r in rows] + [False]
+    )
+    inside = [row for i, row in enumerate(rows) if i not in far]
+    # Intervals over two or three seeds are so wide that they would hide the rest: they go on
+    # beyond the axis, with an arrow.
+    limit = max([0.02, *(3 * abs(r.difference) for r in inside)])
+    limit = max([limit, *(abs(e) for r in inside for e in r.images or ())])
+    ends = [0.0, *(e for r in inside for e in (r.difference, *(r.seeds or ()), *(r.images or ())))]
+    ends = [max(-limit, min(limit, e)) for e in ends]
+    x = Scale.around(ends, 8.0, WIDTH - 8.0, pad=0.06)
+    foot = top + row_height * len(rows)
+    parts: list[Markup] = []
+    values = ticks(x.low, x.high, 6)
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    for value in values:
+        kind = "zero" if abs(value) < 1e-12 else "grid"
+        parts.append(el("line", x1=x(value), x2=x(value), y1=top, y2=foot, class_=kind))
+        label = _percent(value, step).replace("-", "−")
+        parts.append(text(x(value), foot + 15, label, anchor="middle", class_="tick"))
+    parts.append(
+        text(
+            WIDTH / 2,
+            foot + 33,
+            f"difference from {baseline}, percentage points",
+            anchor="middle",
+            class_="title",
+        )
+    )
+    for i, row in enumerate(rows):
+        parts += _forest_row(row, x, top + i * row_height, outside=i in far)
+    return canvas(WIDTH, height, name, *parts)
+
+
+def _forest_row(row: Row, x: Scale, y: float, *, outside: bool) -> list[Markup]:
+    colour = row.look.colour
+    sign = "−" if row.difference < 0 else "+"
+    value = f"{sign}{abs(row.difference) * 100:.1f}"
+    parts = [
+        el("rect", x=8, y=y + 2, width=CHAR_WIDTH * len(row.label) + 4, height=14, class_="ground"),
+        el("rect", x=WIDTH - 46, y=y + 2, width=40, height=14, class_="ground"),
+        text(8, y + 13, row.label, class_=f"label t-{colour}"),
+        text(WIDTH - 8, y + 13, value, anchor="end", class_="label num"),
+    ]
+    if outside:
+        at = x.start
+        arrow = [(at + 7, y + 23), (at, y + 28), (at + 7, y + 33)]
+        parts.append(el("path", d=path(arrow), class_=f"bar {colour}"))
+        parts.append(text(at + 13, y + 32, "outside the axis", class_="tick"))
+        return parts
+
+    def clip(v: float) -> float:
+        return max(x.start, min(x.end, x(v)))
+
+    for ends, dy, kind in ((row.seeds, 24.0, "seeds"), (row.images, 34.0, "images")):
+        at_y = y + dy
+        if ends is not None:
+            a, b = clip(ends[0]), clip(ends[1])
+            hint = el(
+                "title", f"{row.label}, over {kind}: {ends[0] * 100:+.2f} to {ends[1] * 100:+.2f}"
+            )
+            parts.append(
+                el("g", hint, el("line", x1=a, x2=b, y1=at_y, y2=at_y, class_=f"{kind} {colour}"))
+            )
+            for end, edge in ((ends[0], x.start), (ends[1], x.end)):
+                if abs(clip(end) - x(end)) > 0.5:  # goes on beyond the axis
+                    inward = 5 if edge == x.start else -5
+                    tip = [(edge + inward, at_y - 4), (edge, at_y), (edge + inward, at_y + 4)]
+                    parts.append(el("path", d=path(tip), class_=f"bar {colour}"))
+        parts.append(marker("circle", clip(row.difference), at_y, class_=f"dot {colour}", size=3.5))
+    return parts
