@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""layers."""
+"""Shared parts of models that no library has."""

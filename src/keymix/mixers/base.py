@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -155,6 +155,13 @@ class TokenMixer(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay would pull away from their neutral value."""
         return set()
+
+    def set_grid(self, grid: Grid) -> None:
+        """Take another token grid from now on, as a host's ``set_input_size`` does.
+
+        Only for mixers without weights or tables a position; hosts ask first.
+        """
+        self.site = replace(self.site, grid=grid)
 
     def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
         """Say which path the next forward pass on ``device`` takes and why."""

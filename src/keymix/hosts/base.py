@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every host adapter offers, and how mixers are put into a model through it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from keymix.errors import UserError, unknown
+from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.registry import build, resolve
+from keymix.mixers.registry import mixer_options as all_options
+
+MixerNames = str | Sequence[str]
+MixerOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One place in a model where a token mixer sits.
+
+    Attributes:
+        path: Path of the host's attention module, e.g. ``"blocks.3.attn"``; the mixer's own path
+            is this with ``.mixer`` behind it.
+        stage: Index of the stage the block belongs to; 0 in models of one stage.
+        site: What a mixer needs to know to sit there.
+        defaults: Options that the host's own attention has (biases, dropouts); a mixer takes
+            those that it knows.
+        needs_mask: Why the host hands a mask to the mixer, None if it never does.
+    """
+
+    path: str
+    stage: int
+    site: Site
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    needs_mask: str | None = None
+
+
+class Host(ABC):
+    """Adapter to one family of models."""
+
+    name: str
+
+    @abstractmethod
+    def serves(self, model: nn.Module) -> bool:
+        """Whether this adapter knows the model."""
+
+    @abstractmethod
+    def places(self, model: nn.Module) -> list[Place]:
+        """List where attention sits, in the order of the forward pass."""
+
+    @abstractmethod
+    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
+        """Put a mixer where the host's attention (or an earlier mixer) sits."""
+
+
+@cache
+def _hosts() -> tuple[Host, ...]:
+    package = importlib.import_module("keymix.hosts")
+    found: list[Host] = []
+    for module in pkgutil.iter_modules(package.__path__):
+        members = vars(importlib.import_module(f"keymix.hosts.{module.name}"))
+        found += [m for m in members.values() if isinstance(m, Host)]
+    return tuple(found)
+
+
+def find_host(model: nn.Module) -> Host:
+    """Return the adapter that knows a model.
+
+    Raises:
+        UserError: If there is none; it names the model's class and the families that have one.
+    """
+    for host in _hosts():
+        if host.serves(model):
+            return host
+    families = ", ".join(host.name for host in _hosts())
+    raise UserError(
+        f"no adapter knows {type(model).__module__}.{type(model).__qualname__}; mixers can be put "
+        f"into: {families}"
+    )
+
+
+def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
+    """Return the mixers of a model by path, in order."""
+    return {path: m for path, m in model.named_modules() if isinstance(m, TokenMixer)}
+
+
+def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
+    """Give every place its mixer's canonical name."""
+    if isinstance(mixer, str):
+        return [resolve(mixer)] * len(places)
+    names = [resolve(name) for name in mixer]
+    stages = places[-1].stage + 1 if places else 0
+    if len(names) == len(places):
+        return names
+    if stages > 1 and len(names) == stages:
+        return [names[place.stage] for place in places]
+    if len(names) == 1:
+        return names * len(places)
+    stage_text = f", or {stages}, one a stage" if stages > 1 else ""
+    raise UserError(
+        f"{len(names)} mixers were given; this model takes one, or {len(places)}, one a "
+        f"block{stage_text}"
+    )
+
+
+def _spread_options(
+    options: MixerOptions, mixer: MixerNames, places: Sequence[Place]
+) -> list[Mapping[str, Any]]:
+    """Give every place its options: one dict for all, one a mixer name, or one a given mixer."""
+    if not options:
+        return [{}] * len(places)
+    names = _spread_names(mixer, places)
+    if not isinstance(options, Mapping):
+        given = [mixer] if isinstance(mixer, str) else list(mixer)
+        if len(options) != len(given):
+            raise UserError(f"{len(options)} mixer_options for {len(given)} mixers")
+        if len(given) == len(places):
+            return list(options)
+        if len(given) == 1:
+            return [options[0]] * len(places)
+        return [options[place.stage] for place in places]
+    if all(isinstance(value, Mapping) for value in options.values()):
+        by_name = {resolve(name): dict(value) for name, value in options.items()}
+        for name in by_name:
+            if name not in names:
+                raise unknown("mixer of this model in mixer_options:", name, names)
+        return [by_name.get(name, {}) for name in names]
+    return [options] * len(places)
+
+
+def put_mixers(
+    model: nn.Module,
+    mixer: MixerNames,
+    mixer_options: MixerOptions = None,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    host: Host | None = None,
+) -> list[str]:
+    """Put mixers into every place of a model where attention sits.
+
+    All mixers are built before the first is put, so a refusal leaves the model as it was.
+
+    Args:
+        model: A model some adapter knows.
+        mixer: One name, or one a stage, or one a block.
+        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        defaults: Options for those mixers that know them, over the host's own.
+        host: The adapter; looked up if None.
+
+    Returns:
+        The paths of the mixers.
+
+    Raises:
+        UserError: If numbers, names or options do not fit, or a mixer cannot sit at a place.
+    """
+    host = host or find_host(model)
+    places = host.places(model)
+    names = _spread_names(mixer, places)
+    options = _spread_options(mixer_options, mixer, places)
+    parameter = next(model.parameters())
+    built = []
+    for place, name, own in zip(places, names, options, strict=True):
+        known = all_options(name)
+        wanted = {**place.defaults, **(defaults or {})}
+        chosen = {k: v for k, v in wanted.items() if k in known} | dict(own)
+        made = build(name, place.site, chosen, device=parameter.device, dtype=parameter.dtype)
+        if place.needs_mask and not made.claims.maskable:
+            raise UserError(f"mixer {name!r} cannot sit at {place.path}: {place.needs_mask}")
+        built.append(made)
+    for place, made in zip(places, built, strict=True):
+        host.put(model, place, made)
+    return [f"{place.path}.mixer" for place in places]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapter to timm's VisionTransformer: attention sits at ``blocks.<i>.attn``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import Attention, trunc_normal_
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.hosts.base import Host, Place
+from keymix.mixers.base import Site, TokenMixer
+
+
+class HostedMixer(nn.Module):
+    """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer."""
+
+    def __init__(self, mixer: TokenMixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Mix the tokens; a boolean mask (True: may attend) becomes an additive one.
+
+        Raises:
+            UserError: If asked for causal attention, or for a mask the mixer cannot honour.
+        """
+        if is_causal:
+            raise UserError("mixers on images are not causal; call the model with is_causal=False")
+        if attn_mask is None:
+            out: Tensor = self.mixer(x)
+            return out
+        if not self.mixer.claims.maskable:
+            raise UserError(f"mixer {self.mixer.mixer_name!r} cannot honour an attention mask")
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(
+                ~attn_mask, -torch.inf
+            )
+        masked: Tensor = self.mixer(x, bias=attn_mask)
+        return masked
+
+
+class TimmViT(Host):
+    """timm's VisionTransformer (ViT, DeiT and what else is built on it)."""
+
+    name = "timm VisionTransformer"
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether it is timm's class and its blocks hold an attention this adapter knows."""
+        return isinstance(model, VisionTransformer) and all(
+            isinstance(getattr(block, "attn", None), (Attention, HostedMixer))
+            for block in model.blocks
+        )
+
+    def places(self, model: nn.Module) -> list[Place]:
+        """One place a block."""
+        if not isinstance(model, VisionTransformer):
+            raise UserError(f"{type(model).__name__} is not timm's VisionTransformer")
+        grid = model.patch_embed.grid_size
+        return [
+            Place(
+                path=f"blocks.{i}.attn",
+                stage=0,
+                site=self._site(block.attn, model, grid),
+                defaults=self._defaults(block.attn),
+            )
+            for i, block in enumerate(model.blocks)
+        ]
+
+    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
+        """Put the mixer there, its projections initialised as timm initialises attention's."""
+        for linear in mixer.projections:
+            trunc_normal_(linear.weight, std=0.02)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        model.set_submodule(place.path, HostedMixer(mixer))
+
+    @staticmethod
+    def _site(attention: Any, model: Any, grid: tuple[int, int]) -> Site:
+        if isinstance(attention, HostedMixer):
+            return attention.mixer.site
+        return Site(
+            dim=model.embed_dim,
+            num_heads=attention.num_heads,
+            grid=(grid[0], grid[1]),
+            num_prefix_tokens=model.num_prefix_tokens,
+        )
+
+    @staticmethod
+    def _defaults(attention: Any) -> dict[str, Any]:
+        if isinstance(attention, HostedMixer):
+            return {}
+        return {
+            "qkv_bias": attention.qkv.bias is not None,
+            "proj_bias": attention.proj.bias is not None,
+            "attn_drop": attention.attn_drop.p,
+            "proj_drop": attention.proj_drop.p,
+        }
+
+
+HOST = TimmViT()

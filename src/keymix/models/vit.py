@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vision Transformers on timm's class, with a mixer in every block.
+
+The paper's rows (SKA Tables 1, 8 and 9): width 512, 6 blocks, 8 heads of 64, MLP ratio 1, patch 4
+on 32x32 images, no qkv bias. ``vit_small_p4_32`` embeds patches plainly; ``vit_small_spt_p4_32``
+is the published baseline, with shifted patch tokens and locality self-attention (learned
+temperature, masked diagonal). Dropout rates are the recipe's, not the model's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
+from keymix.layers.shifted_patch import ShiftedPatchEmbed
+
+
+class MixerVisionTransformer(VisionTransformer):
+    """timm's VisionTransformer with a token mixer in every block, at ``blocks.<i>.attn.mixer``.
+
+    The backbone's weights are drawn before the mixers', so at one seed they are equal whatever
+    the mixer.
+
+    Args:
+        mixer: One name, or one a block.
+        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer_defaults: Options of the family for those mixers that know them.
+        shifted_patches: Embed patches with their shifted copies.
+        timm: Arguments of timm's VisionTransformer.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixer: MixerNames = "softmax",
+        mixer_options: MixerOptions = None,
+        mixer_defaults: dict[str, Any] | None = None,
+        shifted_patches: bool = False,
+        **timm: Any,
+    ) -> None:
+        if shifted_patches:
+            timm["embed_layer"] = ShiftedPatchEmbed
+        super().__init__(**timm)
+        put_mixers(self, mixer, mixer_options, defaults=mixer_defaults)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that weight decay leaves alone: timm's, and what the mixers name."""
+        names = set(super().no_weight_decay())
+        for path, mixer in find_mixers(self).items():
+            names |= {f"{path}.{name}" for name in mixer.no_weight_decay()}
+        return names
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        """Change the image size, as timm's; refused where a mixer's weights are tied to the grid.
+
+        Raises:
+            UserError: If a mixer learned something a position; it names the mixer.
+        """
+        tied = {
+            mixer.mixer_name
+            for mixer in find_mixers(self).values()
+            if mixer.claims.permutation == "positional" and _has_state_a_position(mixer)
+        }
+        if tied:
+            raise UserError(
+                f"mixer {', '.join(sorted(tied))} holds weights for every position of the grid "
+                f"{self.patch_embed.grid_size}; build the model with img_size={img_size} instead"
+            )
+        super().set_input_size(img_size=img_size, patch_size=patch_size)
+        grid = tuple(self.patch_embed.grid_size)
+        for mixer in find_mixers(self).values():
+            mixer.set_grid(grid)
+
+
+def _has_state_a_position(mixer: nn.Module) -> bool:
+    return any(True for _ in mixer.parameters()) or any(True for _ in mixer.buffers())
+
+
+_SMALL = {
+    "img_size": 32,
+    "patch_size": 4,
+    "embed_dim": 512,
+    "depth": 6,
+    "num_heads": 8,
+    "mlp_ratio": 1.0,
+    "qkv_bias": False,
+}
+_LSA = {"temperature": True, "mask_diagonal": True}
+_SPT = {**_SMALL, "shifted_patches": True, "mixer_defaults": _LSA}
+_WIDE = {"num_heads": 10, "head_dim": 64}  # SKA's parameter-matched row: 10 heads x 64
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "vit_small_p4_32": _SMALL,
+    "ska_vit_small_p4_32": {**_SMALL, "mixer": "static_key"},
+    "cska_vit_small_p4_32": {**_SMALL, "mixer": "conv_static_key"},
+    "ska_vit_small_p4_32_wide": {**_SMALL, "mixer": "static_key", "mixer_options": _WIDE},
+    "vit_small_spt_p4_32": _SPT,
+    "ska_vit_small_spt_p4_32": {**_SPT, "mixer": "static_key"},
+    "cska_vit_small_spt_p4_32": {**_SPT, "mixer": "conv_static_key"},
+    "ska_vit_small_spt_p4_32_wide": {**_SPT, "mixer": "static_key", "mixer_options": _WIDE},
+    # not a paper's: small enough to compare on two cores
+    "vit_micro_p4_32": {
+        "img_size": 32,
+        "patch_size": 4,
+        "embed_dim": 128,
+        "depth": 4,
+        "num_heads": 4,
+        "mlp_ratio": 2.0,
+    },
+    "vit_nano_p2_12": {
+        "img_size": 12,
+        "patch_size": 2,
+        "in_chans": 1,
+        "embed_dim": 64,
+        "depth": 4,
+        "num_heads": 4,
+        "mlp_ratio": 2.0,
+        "class_token": False,
+        "global_pool": "avg",
+    },
+}
+
+
+def _cfg(name: str) -> dict[str, Any]:
+    side = VARIANTS[name]["img_size"]
+    channels = VARIANTS[name].get("in_chans", 3)
+    return {
+        "url": "",
+        "num_classes": 10,
+        "input_size": (channels, side, side),
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5,) * channels,
+        "std": (0.5,) * channels,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+    }
+
+
+default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in VARIANTS})
+
+
+def _register(name: str) -> None:
+    def entry(pretrained: bool = False, **kwargs: Any) -> MixerVisionTransformer:
+        model: MixerVisionTransformer = build_model_with_cfg(
+            MixerVisionTransformer,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            **{"num_classes": 10, **VARIANTS[name], **kwargs},
+        )
+        return model
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__module__ = __name__
+    entry.__doc__ = f"{name}: see the table of variants in this module."
+    register_model(entry)
+
+
+for _name in VARIANTS:
+    _register(_name)
