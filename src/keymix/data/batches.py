@@ -30,7 +30,7 @@ _ERASED_RATIO = (0.3, 1 / 0.3)
 def evaluation_batch(split: Split, index: IntArray) -> Tensor:
     """Read images as evaluation sees them, uint8 ``[B, C, H, W]``."""
     if split.images is not None:
-        return split.images[torch.from_numpy(index)]
+        return split.images.index_select(0, torch.from_numpy(index))
     return torch.stack([split.read(int(i)) for i in index])
 
 
@@ -39,7 +39,7 @@ def training_batch(
 ) -> Tensor:
     """Read images through crop, flip and RandAugment, uint8 ``[B, C, H, W]``."""
     if split.images is not None:
-        pixels = split.images[torch.from_numpy(index)].numpy()
+        pixels = split.images.numpy()[index]
         pixels = _crop(pixels, augment.crop_padding, index, seed, epoch)
     else:
         pixels = _random_resized_crop(split, augment.random_resized_crop, index, seed, epoch)

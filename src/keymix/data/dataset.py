@@ -3,31 +3,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from keymix.data import splits
+from keymix.data import measure, splits
+from keymix.data.carve import carve
 from keymix.data.decode import Size, checked_size, convert, evaluation_array, reading
-from keymix.data.sources.base import Source, Table, some
+from keymix.data.sources.base import Source, Table
 from keymix.data.specs import parse
-from keymix.data.streams import IntArray, Stream, hash64
+from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
 CACHE_SIDE = 96  # pixels: images up to this side are held decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
 LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
-STATISTICS_SAMPLE = 2000
 _DEFAULT_SIZE = (224, 224)
-_TEST_SEED = 0  # the test split is one and the same whatever the split seed
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -175,35 +172,25 @@ def load(
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
     source: Source = importlib.import_module(entry.module).open_source(argument)
-    parts, notes = _carve(source, spec, limit, val_fraction, split_seed)
+    parts, notes = carve(source, spec, limit, val_fraction, split_seed)
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
-
-    if size is None:
-        size = _common_size(tables) or _DEFAULT_SIZE
-        checked = True
-    else:
-        checked = False
-    bytes_needed = sum(map(len, tables.values())) * source.in_chans * size[0] * size[1]
-    cached = max(size) <= CACHE_SIDE and bytes_needed < CACHE_BYTES
-    if not cached and not checked:
-        for table in tables.values():
-            _check_headers(table)
-    crop_pct = 1.0 if cached else LAZY_CROP_PCT
+    size, pixels = _pixels(tables, source.in_chans, size)
     made = {
         name: Split(
             name=name,
             labels=torch.from_numpy(table.labels.copy()),
-            images=_decode_all(table, size, source.in_chans) if cached else None,
+            images=None if (held := pixels[name]) is None else torch.from_numpy(held),
             rows=parts[name].rows,
             origin=parts[name].origin,
             table=table,
             image_size=size,
             in_chans=source.in_chans,
-            crop_pct=crop_pct,
+            crop_pct=LAZY_CROP_PCT if held is None else 1.0,
         )
         for name, table in tables.items()
     }
     mean, std, measured_on = _statistics(made["train"])
+    fingerprint, fingerprint_of = measure.fingerprint(tables, pixels)
     return ImageData(
         spec=spec,
         classes=source.classes,
@@ -217,149 +204,51 @@ def load(
             "val_fraction": val_fraction,
             "limit": limit,
             "mean_std_of": measured_on,
-            "fingerprint": _fingerprint(made),
-            "fingerprint_of": "pixels and labels"
-            if cached
-            else "length and first 64 KiB of the encoded images, and labels",
+            "fingerprint": fingerprint,
+            "fingerprint_of": fingerprint_of,
             "notes": notes,
         },
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    origin: str
-    table: Table
-    rows: IntArray
+def _pixels(
+    tables: dict[str, Table], in_chans: int, wanted: Size | None
+) -> tuple[Size, dict[str, NDArray[np.uint8] | None]]:
+    """Decode all images of a small set; check the headers of a large one."""
+    count = sum(map(len, tables.values()))
 
-    @property
-    def labels(self) -> IntArray:
-        return self.table.labels[self.rows]
+    def small(size: Size) -> bool:
+        return max(size) <= CACHE_SIDE and count * in_chans * size[0] * size[1] < CACHE_BYTES
 
-    def keep(self, chosen: IntArray) -> _Part:
-        return replace(self, rows=self.rows[chosen])
-
-    def without(self, chosen: IntArray) -> _Part:
-        return self.keep(splits.rest(len(self.rows), chosen))
-
-
-def _carve(
-    source: Source, spec: str, limit: int | None, val_fraction: float, seed: int
-) -> tuple[dict[str, _Part], list[str]]:
-    """Choose the rows of train, val and test."""
-    notes = list(source.notes)
-    train = _whole("train", source.train)
-    val = _whole("val", source.val) if source.val is not None else None
-    if source.test is not None:
-        test = _whole("test", source.test)
-    elif val is not None:
-        test, val = val, None
-        notes.append("test = the source's validation split; validation carved from train")
-    else:
-        number = max(1, round(source.test_fraction * len(train.rows)))
-        chosen = splits.choose(
-            train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True
-        )
-        train, test = train.without(chosen), train.keep(chosen)
-        notes.append(f"test = {len(chosen)} images carved from train, stratified, fixed")
-
-    if limit is not None:
-        present = len(np.unique(train.labels))
-        if limit < present:
-            raise UserError(f"{limit=} is below the number of classes, {present}. Raise it.")
-        chosen = splits.choose(train.labels, limit, seed=seed, stream=Stream.LIMIT)
-        train = train.keep(chosen)
-        test = test.keep(splits.choose(test.labels, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
-    number = max(1, round(val_fraction * len(train.rows)))
-    if val is not None:
-        notes.append("validation = the source's validation split")
-        if limit is not None:
-            val = val.keep(splits.choose(val.labels, number, seed=seed, stream=Stream.LIMIT))
-            train = train.keep(
-                splits.choose(train.labels, limit - len(val.rows), seed=seed, stream=Stream.LIMIT)
-            )
-    else:
-        counts = np.bincount(train.labels, minlength=len(source.classes))
-        single = [source.classes[i] for i in np.flatnonzero(counts == 1)]
-        if single:
-            notes.append(f"classes with a single image stay in train: {some(single)}")
-        chosen = splits.choose(
-            train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
-        )
-        train, val = train.without(chosen), train.keep(chosen)
-    for name, part in (("validation", val), ("test", test)):
-        if not len(part.rows):
-            raise UserError(
-                f"data {spec}: no images are left for {name}: every class has a single image. "
-                "Add images."
-            )
-    return {"train": train, "val": val, "test": test}, notes
-
-
-def _whole(origin: str, table: Table) -> _Part:
-    return _Part(origin, table, np.arange(len(table), dtype=np.int64))
-
-
-def _headers(table: Table) -> Iterator[Size]:
-    """Open every image, check what a header can tell, and give its height and width."""
-
-    def header(i: int) -> Size:
-        with reading(table.name(i)), table.open(i) as image:
-            size = (image.height, image.width)
-            image.verify()
-        return size
-
-    with ThreadPoolExecutor(4) as pool:  # waits for the disk, mostly
-        yield from pool.map(header, range(len(table)))
-
-
-def _check_headers(table: Table) -> None:
-    for _ in _headers(table):
-        pass
-
-
-def _common_size(tables: dict[str, Table]) -> Size | None:
-    """Find the size that all images have, if they have one; every header is checked."""
-    sizes = {size for table in tables.values() for size in _headers(table)}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def _decode_all(table: Table, size: Size, in_chans: int) -> Tensor:
-    pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
-    for i in range(len(table)):
-        with reading(table.name(i)), table.open(i) as image:
-            pixels[i] = evaluation_array(image, size, in_chans, 1.0)
-    return torch.from_numpy(pixels)
+    size = wanted
+    if (
+        size is None
+    ):  # the common size; where all are small, decoding finds out whether there is one
+        size = measure.header_size(tables["train"], 0)
+        if small(size):
+            pixels = {
+                name: measure.decode_all(table, size, in_chans, only_this_size=True)
+                for name, table in tables.items()
+            }
+            if all(held is not None for held in pixels.values()):
+                return size, pixels
+        sizes = measure.header_sizes(list(tables.values()))
+        size = sizes.pop() if len(sizes) == 1 else _DEFAULT_SIZE
+    elif not small(size):
+        measure.header_sizes(list(tables.values()))
+    if not small(size):
+        return size, dict.fromkeys(tables)
+    return size, {name: measure.decode_all(table, size, in_chans) for name, table in tables.items()}
 
 
 def _statistics(train: Split) -> tuple[tuple[float, ...], tuple[float, ...], str]:
-    """Measure mean and standard deviation of each channel, in integers and so exactly."""
-    rows = np.arange(len(train), dtype=np.int64)
-    measured_on = "all training images"
-    if train.images is None and len(rows) > STATISTICS_SAMPLE:
-        order = np.argsort(hash64(_TEST_SEED, Stream.STATISTICS, rows), kind="stable")
-        rows = np.sort(order[:STATISTICS_SAMPLE])
-        measured_on = f"a fixed sample of {STATISTICS_SAMPLE} training images"
-    counts = np.zeros((train.in_chans, 256), dtype=np.int64)
-    for i in rows:
-        for channel, plane in enumerate(train.read(int(i)).numpy()):
-            counts[channel] += np.bincount(plane.ravel(), minlength=256)
-    value = np.arange(256) / 255.0
-    total = counts.sum(axis=1)
-    mean = counts @ value / total
-    std = np.sqrt(np.maximum(counts @ value**2 / total - mean**2, 0.0))
-    std = np.maximum(std, 1 / 255)  # a channel without contrast must not divide by zero
-    return tuple(mean.tolist()), tuple(std.tolist()), measured_on
-
-
-def _fingerprint(made: dict[str, Split]) -> str:
-    whole = hashlib.sha256()
-    for split in made.values():
-        whole.update(f"{split.name} {len(split)} {split.image_size} {split.in_chans}\n".encode())
-        whole.update(split.labels.numpy().astype("<i8").tobytes())
-        if split.images is not None:
-            whole.update(split.images.numpy().tobytes())
-        else:
-            for i in range(len(split)):
-                whole.update(split.table.digest(i))
-    return whole.hexdigest()
+    if train.images is not None:
+        return *measure.mean_std([train.images.numpy()]), "all training images"
+    rows = measure.sample(len(train))
+    mean, std = measure.mean_std([train.read(int(i)).numpy()[None] for i in rows])
+    few = len(rows) < len(train)
+    return (
+        mean,
+        std,
+        f"a fixed sample of {len(rows)} training images" if few else "all training images",
+    )

@@ -156,7 +156,7 @@ class Loader:
         if self.augment is not None:
             erase(images, self.augment.erasing, index, seed=self.seed, epoch=epoch)
         positions = torch.from_numpy(index)
-        return Batch(images, self.split.labels[positions], positions)
+        return Batch(images, self.split.labels.index_select(0, positions), positions)
 
     def _start_workers(self) -> DataLoader[tuple[int, IntArray, Tensor | UserError]]:
         return DataLoader(

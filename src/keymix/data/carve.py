@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a source become train, validation and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keymix.data import splits
+from keymix.data.sources.base import Source, Table, some
+from keymix.data.streams import IntArray, Stream
+from keymix.errors import UserError
+
+_TEST_SEED = 0  # the test split is one and the same whatever the split seed
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a source's table, ascending.
+
+    Args:
+        origin: The table: the source's train, val or test.
+        table: The table itself.
+        rows: The rows.
+    """
+
+    origin: str
+    table: Table
+    rows: IntArray
+
+    @property
+    def labels(self) -> IntArray:
+        """Class numbers of the rows."""
+        return self.table.labels[self.rows]
+
+    def keep(self, chosen: IntArray) -> Part:
+        """Keep the rows at the positions ``chosen``."""
+        return replace(self, rows=self.rows[chosen])
+
+    def without(self, chosen: IntArray) -> Part:
+        """Keep the rows at all positions but ``chosen``."""
+        return self.keep(splits.rest(len(self.rows), chosen))
+
+
+def carve(
+    source: Source, spec: str, limit: int | None, val_fraction: float, seed: int
+) -> tuple[dict[str, Part], list[str]]:
+    """Choose the rows of train, val and test.
+
+    Args:
+        source: Where the images come from.
+        spec: The data spec as typed, for messages.
+        limit: Most rows of train and val together, and of test; None for all.
+        val_fraction: Share of train that becomes val.
+        seed: Seed of the choice of val, and of train under a limit.
+
+    Returns:
+        The parts by name, and notes for the record.
+
+    Raises:
+        UserError: If ``limit`` is below the number of classes, or no image is left for val or test.
+    """
+    notes = list(source.notes)
+    train = _whole("train", source.train)
+    val = _whole("val", source.val) if source.val is not None else None
+    if source.test is not None:
+        test = _whole("test", source.test)
+    elif val is not None:
+        test, val = val, None
+        notes.append("test = the source's validation split; validation carved from train")
+    else:
+        number = max(1, round(source.test_fraction * len(train.rows)))
+        chosen = splits.choose(
+            train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True
+        )
+        train, test = train.without(chosen), train.keep(chosen)
+        notes.append(f"test = {len(chosen)} images carved from train, stratified, fixed")
+
+    if limit is not None:
+        present = len(np.unique(train.labels))
+        if limit < present:
+            raise UserError(f"{limit=} is below the number of classes, {present}. Raise it.")
+        chosen = splits.choose(train.labels, limit, seed=seed, stream=Stream.LIMIT)
+        train = train.keep(chosen)
+        test = test.keep(splits.choose(test.labels, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
+    number = max(1, round(val_fraction * len(train.rows)))
+    if val is not None:
+        notes.append("validation = the source's validation split")
+        if limit is not None:
+            val = val.keep(splits.choose(val.labels, number, seed=seed, stream=Stream.LIMIT))
+            train = train.keep(
+                splits.choose(train.labels, limit - len(val.rows), seed=seed, stream=Stream.LIMIT)
+            )
+    else:
+        counts = np.bincount(train.labels, minlength=len(source.classes))
+        single = [source.classes[i] for i in np.flatnonzero(counts == 1)]
+        if single:
+            notes.append(f"classes with a single image stay in train: {some(single)}")
+        chosen = splits.choose(
+            train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
+        )
+        train, val = train.without(chosen), train.keep(chosen)
+    for name, part in (("validation", val), ("test", test)):
+        if not len(part.rows):
+            raise UserError(
+                f"data {spec}: no images are left for {name}: every class has a single image. "
+                "Add images."
+            )
+    return {"train": train, "val": val, "test": test}, notes
+
+
+def _whole(origin: str, table: Table) -> Part:
+    return Part(origin, table, np.arange(len(table), dtype=np.int64))
