@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From plain dictionaries to frozen dataclasses, with errors that name the dotted key."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from keymix.errors import UserError, unknown
+
+T = TypeVar("T")
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+    type(None): "null",
+}
+_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dotted key of nested dataclasses with its type, in reading order."""
+    for item in fields(cls):
+        hint = _hints(cls)[item.name]
+        if is_dataclass(hint):
+            yield from leaves(typing.cast(type, hint), f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, hint
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Make a dataclass from a mapping; nested mappings make nested dataclasses.
+
+    Args:
+        cls: A dataclass whose fields are plain values, tuples, dictionaries or dataclasses.
+        values: Values by field name.
+        prefix: Dotted name of this dataclass in the whole, with a dot at the end, for messages.
+
+    Raises:
+        UserError: Naming the dotted key, on unknown or missing keys and unfit values.
+    """
+    kind = typing.cast(type, cls)
+    own: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
+    whole = [prefix + name for name in own]
+    if not prefix:
+        whole += [path for path, _ in leaves(kind)]
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in own:
+            raise unknown("recipe key", f"{prefix}{name}", whole)
+        made[name] = _value(_hints(kind)[name], value, prefix + name)
+    for name, item in own.items():
+        optional = item.default is not MISSING or item.default_factory is not MISSING
+        if name not in made and not optional:
+            raise UserError(f"the recipe lacks {prefix + name!r}: give it a value.")
+    return cls(**made)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{path} = {value!r}: expected keys such as `{path}.…`.")
+        return build(typing.cast(type, hint), value, f"{path}.")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _union(arguments, value, path)
+    if origin is tuple:
+        return _tuple(arguments, value, path)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise unknown(path, str(value), map(str, arguments))
+        return value
+    return _plain(origin or hint, value, path)
+
+
+def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if type(None) in choices and (value is None or value in ("null", "None", "none", "")):
+        return None
+    rest = [choice for choice in choices if choice is not type(None)]
+    for choice in rest[:-1]:
+        try:
+            return _value(choice, value, path)
+        except UserError:
+            continue
+    return _value(rest[-1], value, path)
+
+
+def _tuple(items: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("()[]").split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise UserError(f"{path} = {value!r}: expected a list.")
+    if len(items) == 2 and items[1] is Ellipsis:
+        return tuple(_value(items[0], part, path) for part in value)
+    if len(value) != len(items):
+        raise UserError(f"{path} = {list(value)!r}: expected {len(items)} values.")
+    return tuple(_value(item, part, path) for item, part in zip(items, value, strict=True))
+
+
+def _plain(kind: Any, value: Any, path: str) -> Any:
+    """Fit a value to a plain type; YAML's ``1e-3``, a text to YAML 1.1, counts as a number."""
+    if kind is Any:
+        return value
+    if isinstance(value, bool) and kind is not bool:
+        pass
+    elif isinstance(value, kind):
+        return dict(value) if kind is dict else value
+    elif kind is float and isinstance(value, int | str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif kind is int and (number := _whole(value)) is not None:
+        return number
+    elif kind is bool and str(value).lower() in _TRUTHS:
+        return _TRUTHS[str(value).lower()]
+    elif kind is str and isinstance(value, int | float):
+        return str(value)
+    raise UserError(f"{path} = {value!r}: expected {_NAMES.get(kind, str(kind))}.")
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
+        return int(value)
+    return None

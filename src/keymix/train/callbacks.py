@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens at the end of an epoch: the line of metrics, the best weights, the checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from keymix.train import files
+from keymix.train.task import ClassificationTask
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def is_better(line: Mapping[str, Any], than: Mapping[str, Any] | None) -> bool:
+    """Whether an epoch validates better than another: by top-1, then by loss."""
+    if than is None:
+        return True
+    return (line["val_top1"], -line["val_loss"]) > (than["val_top1"], -than["val_loss"])
+
+
+def best_of(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best-on-validation epoch's line."""
+    best: dict[str, Any] | None = None
+    for line in lines:
+        if is_better(line, best):
+            best = line
+    return best
+
+
+class EpochRecord(Callback):
+    """Write what an epoch leaves behind, in an order that a crash at any moment survives.
+
+    Weights of a better epoch come first, then the line, then the checkpoint: a run that resumes
+    from a checkpoint drops later lines and makes them again.
+
+    Args:
+        folder: The run's folder.
+        images: Training images an epoch.
+        facts: What the weights need to be used, kept in their file.
+        lines: The epochs done before, on a resume.
+        report: Called with each line.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        images: int,
+        facts: Mapping[str, Any],
+        lines: list[dict[str, Any]],
+        report: Report | None = None,
+    ) -> None:
+        self.folder, self.images, self.facts, self.report = folder, images, facts, report
+        self.lines = list(lines)
+        self.best = best_of(self.lines)
+        self._start = self._trained = 0.0
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the training clock: validation is not throughput."""
+        self._trained = time.perf_counter() - self._start
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the epoch down."""
+        assert isinstance(pl_module, ClassificationTask)
+        train_loss = pl_module.take_train_loss()  # refuses an epoch that diverged
+        epoch = trainer.current_epoch
+        line: dict[str, Any] = {"epoch": epoch, "train_loss": train_loss}
+        line |= {f"val_{name}": score for name, score in pl_module.val_scores.items()}
+        line["lr"] = pl_module.last_lr
+        line["seconds"] = time.perf_counter() - self._start
+        line["images_per_s"] = self.images / max(self._trained, 1e-9)
+        first = trainer.is_global_zero
+        if self.best is None or is_better(line, self.best):
+            self.best = line
+            if first:
+                self.write_weights("best", pl_module)
+        self.lines.append(line)
+        if first:
+            files.append_metrics(self.folder / files.METRICS, line)
+        self._checkpoint(trainer, epoch + 1)
+        if first and self.report is not None:
+            self.report({**line, "epochs": trainer.max_epochs, "best_epoch": self.best["epoch"]})
+
+    def write_weights(self, which: str, task: ClassificationTask) -> None:
+        """Write the weights as they are now, as ``last`` or ``best``."""
+        path = self.folder / files.weights_file(which)
+        files.write_weights(path, task.evaluated.state_dict(), self.facts)
+
+    def _checkpoint(self, trainer: pl.Trainer, epochs: int) -> None:
+        folder = self.folder / files.CHECKPOINTS
+        folder.mkdir(exist_ok=True)
+        part = folder / ".checkpoint.part"
+        trainer.save_checkpoint(part)  # every process takes part
+        if not trainer.is_global_zero:
+            return
+        files.settle(part, files.checkpoint_path(folder, epochs))
+        for _, old in files.checkpoints(folder)[files.CHECKPOINTS_KEPT :]:
+            old.unlink()
+
+
+class ProgressBar(Callback):
+    """A bar over all steps of the run at a terminal, drawn a few times a second."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show the bar, from where a resumed run stands."""
+        steps = int(trainer.num_training_batches)
+        self._bar = Progress(
+            TextColumn("epoch {task.fields[epoch]} of {task.fields[epochs]}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._task = self._bar.add_task(
+            "train",
+            total=steps * (trainer.max_epochs or 1),
+            completed=steps * trainer.current_epoch,
+            epoch=trainer.current_epoch + 1,
+            epochs=trainer.max_epochs,
+        )
+        self._bar.start()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Name the epoch."""
+        if self._bar is not None:
+            self._bar.update(self._task, epoch=trainer.current_epoch + 1)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Move on by a step."""
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Take the bar away before the error is told."""
+        self.teardown(trainer, pl_module, "fit")

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training run: Lightning's Trainer beneath, a folder of plain files above.
+
+A run that is killed at any moment resumes from its last epoch; a finished one returns at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.train import files
+from keymix.train.callbacks import EpochRecord, ProgressBar
+from keymix.train.environment import environment
+from keymix.train.folder import prepare, usable_checkpoint
+from keymix.train.model import build_model, device_of_this_machine, load_data, mixer_label
+from keymix.train.recipe import Recipe
+from keymix.train.runs import Run, load_run
+from keymix.train.scoring import ImageBatch, Scored, score
+from keymix.train.task import ClassificationTask
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+    from keymix.data.loaders import Loader
+
+PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
+    "32": "32-true",
+    "bf16": "bf16-mixed",
+    "16": "16-mixed",
+}
+
+
+class EpochLoader:
+    """A loader that asks the trainer for the epoch when its first batch is wanted.
+
+    Lightning makes the first iterator before it knows where a resumed run stands.
+
+    Args:
+        loader: Serves a given epoch.
+        epoch: Tells the current epoch.
+    """
+
+    def __init__(self, loader: Loader, epoch: Callable[[], int]) -> None:
+        self.loader, self.epoch = loader, epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[ImageBatch]:
+        self.loader.set_epoch(self.epoch())
+        yield from self.loader
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None = None,
+    data: ImageData | None = None,
+) -> Run:
+    """Train a recipe into a folder; resume it there, or return at once when it is done.
+
+    Args:
+        recipe: The run.
+        out: The run's folder. A folder with the same recipe is resumed.
+        overwrite: Throw away the run that is in the folder.
+        progress: ``"bar"`` draws a bar on standard error; a function gets each epoch's line of
+            metrics with ``epochs`` (planned) and ``best_epoch``.
+        data: The images of ``recipe.data`` if they are loaded already.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: If the folder holds another run or other files, the recipe does not fit the
+            data, or the loss became infinite or NaN.
+    """
+    folder = Path(out)
+    if prepare(folder, recipe, overwrite=overwrite):
+        return load_run(folder)
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=cuda), _quiet():
+        images = data if data is not None else load_data(recipe.data)
+        model = build_model(
+            recipe,
+            num_classes=len(images.classes),
+            in_chans=images.in_chans,
+            image_size=images.image_size,
+        )
+        _start(folder, recipe)
+        record, task = _fit(recipe, folder, images, model, progress)
+        _finish(recipe, folder, images, record, task)
+    return load_run(folder)
+
+
+def _start(folder: Path, recipe: Recipe) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / files.RECIPE, recipe.to_dict())
+    files.write_json(folder / files.ENVIRONMENT, environment())
+
+
+def _fit(
+    recipe: Recipe,
+    folder: Path,
+    data: ImageData,
+    model: nn.Module,
+    progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
+) -> tuple[EpochRecord, ClassificationTask]:
+    from keymix.data.loaders import Loader
+
+    config = recipe.data
+    train_loader = Loader(
+        data.train,
+        data,
+        batch_size=config.batch_size,
+        train=True,
+        augment=recipe.augment,
+        seed=recipe.seed,
+        workers=config.workers,
+    )
+    val_loader = _eval_loader(recipe, data, "val")
+    task = ClassificationTask(
+        recipe, model, num_classes=len(data.classes), steps_per_epoch=len(train_loader)
+    )
+    done, checkpoint = usable_checkpoint(folder)
+    lines = files.read_metrics(folder / files.METRICS, epochs=done)
+    files.write_metrics(folder / files.METRICS, lines)
+    record = EpochRecord(
+        folder,
+        images=len(data.train),
+        facts={"recipe": recipe.to_dict(), "data": data.record()},
+        lines=lines,
+        report=progress if callable(progress) else None,
+    )
+    bar: list[Callback] = [ProgressBar()] if progress == "bar" else []
+    trainer = _trainer(recipe, folder, [record, *bar])
+    with _interruptible():
+        trainer.fit(
+            task,
+            EpochLoader(train_loader, lambda: trainer.current_epoch),
+            val_loader,
+            ckpt_path=checkpoint,
+            weights_only=True,
+        )
+    return record, task
+
+
+def _eval_loader(recipe: Recipe, data: ImageData, split: Literal["val", "test"]) -> Loader:
+    from keymix.data.loaders import Loader
+
+    return Loader(
+        data.val if split == "val" else data.test,
+        data,
+        batch_size=recipe.data.eval_batch_size,
+        train=False,
+        augment=None,
+        seed=recipe.seed,
+        workers=recipe.data.workers,
+    )
+
+
+def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trainer:
+    device = device_of_this_machine()
+    wanted = recipe.precision
+    if wanted == "auto":
+        wanted = "bf16" if device.type == "cuda" else "32"
+    if wanted == "16" and device.type == "cpu":
+        raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
+    return pl.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=1,
+        precision=PRECISION[wanted],
+        max_epochs=recipe.schedule.epochs,
+        accumulate_grad_batches=recipe.optim.accumulate,
+        gradient_clip_val=recipe.optim.clip_grad or None,
+        deterministic=recipe.deterministic or None,
+        callbacks=callbacks,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def _finish(
+    recipe: Recipe, folder: Path, data: ImageData, record: EpochRecord, task: ClassificationTask
+) -> None:
+    """Touch the test set, once: with the last and with the best-on-validation weights."""
+    assert record.best is not None
+    last = record.lines[-1]
+    record.write_weights("last", task)
+    device = device_of_this_machine()
+    classes = len(data.classes)
+
+    def test() -> Scored:
+        batches = _eval_loader(recipe, data, "test")
+        return score(
+            task.evaluated, batches, num_classes=classes, device=device, precision=recipe.precision
+        )
+
+    scored = {"last": test()}
+    if record.best["epoch"] == last["epoch"]:
+        scored["best"] = scored["last"]
+    else:
+        state, _ = files.read_weights(folder / files.weights_file("best"))
+        task.evaluated.load_state_dict(state)
+        scored["best"] = test()
+    arrays = {"index": scored["last"].index.numpy(), "target": scored["last"].targets.numpy()}
+    for which, answers in scored.items():
+        arrays[f"{which}_pred"] = answers.predicted.numpy()
+        arrays[f"{which}_top5"] = answers.top5.numpy()
+    files.write_arrays(folder / files.PREDICTIONS, arrays)
+    files.write_json(
+        folder / files.SUMMARY,
+        {
+            "status": "done",
+            "model": recipe.model.name,
+            "mixer": mixer_label(recipe.model),
+            "seed": recipe.seed,
+            "params": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
+            "epochs": recipe.schedule.epochs,
+            "seconds": math.fsum(line["seconds"] for line in record.lines),
+            "last": _told(last, scored["last"]),
+            "best": _told(record.best, scored["best"]),
+            "data": data.record(),
+        },
+    )
+
+
+def _told(line: Mapping[str, Any], test: Scored) -> dict[str, Any]:
+    val = {name: line[f"val_{name}"] for name in ("loss", "top1", "top5")}
+    return {"epoch": line["epoch"], "val": val, "test": test.metrics}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning's hints to itself; warnings of others pass."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", category=UserWarning, message=r".*`?lr_scheduler")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Give Ctrl-C back its meaning: Lightning turns it into an exit and then ignores it."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if main else None
+    try:
+        yield
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)

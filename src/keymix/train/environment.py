@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run was computed with: versions, machine, device, commit. No paths of the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from keymix._version import __version__
+
+
+def cpu_model() -> str:
+    """The processor's own name, or its architecture where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def source_commit() -> str | None:
+    """Commit of the keymix checkout in use, with ``+`` if it is modified; None outside one."""
+    git, room = shutil.which("git"), Path(__file__).resolve().parent
+    source = next((p for p in room.parents if (p / ".git").exists()), None)
+    if git is None or source is None or not (source / "src" / "keymix").is_dir():
+        return None
+
+    def ask(*words: str) -> str:
+        command = [git, "-C", str(source), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    commit = ask("rev-parse", "HEAD")
+    if not commit:
+        return None
+    return commit + ("+" if ask("status", "--porcelain", "-uno", "--", "src/keymix") else "")
+
+
+def environment() -> dict[str, object]:
+    """The record of the environment, plain values."""
+    cuda = torch.cuda.is_available()
+    packages = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
+    return {
+        "python": platform.python_version(),
+        "keymix": __version__,
+        "commit": source_commit(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+        "cuda": torch.version.cuda if cuda else None,
+    }

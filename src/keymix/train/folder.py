@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose folder is it: whether a run may start, must resume, or is done there."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from keymix.errors import UserError
+from keymix.train import files
+from keymix.train.recipe import Recipe, from_dict
+
+
+def prepare(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
+    """See what stands in a run's folder, and clear it where asked. Nothing else is touched.
+
+    Args:
+        folder: The run's folder; it need not exist.
+        recipe: The run that wants it.
+        overwrite: Remove the files of the run that is there.
+
+    Returns:
+        Whether this very run is done already.
+
+    Raises:
+        UserError: If the folder holds another run, or files that are no run's.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {str(folder)!r} is a file: name a folder.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return False
+    if not (folder / files.RECIPE).exists():
+        raise UserError(
+            f"the folder {str(folder)!r} is not empty and holds no run: name another with --out."
+        )
+    if overwrite:
+        clear(folder)
+        return False
+    there = _flat(from_dict(files.read_json(folder / files.RECIPE)).to_dict())
+    here = _flat(recipe.to_dict())
+    differing = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    if differing:
+        told = "; ".join(f"{k} is {there.get(k)!r} there, {here.get(k)!r} here" for k in differing)
+        raise UserError(
+            f"the folder {str(folder)!r} holds another run: {told}. Name another folder with "
+            "--out, or throw that run away with --overwrite."
+        )
+    summary = folder / files.SUMMARY
+    return summary.exists() and files.read_json(summary).get("status") == "done"
+
+
+def run_folder(path: Path) -> Path:
+    """A run's folder, given itself or a file in it.
+
+    Raises:
+        UserError: If there is no run.
+    """
+    folder = path if path.is_dir() else path.parent
+    if not path.exists():
+        raise UserError(f"there is no run {str(path)!r}: name the folder given as --out to train.")
+    if not (folder / files.RECIPE).exists():
+        raise UserError(f"{str(path)!r} is no run's folder: it holds no {files.RECIPE}.")
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove a run's own files from its folder; the recipe goes last."""
+    shutil.rmtree(folder / files.CHECKPOINTS, ignore_errors=True)
+    names = (files.SUMMARY, files.METRICS, files.PREDICTIONS, files.ENVIRONMENT)
+    for name in (*names, files.weights_file("last"), files.weights_file("best"), files.RECIPE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def usable_checkpoint(folder: Path) -> tuple[int, Path | None]:
+    """The newest whole checkpoint as (epochs done, file), or (0, None) to start afresh."""
+    for done, path in files.checkpoints(folder / files.CHECKPOINTS):
+        damage = files.checkpoint_damage(path)
+        if damage is None:
+            return done, path
+        warnings.warn(
+            f"checkpoint {path.name} is damaged ({damage}); resuming from the one before",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return 0, None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    return dict(_items(values, prefix))
+
+
+def _items(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _items(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to its data and its model, the same way in training and afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+
+
+def load_data(config: DataConfig) -> ImageData:
+    """Load the images of a recipe.
+
+    Raises:
+        UserError: If the spec names no data, or the data is unfit.
+    """
+    from keymix import data
+
+    return data.load(
+        config.spec,
+        image_size=config.image_size,
+        limit=config.limit,
+        val_fraction=config.val_fraction,
+        split_seed=config.split_seed,
+    )
+
+
+def mixer_label(config: ModelConfig) -> str | None:
+    """The canonical name of the recipe's mixer with its options; None for the model's own."""
+    if config.mixer is None:
+        return None
+    from keymix.mixers.spec import parse_mixer
+
+    return parse_mixer(config.mixer).label
+
+
+def build_model(
+    recipe: Recipe, *, num_classes: int, in_chans: int, image_size: Sequence[int]
+) -> nn.Module:
+    """Build a recipe's model, with weights drawn from the recipe's seed.
+
+    Args:
+        recipe: The run.
+        num_classes: Outputs of the classifier.
+        in_chans: Channels of the images.
+        image_size: Height and width of the images, pixels.
+
+    Raises:
+        UserError: If the model is unknown or does not take its options.
+    """
+    from keymix.mixers.spec import parse_mixer
+    from keymix.models.factory import create_model
+
+    config = recipe.model
+    options: dict[str, Any] = dict(config.options)
+    if config.mixer is not None:
+        options |= parse_mixer(config.mixer).model_kwargs()
+    if config.global_pool is not None:
+        options["global_pool"] = config.global_pool
+    if config.drop_path:
+        options["drop_path_rate"] = config.drop_path
+    if config.drop_rate:
+        options["drop_rate"] = config.drop_rate
+    torch.manual_seed(recipe.seed)
+    return create_model(
+        config.name,
+        num_classes=num_classes,
+        in_chans=in_chans,
+        img_size=(image_size[0], image_size[1]),
+        **options,
+    )
+
+
+def device_of_this_machine() -> torch.device:
+    """The CUDA device where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training run as data: frozen dataclasses, complete, in reading order. Importing this is quick.
+
+A recipe goes to a dictionary and back without loss, so that a run's ``recipe.json`` runs again.
+Unknown keys and values of the wrong type are refused with the nearest names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from keymix.data.augment import Augment
+from keymix.errors import UserError, unknown
+from keymix.train._convert import build, leaves
+
+PRECISIONS = ("auto", "32", "bf16", "16")
+SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
+
+
+def _require(condition: bool, name: str, value: object, remedy: str) -> None:
+    if not condition:
+        raise UserError(f"{name} = {value!r}: {remedy}.")
+
+
+def _require_at_least(least: float, **values: float) -> None:
+    for name, value in values.items():
+        ok = math.isfinite(value) and value >= least
+        _require(ok, name.replace("__", "."), value, f"must be {least} or more")
+
+
+def _require_probability(**values: float) -> None:
+    for name, value in values.items():
+        _require(0 <= value < 1, name.replace("__", "."), value, "must lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The images and how they are served.
+
+    Args:
+        spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
+        image_size: Side of the square images the model sees, pixels; None keeps the data's own.
+        limit: Use only this many training images, a stratified choice; None for all.
+        val_fraction: Share of the training images carved off for validation, in (0, 1).
+        split_seed: Seed of that split, apart from the training seed.
+        batch_size: Training images a step and device.
+        eval_batch_size: Images a step in validation and test.
+        workers: Loader processes; 0 loads in the training process.
+    """
+
+    spec: str
+    image_size: int | None = None
+    limit: int | None = None
+    val_fraction: float = 0.1
+    split_seed: int = 0
+    batch_size: int = 128
+    eval_batch_size: int = 512
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        _require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
+        ok = 0 < self.val_fraction < 1
+        _require(ok, "data.val_fraction", self.val_fraction, "must lie between 0 and 1")
+        _require_at_least(1, data__batch_size=self.batch_size)
+        _require_at_least(1, data__eval_batch_size=self.eval_batch_size)
+        _require_at_least(0, data__workers=self.workers, data__split_seed=self.split_seed)
+        if self.image_size is not None:
+            _require_at_least(1, data__image_size=self.image_size)
+        if self.limit is not None:
+            _require_at_least(1, data__limit=self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model and the mixer in it.
+
+    Args:
+        name: A keymix model, or any timm VisionTransformer.
+        mixer: Token mixer as on the command line, e.g. ``ska(activation=relu)``; None for the
+            model's own.
+        options: Further arguments of the model, e.g. ``{"depth": 6}``.
+        drop_path: Stochastic depth of the last block, probability; earlier blocks less.
+        drop_rate: Dropout before the classifier, probability.
+        global_pool: ``avg`` (mean of patch tokens) or ``token`` (class token); None for the model's
+            own.
+    """
+
+    name: str
+    mixer: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    drop_path: float = 0.0
+    drop_rate: float = 0.0
+    global_pool: str | None = None
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name), "model.name", self.name, "name a model; `keymix list models`")
+        _require_probability(model__drop_path=self.drop_path, model__drop_rate=self.drop_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimiser, one of timm's. Biases, norms and what the model names are not decayed.
+
+    Args:
+        name: timm's name, e.g. ``adamw``, ``adam``, ``lamb``, ``sgd``.
+        lr: Peak learning rate.
+        weight_decay: Decay of the weights.
+        betas: The two decay rates of Adam-like optimisers; None for the optimiser's own.
+        clip_grad: Largest norm of the gradient; 0 for no clipping.
+        accumulate: Steps whose gradients are summed to one update.
+    """
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] | None = None
+    clip_grad: float = 0.0
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        ok = math.isfinite(self.lr) and self.lr > 0
+        _require(ok, "optim.lr", self.lr, "must be above 0")
+        _require_at_least(0, optim__weight_decay=self.weight_decay, optim__clip_grad=self.clip_grad)
+        _require_at_least(1, optim__accumulate=self.accumulate)
+        for beta in self.betas or ():
+            _require(0 <= beta < 1, "optim.betas", self.betas, "each must lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over time, one of timm's schedules, moved at every update.
+
+    Args:
+        name: ``cosine``, ``constant``, ``poly``, ``step``, ``tanh``, ``wsd`` or ``none``.
+        epochs: Passes over the training images, warm-up included.
+        warmup_epochs: Epochs of linear warm-up at the start; a fraction is allowed.
+        warmup_lr: Learning rate of the first step of the warm-up.
+        min_lr: Learning rate at the end.
+    """
+
+    name: str = "cosine"
+    epochs: int = 10
+    warmup_epochs: float = 0.0
+    warmup_lr: float = 1e-6
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEDULES:
+            raise unknown("schedule.name", self.name, SCHEDULES)
+        _require_at_least(1, schedule__epochs=self.epochs)
+        _require_at_least(0, schedule__warmup_lr=self.warmup_lr, schedule__min_lr=self.min_lr)
+        ok = 0 <= self.warmup_epochs <= self.epochs
+        remedy = f"must be at most schedule.epochs = {self.epochs}"
+        _require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Cross entropy and what softens its targets.
+
+    Args:
+        label_smoothing: Share of the target spread over all classes, probability.
+        mixup: Alpha of mixup's Beta distribution; 0 for none.
+        cutmix: Alpha of cutmix's Beta distribution; 0 for none. With both, each step tosses a coin.
+    """
+
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_probability(loss__label_smoothing=self.label_smoothing)
+        _require_at_least(0, loss__mixup=self.mixup, loss__cutmix=self.cutmix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One complete training run.
+
+    Args:
+        name: Name of the recipe, for the record.
+        data: The images and how they are served.
+        augment: What is done to training images.
+        model: The model and the mixer in it.
+        optim: The optimiser.
+        schedule: The learning rate over time.
+        loss: Cross entropy and what softens its targets.
+        ema: Decay of the moving average of the weights that is evaluated and kept, reached after
+            a warm-up of (1 + updates)^(-2/3); 0 for none.
+        precision: ``auto`` (bfloat16 autocast on CUDA, else 32 bits), ``32``, ``bf16`` or ``16``.
+        seed: Seed of the weights, the order of images, augmentation and dropout.
+        deterministic: Refuse operations that have no deterministic form (slower).
+    """
+
+    name: str
+    data: DataConfig
+    augment: Augment = field(default_factory=Augment)
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    ema: float = 0.0
+    precision: str = "auto"
+    seed: int = 0
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _require_probability(ema=self.ema)
+        _require_at_least(0, seed=self.seed)
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as nested dictionaries of plain values; `from_dict` is the inverse."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def from_dict(values: Mapping[str, Any]) -> Recipe:
+    """Build a recipe from nested dictionaries, as YAML and JSON give them.
+
+    Args:
+        values: Fields by name; absent ones take their defaults.
+
+    Raises:
+        UserError: On an unknown or missing key, or a value of the wrong type or range.
+    """
+    return build(Recipe, values)
+
+
+def paths() -> list[str]:
+    """Every dotted key of a recipe, e.g. ``optim.lr``, in reading order."""
+    return [path for path, _ in leaves(Recipe)]
+
+
+def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """A copy of the recipe with some fields replaced, named by dotted keys.
+
+    Args:
+        recipe: Where the other fields come from.
+        overrides: Values by dotted key, e.g. ``{"optim.lr": 1e-3, "model.options.depth": 2}``.
+
+    Raises:
+        UserError: On an unknown key, with the nearest ones, or an unfit value.
+    """
+    values = recipe.to_dict()
+    known = paths()
+    for path, value in overrides.items():
+        if not (path in known or path in values or path.startswith("model.options.")):
+            raise unknown("recipe key", path, known)
+        *groups, last = path.split(".")
+        place = values
+        for group in groups:
+            place = place[group]
+        place[last] = value
+    return from_dict(values)
+
+
+def merge(recipe: Recipe, nested: Mapping[str, Any]) -> Recipe:
+    """A copy of the recipe with the fields of a partial nested dictionary, e.g. a YAML file's."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and is_dataclass(getattr(recipe, key, None)):
+            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
+        else:
+            flat[key] = value
+    return replace_path(recipe, flat)
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """Read a YAML or JSON file that holds a recipe or a part of one.
+
+    Raises:
+        UserError: If it cannot be read or is no mapping.
+    """
+    import yaml
+
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot read the recipe {str(file)!r}: {reason}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{str(file)!r} holds no recipe: expected keys such as `optim:`.")
+    return values
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read a recipe from a ``.yaml`` or ``.json`` file, or from a run's folder."""
+    file = Path(path)
+    return from_dict(read_mapping(file / "recipe.json" if file.is_dir() else file))

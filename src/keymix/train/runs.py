@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run after training: read its folder, build its model, evaluate it, classify images with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.train import files
+from keymix.train.folder import run_folder
+from keymix.train.model import build_model, device_of_this_machine, load_data
+from keymix.train.recipe import Recipe, from_dict
+from keymix.train.scoring import ImageBatch, autocast, score
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+
+Which = Literal["last", "best"]
+SplitName = Literal["train", "val", "test"]
+_PREDICT_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder.
+
+    Args:
+        folder: Where it is.
+        recipe: What was trained.
+    """
+
+    folder: Path
+    recipe: Recipe
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What came out; raises UserError while the run is not done."""
+        path = self.folder / files.SUMMARY
+        if not path.exists():
+            raise UserError(
+                f"the run {str(self.folder)!r} is not done: `keymix train {self.folder}` goes on."
+            )
+        return files.read_json(path)
+
+    @property
+    def done(self) -> bool:
+        """Whether training and the final test are complete."""
+        return (self.folder / files.SUMMARY).exists()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The epochs' lines, in order."""
+        return files.read_metrics(self.folder / files.METRICS)
+
+    def weights(self, which: Which = "last") -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights of the last or the best-on-validation epoch, and their facts.
+
+        Facts are ``recipe`` and ``data``, the data's record: classes, image size, mean and so on.
+        """
+        if which not in ("last", "best"):
+            raise UserError(f"weights {which!r}: choose 'last' or 'best'.")
+        return files.read_weights(self.folder / files.weights_file(which))
+
+    def model(self, which: Which = "last") -> nn.Module:
+        """The trained model in eval mode, on the CPU.
+
+        Args:
+            which: Weights of the ``last`` or the ``best`` epoch on validation.
+
+        Raises:
+            UserError: If the weights are missing, damaged or do not fit the recipe.
+        """
+        return self._load(which)[0]
+
+    def _load(self, which: Which) -> tuple[nn.Module, dict[str, Any]]:
+        state, facts = self.weights(which)
+        data = facts["data"]
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(
+                self.recipe,
+                num_classes=len(data["classes"]),
+                in_chans=data["in_chans"],
+                image_size=data["image_size"],
+            )
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"the weights in {str(self.folder)!r} do not fit their recipe: {reason}"
+            ) from None
+        return model.eval(), data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a run says about an image.
+
+    Args:
+        path: The image file.
+        classes: The most likely classes, best first; empty if the image is unreadable.
+        probabilities: Their probabilities, 0..1.
+        error: Why there is no answer, or None.
+    """
+
+    path: str
+    classes: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    error: str | None = None
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run's folder.
+
+    Raises:
+        UserError: If it is no run's folder, or its recipe is damaged.
+    """
+    folder = run_folder(Path(path))
+    return Run(folder, from_dict(files.read_json(folder / files.RECIPE)))
+
+
+def evaluate(
+    run: Run | str | Path,
+    data_spec: str | None = None,
+    *,
+    which: Which = "last",
+    split: SplitName = "test",
+) -> dict[str, Any]:
+    """Score a run on its own test split or on other data with the same classes.
+
+    Args:
+        run: The run, or its folder.
+        data_spec: Other data; None for the run's own.
+        which: Weights of the ``last`` or the ``best`` epoch.
+        split: The split to score; other data is split as training data would be.
+
+    Returns:
+        ``loss``, ``top1``, ``top5`` (fractions, or None), ``images``, ``data``, ``split``,
+        ``weights``.
+
+    Raises:
+        UserError: If weights or data are unfit, or the data has classes that the run never saw.
+    """
+    run = run if isinstance(run, Run) else load_run(run)
+    model, seen = run._load(which)
+    data, classes = _data_for(run, seen, data_spec)
+    batches = _relabelled(_loader(run, data, split), classes)
+    scored = score(
+        model,
+        batches,
+        num_classes=len(seen["classes"]),
+        device=device_of_this_machine(),
+        precision=run.recipe.precision,
+    )
+    return {
+        **scored.metrics,
+        "images": len(scored.index),
+        "data": data.spec,
+        "split": split,
+        "weights": which,
+    }
+
+
+def _data_for(run: Run, seen: dict[str, Any], spec: str | None) -> tuple[ImageData, Tensor]:
+    """The data as the run's model wants it, and the run's class number of each of its classes."""
+    config = run.recipe.data
+    if spec is not None and spec != config.spec:
+        config = replace(config, spec=spec, limit=None)
+    data = load_data(replace(config, image_size=max(seen["image_size"])))
+    if data.in_chans != seen["in_chans"]:
+        raise UserError(
+            f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
+            f"{seen['in_chans']}."
+        )
+    new = [name for name in data.classes if name not in seen["classes"]]
+    if new:
+        raise UserError(
+            f"data {data.spec!r} has classes that the run was not trained on: "
+            f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
+            f"{', '.join(seen['classes'][:10])}."
+        )
+    numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
+    return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
+
+
+def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]:
+    from keymix.data.loaders import Loader
+
+    if split not in ("train", "val", "test"):
+        raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
+    return Loader(
+        getattr(data, split),
+        data,
+        batch_size=run.recipe.data.eval_batch_size,
+        train=False,
+        workers=run.recipe.data.workers,
+    )
+
+
+def _relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
+    from keymix.data.loaders import Batch
+
+    for batch in batches:
+        yield Batch(batch.images, numbers[batch.targets], batch.index)
+
+
+def image_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The image files that paths mean: files as they are, folders searched with all below.
+
+    Raises:
+        UserError: If a path does not exist, or a folder holds no image.
+    """
+    from keymix.data.sources.folder import SUFFIXES
+
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            if not inside:
+                raise UserError(f"the folder {str(path)!r} holds no images.")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UserError(f"there is no image or folder {str(path)!r}.")
+    return found
+
+
+def predict(
+    run: Run | str | Path,
+    paths: Sequence[str | Path],
+    *,
+    which: Which = "last",
+    top: int = 5,
+) -> list[Prediction]:
+    """Classify images. A broken image gets its error as an answer; the others are answered.
+
+    Args:
+        run: The run, or its folder.
+        paths: Image files and folders.
+        which: Weights of the ``last`` or the ``best`` epoch.
+        top: How many classes to name for an image.
+
+    Raises:
+        UserError: If a path does not exist, or the weights are unfit.
+    """
+    run = run if isinstance(run, Run) else load_run(run)
+    if top < 1:
+        raise UserError(f"top = {top}: name at least one class.")
+    wanted = image_files(paths)
+    model, seen = run._load(which)
+    device = device_of_this_machine()
+    model.to(device)
+    answers: list[Prediction] = []
+    for start in range(0, len(wanted), _PREDICT_BATCH):
+        read = [_read(path, seen) for path in wanted[start : start + _PREDICT_BATCH]]
+        whole = [image for image in read if isinstance(image, Tensor)]
+        told: Iterator[tuple[tuple[str, ...], tuple[float, ...]]] = iter(())
+        if whole:
+            told = _answer(model, torch.stack(whole), seen, top, device, run.recipe.precision)
+        for path, image in zip(wanted[start : start + _PREDICT_BATCH], read, strict=True):
+            if isinstance(image, str):
+                answers.append(Prediction(path=str(path), error=image))
+            else:
+                classes, probabilities = next(told)
+                answers.append(
+                    Prediction(path=str(path), classes=classes, probabilities=probabilities)
+                )
+    return answers
+
+
+def _read(path: Path, seen: dict[str, Any]) -> Tensor | str:
+    from keymix.data.decode import read_image
+
+    height, width = seen["image_size"]
+    try:
+        return read_image(path, (height, width), seen["in_chans"], crop_pct=seen["crop_pct"])
+    except UserError as error:
+        return str(error)
+
+
+@torch.inference_mode()
+def _answer(
+    model: nn.Module,
+    pixels: Tensor,
+    seen: dict[str, Any],
+    top: int,
+    device: torch.device,
+    precision: str,
+) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
+    mean = torch.tensor(seen["mean"]).view(-1, 1, 1)
+    std = torch.tensor(seen["std"]).view(-1, 1, 1)
+    images = ((pixels.float() / 255 - mean) / std).to(device)
+    with autocast(device, precision):
+        logits = model(images)
+    best = logits.float().softmax(1).topk(min(top, len(seen["classes"])), dim=1)
+    names = [tuple(seen["classes"][i] for i in row) for row in best.indices.tolist()]
+    return iter(list(zip(names, map(tuple, best.values.tolist()), strict=True)))

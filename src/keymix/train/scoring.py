@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss and accuracy over a split, in validation and in test alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+TOP5_FROM = 6  # classes; with five or fewer, top-5 is always right and told as null
+
+Metrics = dict[str, float | None]
+
+
+class ImageBatch(Protocol):
+    """What a loader yields: normalised images [B, C, H, W], targets [B], sample indices [B]."""
+
+    @property
+    def images(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def targets(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def index(self) -> Tensor: ...  # noqa: D102
+
+
+class Scores(nn.Module):
+    """Mean loss and top-1 and top-5 accuracy over an evaluation, correct under distribution.
+
+    Args:
+        num_classes: Classes of the model; top-5 is told from six up.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.loss = MeanMetric()
+        self.top1 = self._accuracy(num_classes, 1)
+        self.top5 = self._accuracy(num_classes, 5) if num_classes >= TOP5_FROM else None
+
+    @staticmethod
+    def _accuracy(num_classes: int, top_k: int) -> MulticlassAccuracy:
+        return MulticlassAccuracy(
+            num_classes=num_classes, top_k=top_k, average="micro", validate_args=False
+        )
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch: logits [B, classes], targets [B]."""
+        logits = logits.float()
+        self.loss.update(F.cross_entropy(logits, targets), len(targets))
+        self.top1.update(logits, targets)
+        if self.top5 is not None:
+            self.top5.update(logits, targets)
+
+    def compute(self) -> Metrics:
+        """The scores since the last call: ``loss``, ``top1``, ``top5`` as fractions or None."""
+        scores: Metrics = {
+            "loss": float(self.loss.compute()),
+            "top1": float(self.top1.compute()),
+            "top5": None if self.top5 is None else float(self.top5.compute()),
+        }
+        for metric in (self.loss, self.top1, self.top5):
+            if metric is not None:
+                metric.reset()
+        return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A model's answers on a split, on the CPU, in the order of the loader.
+
+    Args:
+        metrics: ``loss``, ``top1``, ``top5``; fractions, or None.
+        index: Sample indices [N].
+        targets: True classes [N].
+        predicted: Most likely classes [N].
+        top5: Whether the true class is among the five most likely [N].
+    """
+
+    metrics: Metrics
+    index: Tensor
+    targets: Tensor
+    predicted: Tensor
+    top5: Tensor
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context that a recipe's precision means on a device; ``auto``: bfloat16 on CUDA."""
+    wanted = {"auto": device.type == "cuda", "32": False}.get(precision, True)
+    dtype = torch.float16 if precision == "16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=wanted)
+
+
+@torch.inference_mode()
+def score(
+    model: nn.Module,
+    batches: Iterable[ImageBatch],
+    *,
+    num_classes: int,
+    device: torch.device,
+    precision: str = "32",
+) -> Scored:
+    """Answer every image of a split and score the answers.
+
+    Args:
+        model: A classifier; evaluated as it stands, in eval mode.
+        batches: The split.
+        num_classes: Classes of the model.
+        device: Where to compute.
+        precision: As in a recipe.
+    """
+    model = model.to(device).eval()
+    scores = Scores(num_classes).to(device)
+    parts: list[tuple[Tensor, ...]] = []
+    for batch in batches:
+        images, targets = batch.images.to(device), batch.targets.to(device)
+        with autocast(device, precision):
+            logits = model(images).float()
+        scores.update(logits, targets)
+        best = logits.topk(min(5, num_classes), dim=1).indices
+        hit = (best == targets[:, None]).any(1)
+        parts.append((batch.index.cpu(), targets.cpu(), best[:, 0].cpu(), hit.cpu()))
+    index, all_targets, predicted, top5 = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Scored(
+        metrics=scores.compute(), index=index, targets=all_targets, predicted=predicted, top5=top5
+    )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training step: loss, mixing of images, optimiser, schedule, weight averaging, scores.
+
+All randomness of a step is a function of (seed, epoch, step, rank): dropout and stochastic depth
+are paired between mixers at a seed, and a resumed run has no random state to restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler.scheduler_factory import create_scheduler_v2
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from keymix.errors import UserError, unknown
+from keymix.train.recipe import LossConfig, OptimConfig, Recipe
+from keymix.train.scoring import ImageBatch, Scores
+
+_CHECK_EVERY = 50  # steps between looks at the loss: looking waits for the device
+_FUSED = (
+    "adam",
+    "adamw",
+    "sgd",
+)  # torch's own whose fused step is several times faster on small nets
+
+Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def step_seed(seed: int, epoch: int, step: int, rank: int = 0) -> int:
+    """A seed for one training step, in [0, 2^63): unrelated for different arguments."""
+    words = f"{seed}/{epoch}/{step}/{rank}".encode()
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
+
+
+def make_mix(config: LossConfig, num_classes: int) -> Mix | None:
+    """Mixup, cutmix, or a coin between them; None without either.
+
+    Args:
+        config: Their alphas.
+        num_classes: Mixed targets are shares over this many classes.
+    """
+    mixes: list[nn.Module] = []
+    if config.mixup > 0:
+        mixes.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
+    if config.cutmix > 0:
+        mixes.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
+    if not mixes:
+        return None
+    return cast(Mix, mixes[0] if len(mixes) == 1 else v2.RandomChoice(mixes))
+
+
+def make_optimizer(
+    config: OptimConfig, model: nn.Module, *, fused: bool = True
+) -> torch.optim.Optimizer:
+    """Make timm's optimiser; biases, norms and ``model.no_weight_decay()`` are not decayed.
+
+    Args:
+        config: Name and settings.
+        model: Whose parameters to train.
+        fused: Take torch's fused step where there is one.
+
+    Raises:
+        UserError: On an unknown optimiser, or settings that it does not take.
+    """
+    known = [str(name) for name in list_optimizers(exclude_filters=["bnb*", "apex*"])]
+    if config.name not in known:
+        raise unknown("optimiser", config.name, known)
+    options: dict[str, Any] = {} if config.betas is None else {"betas": config.betas}
+    if fused and config.name in _FUSED:
+        options["fused"] = True
+    try:
+        made: torch.optim.Optimizer = create_optimizer_v2(
+            model, opt=config.name, lr=config.lr, weight_decay=config.weight_decay, **options
+        )
+    except TypeError as error:
+        raise UserError(
+            f"optimiser {config.name!r} takes none of these settings: {options} ({error})"
+        ) from None
+    return made
+
+
+class ClassificationTask(pl.LightningModule):
+    """Cross entropy on images under a recipe; validation by the averaged weights where kept.
+
+    Args:
+        recipe: The run.
+        model: A classifier whose parameters train.
+        num_classes: Its classes.
+        steps_per_epoch: Batches a training epoch, for the schedule.
+    """
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, *, num_classes: int, steps_per_epoch: int
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.model = model
+        self.ema = ModelEmaV3(model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
+        if self.ema is not None:
+            self.ema.requires_grad_(False)
+        self.scores = Scores(num_classes)
+        self.val_scores: dict[str, float | None] = {}
+        self.last_lr = recipe.optim.lr
+        self._mix = make_mix(recipe.loss, num_classes)
+        self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
+        self._losses: list[Tensor] = []
+        self._loss_sum, self._loss_steps = 0.0, 0
+        self._averaged_at = 0
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is validated and kept: the averaged one where there is one."""
+        return self.model if self.ema is None else cast(nn.Module, self.ema.module)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Make timm's optimiser, and its schedule counted in updates."""
+        recipe = self.recipe
+        scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
+        optimizer = make_optimizer(recipe.optim, self.model, fused=not scaled)
+        schedule = recipe.schedule
+        scheduler, _ = create_scheduler_v2(
+            optimizer,
+            sched=schedule.name,
+            num_epochs=schedule.epochs,
+            warmup_epochs=schedule.warmup_epochs,
+            warmup_lr=schedule.warmup_lr,
+            min_lr=schedule.min_lr,
+            decay_epochs=None,
+            step_on_epochs=False,
+            updates_per_epoch=self._updates,
+        )
+        if scheduler is None:
+            return optimizer
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Move timm's schedule to the number of updates done."""
+        self.last_lr = max(group["lr"] for group in scheduler.optimizer.param_groups)
+        scheduler.step_update(self.global_step)
+
+    def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Seed the step, mix images where asked, and return the loss."""
+        torch.manual_seed(
+            step_seed(self.recipe.seed, self.current_epoch, batch_idx, self.global_rank)
+        )
+        images, targets = batch.images, batch.targets
+        if self._mix is not None:
+            images, targets = self._mix(images, targets)
+        logits = self.model(images)
+        loss = F.cross_entropy(
+            logits.float(), targets, label_smoothing=self.recipe.loss.label_smoothing
+        )
+        self._losses.append(loss.detach())
+        if len(self._losses) >= _CHECK_EVERY:
+            self._look_at_losses(batch_idx)
+        return loss
+
+    def on_train_start(self) -> None:
+        """Note where a resumed run stands, so that no update is averaged twice."""
+        self._averaged_at = self.global_step
+
+    def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
+        """Follow the weights with their moving average, once an update."""
+        if self.ema is not None and self.global_step > self._averaged_at:
+            self.ema.update(self.model, step=self.global_step)
+            self._averaged_at = self.global_step
+
+    def _look_at_losses(self, batch_idx: int) -> None:
+        losses = torch.stack(self._losses).double().cpu()
+        self._losses.clear()
+        wrong = (~torch.isfinite(losses)).nonzero()
+        if len(wrong):
+            step = batch_idx + 1 - len(losses) + int(wrong[0])
+            raise UserError(
+                f"the training loss became {losses[int(wrong[0])].item()} in epoch "
+                f"{self.current_epoch}, step {step}, at learning rate {self.last_lr:.3g}. Lower "
+                "--optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1; the "
+                "last good epoch is kept."
+            )
+        self._loss_sum += float(losses.sum())
+        self._loss_steps += len(losses)
+
+    def take_train_loss(self) -> float:
+        """The mean training loss since the last call, which ends an epoch.
+
+        Raises:
+            UserError: If a loss was not finite; it names the step, the learning rate, a remedy.
+        """
+        if self._losses:
+            steps = self._loss_steps + len(self._losses)
+            self._look_at_losses(steps - 1)
+        mean = self._loss_sum / max(1, self._loss_steps)
+        self._loss_sum, self._loss_steps = 0.0, 0
+        return mean
+
+    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        """Score a batch of the validation split."""
+        self.scores.update(self.evaluated(batch.images), batch.targets)
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the epoch's validation scores for the record."""
+        self.val_scores = self.scores.compute()
