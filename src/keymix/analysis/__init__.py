@@ -13,7 +13,6 @@ __getattr__, __dir__, __all__ = attach(
         "attention_maps": "keymix.analysis.attention",
         "count": "keymix.analysis.counting",
         "map_similarity": "keymix.analysis.collapse",
-        "measure": "keymix.analysis.measure",
         "measure_interleaved": "keymix.analysis.measure",
         "measure_model": "keymix.analysis.measure",
         "peak_memory": "keymix.analysis.memory",

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of a model's passes, measured from outside: what a fresh process grows by.
+
+On a CPU no allocator of PyTorch's keeps books, so the resident set of a process of its own is
+read; on CUDA the caching allocator's peak is. ``python -m keymix.analysis.memory`` is that process.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+
+Phase = Literal["inference", "training"]
+PHASES: tuple[Phase, ...] = ("inference", "training")
+MIB = 2**20
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """How another process makes a model.
+
+    Attributes:
+        kwargs: Arguments of the factory by name, plain data.
+        factory: ``module:function`` that returns the model.
+        imports: Files of a user's own mixers, run before.
+    """
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    factory: str = "keymix.models.factory:create_model"
+    imports: tuple[str, ...] = ()
+
+    def make(self) -> nn.Module:
+        """Make the model, with the weights that seed 0 gives."""
+        if self.imports:
+            from keymix.mixers.registry import import_file
+
+            for path in self.imports:
+                import_file(path)
+        module, _, function = self.factory.partition(":")
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            model: nn.Module = getattr(importlib.import_module(module), function)(**self.kwargs)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Peak memory of a model's passes over one batch, beyond its weights and the input.
+
+    Attributes:
+        inference_mib: Growth over a forward pass without gradients, MiB; None if unknown.
+        training_mib: Growth over forward and backward, the gradients of the parameters included.
+        note: How it was measured, or why it is unknown.
+    """
+
+    inference_mib: float | None
+    training_mib: float | None
+    note: str
+
+
+def run_pass(model: nn.Module, x: Tensor, phase: Phase) -> None:
+    """Run one pass: forward alone without gradients, or forward and backward."""
+    if phase == "inference":
+        with torch.no_grad():
+            model(x)
+        return
+    with torch.enable_grad():
+        out = model(x)
+        out = out if isinstance(out, Tensor) else next(iter(out))
+        out.float().square().mean().backward()
+
+
+def cuda_growth(model: nn.Module, x: Tensor, phase: Phase) -> float:
+    """Measure the growth of CUDA memory over one pass of a copy of the model, MiB."""
+    trial = copy.deepcopy(model).train(phase == "training")
+    run_pass(trial, x, phase)  # libraries take their workspaces
+    trial.zero_grad(set_to_none=True)
+    torch.cuda.synchronize(x.device)
+    before = torch.cuda.memory_allocated(x.device)
+    torch.cuda.reset_peak_memory_stats(x.device)
+    run_pass(trial, x, phase)
+    torch.cuda.synchronize(x.device)
+    return (torch.cuda.max_memory_allocated(x.device) - before) / MIB
+
+
+def _status(key: str) -> int:
+    """Read a size in KiB from the process's own status."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1])
+    raise KeyError(key)
+
+
+def _release() -> None:
+    """Give freed memory back to the system, so that it is seen when it is taken again."""
+    gc.collect()
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def cpu_growth(model: nn.Module, x: Tensor, phase: Phase) -> float:
+    """Measure the growth of this process's resident set over one pass, MiB.
+
+    Only a fresh process gives an honest figure: memory that was freed but not returned to the
+    system hides what a pass takes.
+    """
+    model.train(phase == "training")
+    run_pass(model, x[:2], phase)  # kernels, thread pools and code are loaded now
+    model.zero_grad(set_to_none=True)
+    _release()
+    _CLEAR.write_text("5")  # the high-water mark starts again from here
+    before = _status("VmRSS")
+    run_pass(model, x, phase)
+    return max(0, _status("VmHWM") - before) / 1024
+
+
+def cpu_peak_unknown() -> str | None:
+    """Say why the peak of a CPU pass cannot be measured here; None if it can."""
+    if not _STATUS.exists():
+        return "unknown: needs /proc, which this system does not have"
+    if not os.access(_CLEAR, os.W_OK):
+        return "unknown: /proc/self/clear_refs is not writable here, so peaks cannot be told apart"
+    return None
+
+
+def peak_memory(
+    builds: Mapping[str, Build],
+    input_size: Sequence[int],
+    *,
+    batch_size: int = 64,
+    threads: int | None = None,
+    phases: Sequence[Phase] = PHASES,
+) -> dict[str, Peak]:
+    """Measure the peak memory of models on the CPU, in a process of their own.
+
+    Args:
+        builds: Name to how the model is made.
+        input_size: Shape of the input without the batch.
+        batch_size: Images in the batch.
+        threads: CPU threads; PyTorch's choice if None.
+        phases: Which passes; the others stay None.
+
+    Returns:
+        Name to peak. What could not be measured is None, and the note says why.
+
+    Raises:
+        UserError: If a model cannot be made from its arguments.
+    """
+    why = cpu_peak_unknown()
+    if why is not None:
+        return {name: Peak(inference_mib=None, training_mib=None, note=why) for name in builds}
+    request = {
+        "builds": {name: asdict(build) for name, build in builds.items()},
+        "input_size": list(input_size),
+        "batch_size": batch_size,
+        "threads": threads or torch.get_num_threads(),
+        "phases": list(phases),
+    }
+    # large blocks straight from the system: their coming and going is then seen page by page
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "keymix.analysis.memory"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **allocator},
+    )
+    answers: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith('{"peak": '):
+            answers.update(json.loads(line)["peak"])
+        elif line.startswith('{"error": '):
+            raise UserError(json.loads(line)["error"])
+    note = f"growth of a fresh process at batch {batch_size}, {request['threads']} threads"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        note = f"unknown: the measuring process ended with {done.returncode}. {last}".strip()
+    return {
+        name: Peak(
+            inference_mib=answers.get(f"{name}/inference"),
+            training_mib=answers.get(f"{name}/training"),
+            note=note,
+        )
+        for name in builds
+    }
+
+
+def _answer(key: str, value: Any) -> None:
+    sys.stdout.write(json.dumps({key: value}) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Measure what standard input asks for, one JSON line an answer on standard output."""
+    request = json.load(sys.stdin)
+    torch.set_num_threads(request["threads"])
+    shape = (max(2, request["batch_size"]), *request["input_size"])
+    for name, fields in request["builds"].items():
+        build = Build(
+            kwargs=fields["kwargs"], factory=fields["factory"], imports=tuple(fields["imports"])
+        )
+        try:
+            model = build.make()
+        except UserError as error:
+            _answer("error", str(error))
+            return 2
+        x = torch.randn(shape)[: request["batch_size"]]
+        for phase in request["phases"]:
+            _answer("peak", {f"{name}/{phase}": round(cpu_growth(model, x, phase), 2)})
+        del model
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

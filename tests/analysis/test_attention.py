@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention maps of models: right rows, right layers, a reason where there are none."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import keymix
+from keymix.analysis.attention import attention_maps, select_mixers
+from keymix.errors import NoAttentionMap, UserError
+from keymix.mixers.map_mixer import MapMixer
+
+MODEL = "vit_nano_p2_12"
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(2, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def make(mixer: str | list[str] = "softmax", **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    return keymix.create_model(MODEL, mixer=mixer, in_chans=1, mixer_options=options or None)
+
+
+def maps_by_hand(model: nn.Module, images: Tensor, stage: str) -> list[Tensor]:
+    """Run every block by hand and form each whole map from what reached the mixer."""
+    model = model.eval()
+    given: list[tuple[MapMixer, Tensor]] = []
+    mixers = [m for m in model.modules() if isinstance(m, MapMixer)]
+    handles = [
+        m.register_forward_hook(lambda m, args, out: given.append((m, args[0]))) for m in mixers
+    ]
+    with torch.no_grad():
+        model(images)
+        maps = [m.maps(m.inputs(x, m.site.grid), m.site.grid, stage=stage) for m, x in given]
+    for handle in handles:
+        handle.remove()
+    return maps
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "static_key", "conv_static_key", "re_attention"])
+@pytest.mark.parametrize("stage", ["softmax", "final"])
+def test_maps_are_those_of_the_forward_pass(mixer: str, stage: str, images: Tensor) -> None:
+    model = make(mixer)
+    maps = attention_maps(model, images, stage=stage)
+    assert list(maps) == [f"blocks.{i}.attn.mixer" for i in range(4)]
+    for got, wanted in zip(maps.values(), maps_by_hand(model, images, stage), strict=True):
+        torch.testing.assert_close(got, wanted)
+        assert got.shape == (2, 4, 36, 36)
+        assert not got.requires_grad
+
+
+def test_asked_rows_are_rows_of_the_whole_map(images: Tensor) -> None:
+    model = make()
+    whole = attention_maps(model, images, layers=-1)
+    some = attention_maps(model, images, layers=-1, queries=[7, 0])
+    for path, rows in some.items():
+        torch.testing.assert_close(rows, whole[path][..., [7, 0], :])
+
+
+def test_layers_are_chosen_by_number_and_by_pattern(images: Tensor) -> None:
+    model = make()
+    assert list(attention_maps(model, images, layers=[-1, 0])) == [
+        "blocks.0.attn.mixer",
+        "blocks.3.attn.mixer",
+    ]
+    assert list(select_mixers(model, "blocks.[12].*")) == [
+        "blocks.1.attn.mixer",
+        "blocks.2.attn.mixer",
+    ]
+
+
+def test_the_model_is_left_as_it_was(images: Tensor) -> None:
+    model = make("re_attention").train()
+    model.blocks[1].eval()  # type: ignore[index, union-attr]
+    modes = [m.training for m in model.modules()]
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    before = torch.get_rng_state()
+    attention_maps(model, images)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_everything_is_restored_after_an_error(images: Tensor) -> None:
+    model = make(["softmax", "softmax", "identity", "softmax"]).train()
+    with pytest.raises(NoAttentionMap):
+        attention_maps(model, images)
+    assert all(m.training for m in model.modules())
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_the_forward_pass_stays_fused(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = make(), []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args: object, **kwargs: object) -> Tensor:
+        calls.append(1)
+        return fused(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    attention_maps(model, images, queries=[0])
+    assert len(calls) == 4
+
+
+def test_a_layer_without_a_map_says_which_and_why(images: Tensor) -> None:
+    model = make(["softmax", "identity", "softmax", "softmax"])
+    with pytest.raises(NoAttentionMap, match=r"blocks\.1\.attn\.mixer.*'identity'"):
+        attention_maps(model, images)
+    assert len(attention_maps(model, images, layers=["blocks.[023].*"])) == 3
+
+
+def test_a_layer_that_does_not_run_is_an_error(images: Tensor) -> None:
+    model = make()
+    model.spare = keymix.create_mixer("softmax", dim=8)  # type: ignore[assignment]
+    with pytest.raises(NoAttentionMap, match="spare did not run"):
+        attention_maps(model, images)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("blokcs.0.*", "unknown layer"),
+        (4, "layer 4 is out of range"),
+        ([], "chooses no layer"),
+    ],
+)
+def test_layers_that_do_not_exist_are_refused(
+    layers: str | int | list[str], message: str, images: Tensor
+) -> None:
+    with pytest.raises(UserError, match=message):
+        attention_maps(make(), images, layers=layers)
+
+
+def test_a_model_without_mixers_is_refused(images: Tensor) -> None:
+    with pytest.raises(UserError, match="hosts no keymix mixer"):
+        attention_maps(timm.create_model("resnet18"), images)
+
+
+def test_a_query_that_is_no_token_is_refused(images: Tensor) -> None:
+    with pytest.raises(UserError, match="36 tokens"):
+        attention_maps(make(), images, queries=[36])

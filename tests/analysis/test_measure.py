@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured cost: what is stated is what was done, and peak memory is what a pass takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from keymix.analysis import measure as measuring
+from keymix.analysis import memory
+from keymix.analysis.measure import Cost, measure, measure_interleaved, measure_model, with_peak
+from keymix.analysis.memory import Build, Peak, peak_memory
+from keymix.errors import UserError
+
+needs_proc = pytest.mark.skipif(
+    memory.cpu_peak_unknown() is not None, reason="peaks of CPU passes need Linux's /proc"
+)
+
+
+class Recorder(nn.Module):
+    """Writes down who ran, in which mode, on how many images."""
+
+    def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
+        super().__init__()
+        self.name, self.log = name, log
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        self.log.append((self.name, len(x)))
+        return self.fc(x)
+
+
+def test_models_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_SHORTEST", 0.0)
+    log: list[tuple[str, int]] = []
+    models = {name: Recorder(name, log).train() for name in "ab"}
+    costs = measure_interleaved(models, (4,), batch_size=3, repeats=3, warmup=1)
+    assert log[:4] == [("a", 1), ("a", 3), ("b", 1), ("b", 3)]  # warm-up
+    a, b = [("a", 1), ("a", 3)], [("b", 1), ("b", 3)]
+    assert log[4:] == [*a, *b, *b, *a, *a, *b]
+    assert all(m.training for m in models.values())
+    assert set(costs) == {"a", "b"}
+
+
+def test_a_cost_states_its_conditions_and_is_ordered() -> None:
+    threads, net = torch.get_num_threads(), nn.Linear(8, 8)
+    state = torch.get_rng_state()
+    cost = measure(net, (8,), batch_size=4, repeats=5, threads=1)
+    assert (cost.batch_size, cost.repeats, cost.threads) == (4, 5, 1)
+    assert (cost.device, cost.dtype, cost.input_size) == ("cpu", "float32", (8,))
+    assert 0 < cost.latency_q1_ms <= cost.latency_ms <= cost.latency_q3_ms
+    assert 0 < cost.images_per_s_q1 <= cost.images_per_s <= cost.images_per_s_q3
+    assert cost.latency_iqr_ms == cost.latency_q3_ms - cost.latency_q1_ms
+    assert cost.peak_mib is None
+    assert "fresh process" in cost.peak_note
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    assert json.loads(json.dumps(cost.to_dict()))["latency_ms"] == cost.latency_ms
+
+
+def test_quartiles_are_those_of_the_samples() -> None:
+    runner = measuring._Runner(nn.Identity(), torch.zeros(1, 1), warmup=1)
+    runner.samples = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert runner.quartiles() == (2.0, 3.0, 4.0)
+    runner.samples = [7.0]
+    assert runner.quartiles() == (7.0, 7.0, 7.0)
+
+
+def test_bad_numbers_are_refused() -> None:
+    with pytest.raises(UserError, match="batch_size=0"):
+        measure(nn.Linear(8, 8), (8,), batch_size=0)
+    with pytest.raises(UserError, match="threads=0"):
+        measure(nn.Linear(8, 8), (8,), threads=0)
+    with pytest.raises(UserError, match="no model"):
+        measure_interleaved({}, (8,))
+
+
+@needs_proc
+def test_peak_memory_is_what_the_passes_hold() -> None:
+    # a wide, shallow stack: at inference two activations live, in training all of them
+    width, batch, depth = 1024, 2048, 4
+    mib = width * batch * 4 / 2**20  # one activation
+    build = Build(
+        factory="torchvision.ops:MLP",
+        kwargs={"in_channels": width, "hidden_channels": [width] * depth, "inplace": False},
+    )
+    peak = peak_memory({"mlp": build}, (width,), batch_size=batch, threads=1)["mlp"]
+    weights = depth * width * width * 4 / 2**20
+    assert peak.inference_mib == pytest.approx(2 * mib, rel=0.25)
+    assert peak.training_mib is not None
+    # each hidden layer keeps its result before ReLU or after it, and dropout's input
+    assert 0.9 * (2 * depth - 2) * mib < peak.training_mib < (3 * depth + 2) * mib + weights
+    assert peak.training_mib > 2 * peak.inference_mib
+    assert "batch 2048, 1 threads" in peak.note
+
+
+@needs_proc
+def test_a_model_is_measured_by_name() -> None:
+    options = {"mixer": "static_key", "in_chans": 1}
+    cost = measure_model(
+        "vit_nano_p2_12", options, (1, 12, 12), batch_size=256, repeats=2, threads=1
+    )
+    assert cost.peak_training_mib is not None
+    assert cost.peak_inference_mib is not None
+    assert cost.peak_mib == cost.peak_training_mib > cost.peak_inference_mib > 0
+
+
+@needs_proc
+def test_a_model_that_cannot_be_made_is_a_clear_error() -> None:
+    build = Build(kwargs={"name": "vit_nano_p2_12", "mixer": "sofmax"})
+    with pytest.raises(UserError, match="softmax"):
+        peak_memory({"bad": build}, (3, 12, 12))
+
+
+@needs_proc
+def test_a_process_that_dies_leaves_none_and_the_reason() -> None:
+    build = Build(factory="torch.nn:Linear", kwargs={"in_features": 3, "out_features": 3})
+    peak = peak_memory({"wrong width": build}, (4,), batch_size=2)["wrong width"]
+    assert peak.inference_mib is None
+    assert "ended with 1" in peak.note
+    assert "shapes cannot be multiplied" in peak.note
+
+
+def test_without_proc_the_peak_is_none_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "nothing")
+    peak = peak_memory({"x": Build()}, (4,))["x"]
+    assert peak == Peak(inference_mib=None, training_mib=None, note=peak.note)
+    assert "needs /proc" in peak.note
+    cost = with_peak(measure(nn.Linear(2, 2), (2,), batch_size=1, repeats=1), peak)
+    assert isinstance(cost, Cost)
+    assert cost.peak_note == peak.note
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_the_allocator_tells_the_peak() -> None:
+    net = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).cuda()
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    cost = measure(net, (512,), batch_size=1024, repeats=3)
+    assert cost.device.startswith("cuda")
+    assert cost.peak_training_mib is not None
+    assert cost.peak_inference_mib is not None
+    assert cost.peak_training_mib > cost.peak_inference_mib >= 2
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
