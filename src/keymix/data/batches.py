@@ -57,9 +57,10 @@ def erase(images: Tensor, probability: float, index: IntArray, *, seed: int, epo
     height, width = images.shape[-2:]
     draws = uniforms(1 + 4 * _TRIES, seed, epoch, Stream.ERASING, index)
     boxes, fits = _boxes(draws[:, 1:], height, width, _ERASED_AREA, _ERASED_RATIO)
-    for i in np.flatnonzero((draws[:, 0] < probability) & fits):
-        top, left, h, w = boxes[i]
-        images[i, :, top : top + h, left : left + w] = 0.0
+    values = images.numpy()
+    for i in np.flatnonzero((draws[:, 0] < probability) & fits).tolist():
+        top, left, h, w = boxes[i].tolist()
+        values[i, :, top : top + h, left : left + w] = 0.0
     return images
 
 

@@ -59,7 +59,7 @@ def carve(
         The parts by name, and notes for the record.
 
     Raises:
-        UserError: If ``limit`` is below the number of classes, or no image is left for val or test.
+        UserError: If ``limit`` is below two images a class, or no image is left for val or test.
     """
     notes = list(source.notes)
     train = _whole("train", source.train)
@@ -78,25 +78,24 @@ def carve(
         notes.append(f"test = {len(chosen)} images carved from train, stratified, fixed")
 
     if limit is not None:
-        present = len(np.unique(train.labels))
-        if limit < present:
-            raise UserError(f"{limit=} is below the number of classes, {present}. Raise it.")
-        chosen = splits.choose(train.labels, limit, seed=seed, stream=Stream.LIMIT)
-        train = train.keep(chosen)
+        least = 2 * len(np.unique(train.labels))  # one to learn from and one to validate on
+        if limit < least:
+            raise UserError(f"{limit=} is below two images a class. Give at least {least}.")
         test = test.keep(splits.choose(test.labels, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
-    number = max(1, round(val_fraction * len(train.rows)))
+    budget = len(train.rows) if limit is None else min(limit, len(train.rows))
+    number = max(1, round(val_fraction * budget))
     if val is not None:
         notes.append("validation = the source's validation split")
         if limit is not None:
             val = val.keep(splits.choose(val.labels, number, seed=seed, stream=Stream.LIMIT))
-            train = train.keep(
-                splits.choose(train.labels, limit - len(val.rows), seed=seed, stream=Stream.LIMIT)
-            )
-    else:
+            budget = min(limit - len(val.rows), len(train.rows))
+    if budget < len(train.rows):
+        train = train.keep(splits.choose(train.labels, budget, seed=seed, stream=Stream.LIMIT))
+    if val is None:
         counts = np.bincount(train.labels, minlength=len(source.classes))
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)]
         if single:
-            notes.append(f"classes with a single image stay in train: {some(single)}")
+            notes.append(f"not validated on, for want of a second image: {some(single)}")
         chosen = splits.choose(
             train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
         )
@@ -104,8 +103,7 @@ def carve(
     for name, part in (("validation", val), ("test", test)):
         if not len(part.rows):
             raise UserError(
-                f"data {spec}: no images are left for {name}: every class has a single image. "
-                "Add images."
+                f"data {spec}: too few images a class: none is left for {name}. Add images."
             )
     return {"train": train, "val": val, "test": test}, notes
 

@@ -67,7 +67,7 @@ class Split:
             UserError: If the image is damaged; it is named.
         """
         if self.images is not None:
-            return self.images[i]
+            return self.images[i].clone()
         with reading(self.ids(i)), self.table.open(i) as image:
             array = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
         return torch.from_numpy(array.copy())

@@ -22,6 +22,7 @@ from keymix.errors import UserError
 Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
+_TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
 _DAMAGE = (
@@ -64,7 +65,8 @@ def convert(image: Image.Image, in_chans: int) -> Image.Image:
         ValueError: If the pixels have no 8-bit meaning (floats, 32-bit integers).
     """
     mode = "L" if in_chans == 1 else "RGB"
-    if image.mode == mode:
+    transparent = image.mode in _TRANSPARENT or "transparency" in image.info
+    if image.mode == mode and not transparent:
         image.load()
         return image
     if image.mode in _SIXTEEN_BIT:
@@ -74,7 +76,7 @@ def convert(image: Image.Image, in_chans: int) -> Image.Image:
         image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels, which have no 8-bit meaning")
-    elif image.has_transparency_data:
+    elif transparent:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)

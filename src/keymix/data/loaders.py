@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from keymix.data.streams import IntArray, Stream, hash64
 from keymix.errors import UserError
 
 _Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
+_Made: TypeAlias = tuple[int, IntArray, Tensor | UserError]
 
 
 class Batch(NamedTuple):
@@ -105,6 +107,7 @@ class Loader:
             self.augment is None or self.augment.rand_augment[0] == 0
         )
         self.workers = 0 if in_process else workers
+        self._maker = _Maker(split, self.augment, seed)
         self._ahead = self._start_workers() if self.workers else None
 
     def __len__(self) -> int:
@@ -116,7 +119,7 @@ class Loader:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        made = self._ahead if self._ahead is not None else map(self._made, self._orders())
+        made = self._ahead if self._ahead is not None else map(self._maker.make, self._orders())
         for epoch, index, pixels in made:
             if isinstance(pixels, UserError):
                 raise pixels
@@ -130,7 +133,7 @@ class Loader:
             positions = np.argsort(keys, kind="stable").astype(np.int64)
             share = self._count() * self.world_size
             positions = np.resize(positions, share)  # cuts, or repeats from the start
-        return positions[self.rank :: self.world_size]
+        return np.ascontiguousarray(positions[self.rank :: self.world_size])
 
     def _count(self) -> int:
         """Count this rank's images an epoch."""
@@ -144,13 +147,6 @@ class Loader:
         for b in range(len(self)):
             yield epoch, order[b * self.batch_size : (b + 1) * self.batch_size]
 
-    def _made(self, order: _Order) -> tuple[int, IntArray, Tensor]:
-        epoch, index = order
-        if self.augment is None:
-            return epoch, index, evaluation_batch(self.split, index)
-        pixels = training_batch(self.split, index, self.augment, seed=self.seed, epoch=epoch)
-        return epoch, index, pixels
-
     def _finished(self, epoch: int, index: IntArray, pixels: Tensor) -> Batch:
         images = pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
         if self.augment is not None:
@@ -158,15 +154,45 @@ class Loader:
         positions = torch.from_numpy(index)
         return Batch(images, self.split.labels.index_select(0, positions), positions)
 
-    def _start_workers(self) -> DataLoader[tuple[int, IntArray, Tensor | UserError]]:
+    def _start_workers(self) -> DataLoader[_Made]:
         return DataLoader(
-            _Ahead(self),
+            _Ahead(self._maker),
             sampler=_Orders(self),
             batch_size=None,  # an item is a batch already
+            collate_fn=_as_it_is,
             num_workers=self.workers,
             persistent_workers=True,
             generator=torch.Generator(),  # its own: the global stream belongs to the model
         )
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the pixels of a batch; small enough to be sent to a worker."""
+
+    split: Split
+    augment: Augment | None
+    seed: int
+
+    def make(self, order: _Order) -> _Made:
+        epoch, index = order
+        if self.augment is None:
+            return epoch, index, evaluation_batch(self.split, index)
+        pixels = training_batch(self.split, index, self.augment, seed=self.seed, epoch=epoch)
+        return epoch, index, pixels
+
+
+class _Ahead(Dataset[_Made]):
+    """What a worker runs. A user's error travels as a value: its one line stays one line."""
+
+    def __init__(self, maker: _Maker) -> None:
+        self._maker = maker
+
+    def __getitem__(self, order: _Order) -> _Made:
+        try:
+            return self._maker.make(order)
+        except UserError as error:
+            return *order, error
 
 
 class _Orders(Sampler[_Order]):
@@ -182,14 +208,5 @@ class _Orders(Sampler[_Order]):
         return len(self._loader)
 
 
-class _Ahead(Dataset[tuple[int, IntArray, "Tensor | UserError"]]):
-    """What a worker runs. A user's error travels as a value: its one line stays one line."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __getitem__(self, order: _Order) -> tuple[int, IntArray, Tensor | UserError]:
-        try:
-            return self._loader._made(order)
-        except UserError as error:
-            return *order, error
+def _as_it_is(made: Any) -> Any:  # torch types this as taking a list, which it is not here
+    return made

@@ -34,6 +34,8 @@ def open_source(argument: str) -> Source:
         )
     inside = _folders(root)
     if "train" not in inside:
+        if inside and set(inside) <= {"test", *_VALIDATION}:
+            raise UserError(f"{root} has {' and '.join(inside)}, but no folder train. Add it.")
         return _flat(root, root, ())
     held_out = [name for name in _VALIDATION if name in inside]
     if len(held_out) > 1:

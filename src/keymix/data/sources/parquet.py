@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def open_source(argument: str) -> Source:
     if "test" in raw and raw["test"].hidden():
         del raw["test"]
         notes.append("the test split's labels are hidden (all -1), so it is not used")
+    if not raw["train"].values:
+        raise UserError(f"data parquet:{argument} has no rows in {files['train'][0]}.")
     classes, number = _classes(raw["train"], columns)
     tables = {
         split: _ParquetTable(labels.files, columns.image, number(labels), labels.starts)
@@ -113,7 +116,8 @@ def _columns(file: Path) -> _Columns:
             if isinstance(feature, dict) and feature.get("_type") == kind and name in schema.names
         ]
 
-    image = _pick(typed("Image"), schema.names, _IMAGE_NAMES)
+    images = typed("Image") or [field.name for field in schema if _is_image_struct(field.type)]
+    image = _pick(images, schema.names, _IMAGE_NAMES)
     label = _pick(typed("ClassLabel"), schema.names, _LABEL_NAMES)
     seen = some(schema.names, 10)
     if image is None:
@@ -126,6 +130,13 @@ def _columns(file: Path) -> _Columns:
     return _Columns(image, label, tuple(str(n) for n in names) if names else None)
 
 
+def _is_image_struct(kind: Any) -> bool:
+    """Tell whether a column has the layout of Hugging Face's images, {bytes, path}."""
+    if not pa.types.is_struct(kind):
+        return False
+    return {"bytes", "path"} <= {kind.field(i).name for i in range(kind.num_fields)}
+
+
 def _pick(typed: list[str], present: Sequence[str], usual: Sequence[str]) -> str | None:
     """Choose a column: the usual name among those of the right type, else the first of the type."""
     for candidates in (typed, list(present)):
@@ -135,11 +146,19 @@ def _pick(typed: list[str], present: Sequence[str], usual: Sequence[str]) -> str
     return typed[0] if typed else None
 
 
-def _opened(file: Path) -> Any:
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Name the file that cannot be read."""
     try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{file} is not a readable parquet file: {reason}") from error
+
+
+def _opened(file: Path) -> Any:
+    with _readable(file):
         return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{file} is not a readable parquet file: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -159,7 +178,8 @@ class _Labels:
             for name in (columns.image, columns.label):
                 if name not in parquet.schema_arrow.names:
                     raise UserError(f"{file} has no column {name!r}, which other files have.")
-            values += parquet.read(columns=[columns.label]).column(0).to_pylist()
+            with _readable(file):
+                values += parquet.read(columns=[columns.label]).column(0).to_pylist()
             starts.append(len(values))
         return _Labels(files, values, np.asarray(starts, dtype=np.int64))
 
@@ -255,30 +275,32 @@ class _ParquetTable(Table):
         return head_digest(len(content), content)
 
     def select(self, rows: IntArray) -> Table:
+        labels = self.labels[rows]
         rows = self._rows[rows]
         data: list[Any] = []
         paths: list[Any] = []
         for file, start, stop in zip(self._files, self._starts, self._starts[1:], strict=False):
             wanted = rows[(rows >= start) & (rows < stop)] - start
-            for chunk in _take(_opened(file), self._column, wanted):
+            for chunk in _take(file, self._column, wanted):
                 halves = _halves(file, chunk)
                 data += halves[0].chunks
                 paths += halves[1].chunks
         images = (pa.chunked_array(data, pa.large_binary()), pa.chunked_array(paths, pa.string()))
         images = tuple(_in_one(column) for column in images)
-        labels = self.labels[np.searchsorted(self._rows, rows)]
         return _ParquetTable(self._files, self._column, labels, self._starts, rows, images)
 
 
-def _take(parquet: Any, column: str, rows: IntArray) -> list[Any]:
+def _take(file: Path, column: str, rows: IntArray) -> list[Any]:
     """Read ``rows`` (ascending) of a column, one row group in memory at a time."""
+    parquet = _opened(file)
     taken = []
     start = 0
     for group in range(parquet.num_row_groups):
         stop = start + parquet.metadata.row_group(group).num_rows
         inside = rows[(rows >= start) & (rows < stop)] - start
         if len(inside):
-            taken.append(parquet.read_row_group(group, columns=[column]).column(0).take(inside))
+            with _readable(file):
+                taken.append(parquet.read_row_group(group, columns=[column]).column(0).take(inside))
         start = stop
     return taken
 
