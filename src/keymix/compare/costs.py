@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each mixer costs: counted, and measured alone after training, all in turns."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keymix.compare.plan import Plan
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from keymix.data.dataset import ImageData
+
+BATCH_SIZE, REPEATS = 64, 20
+BATCH_SECONDS = 1.0
+"""A batch is made smaller until it takes less than about so long."""
+BUDGET_SECONDS = 30.0
+"""Timing of all mixers together takes less than about so long, at five rounds at least."""
+
+
+def model_of(
+    recipe: Mapping[str, Any], num_classes: int, in_chans: int, image_size: Sequence[int]
+) -> nn.Module:
+    """Build the model of a recipe given as plain values; another process makes it so, too."""
+    from keymix.train.model import build_model
+    from keymix.train.recipe import from_dict
+
+    return build_model(
+        from_dict(recipe), num_classes=num_classes, in_chans=in_chans, image_size=image_size
+    )
+
+
+def costs(plan: Plan, data: ImageData, *, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Count and measure every mixer's model.
+
+    Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
+
+    Args:
+        plan: The comparison.
+        data: For the shape of the images.
+        threads: CPU threads of the measurement.
+
+    Returns:
+        Costs by label, and the record of how they were measured.
+    """
+    from keymix.analysis.counting import count
+    from keymix.analysis.measure import measure_interleaved, with_peak
+    from keymix.analysis.memory import Build, peak_memory
+    from keymix.train.model import device_of_this_machine
+
+    shape = (data.in_chans, *data.image_size)
+    builds = {
+        entrant.label: Build(
+            factory="keymix.compare.costs:model_of",
+            kwargs={
+                "recipe": plan.recipe_for(entrant, 0).to_dict(),
+                "num_classes": len(data.classes),
+                "in_chans": data.in_chans,
+                "image_size": list(data.image_size),
+            },
+            imports=plan.imports,
+        )
+        for entrant in plan.entrants
+    }
+    device = device_of_this_machine()
+    models = {label: build.make().to(device) for label, build in builds.items()}
+    batch_size, repeats = _effort(models[plan.baseline], shape, len(models))
+    measured = measure_interleaved(
+        models, shape, batch_size=batch_size, repeats=repeats, threads=threads
+    )
+    if device.type == "cpu":
+        peaks = peak_memory(
+            builds, shape, batch_size=batch_size, threads=threads, phases=("training",)
+        )
+        measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
+    table: dict[str, Any] = {}
+    for entrant in plan.entrants:
+        cost = measured[entrant.label]
+        row: dict[str, Any] = {"params": entrant.params, "macs": None, "activation_bytes": None}
+        notes = []
+        try:
+            counted = count(models[entrant.label], shape)
+            row |= {"macs": counted.macs, "activation_bytes": counted.activation_bytes}
+        except UserError as error:
+            notes.append(str(error))
+        row |= {
+            "latency_ms": cost.latency_ms,
+            "latency_low_ms": cost.latency_q1_ms,
+            "latency_high_ms": cost.latency_q3_ms,
+            "images_per_s": cost.images_per_s,
+            "peak_mib": cost.peak_mib,
+        }
+        if cost.peak_mib is None:
+            notes.append(f"peak memory: {cost.peak_note}")
+        row["note"] = "; ".join(notes)
+        table[entrant.label] = row
+    return table, _how(device.type, batch_size, repeats, threads)
+
+
+def _effort(model: nn.Module, shape: Sequence[int], models: int) -> tuple[int, int]:
+    """Choose batch size and rounds, so that large models are measured in sensible time too."""
+    import torch
+
+    device = next(model.parameters()).device
+    x = torch.zeros((1, *shape), device=device)
+    model.eval()
+    with torch.inference_mode():
+        model(x)
+        start = time.perf_counter()
+        model(x)
+        seconds = max(time.perf_counter() - start, 1e-5)
+    batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
+    rounds = int(BUDGET_SECONDS / (models * (batch / 2 + 1) * seconds))
+    return batch, max(5, min(REPEATS, rounds))
+
+
+def _how(device: str, batch_size: int, repeats: int, threads: int) -> dict[str, Any]:
+    where = "one thread" if threads == 1 else f"{threads} threads"
+    where = f"on the CPU with {where}" if device == "cpu" else "on the GPU"
+    return {
+        "device": device,
+        "batch_size": batch_size,
+        "repeats": repeats,
+        "threads": threads,
+        "text": (
+            f"Parameters and multiply-adds are counted. Times were measured {where} after all "
+            f"training had ended, all mixers in turns: the median of {repeats} rounds and the "
+            "range of their middle half. Peak memory is what one forward and backward pass of a "
+            f"batch of {batch_size} adds to weights and input."
+        ),
+    }

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison will do, decided and checked before anything trains.
+
+Every mixer's model is built once on the meta device, and the data is loaded, so that a mistake in
+any input shows at once and not after the first hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.errors import UserError, unknown
+from keymix.train.recipe import Recipe, replace_path
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from keymix.data.dataset import ImageData
+    from keymix.mixers.spec import MixerSpec
+
+CONTROL = "identity"
+PREFERRED_BASELINE = "softmax"
+DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """One mixer of a comparison.
+
+    Args:
+        label: Canonical text of the mixer, which reads back to the same mixer.
+        slug: The label as a folder's name.
+        control: Whether it is a control.
+        mixes_prefix: Whether prefix tokens receive anything from patch tokens.
+        params: Trainable parameters of the model with it.
+        note: What ``--match`` chose, in words; empty without it.
+    """
+
+    label: str
+    slug: str
+    control: bool
+    mixes_prefix: bool
+    params: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole comparison.
+
+    Args:
+        recipe: What all runs share; each run replaces the mixer and the seed.
+        entrants: The mixers, in the order of every table.
+        seeds: The training seeds, shared by all mixers.
+        baseline: Label of the mixer that the others are compared with.
+        match: ``"params"`` if widths were matched, else ``None``.
+        pooling: How every model reads out, timm's word (``avg``, ``token``, …).
+        unheard: Labels of the mixers that bring nothing to a class token, if that decided it.
+        imports: The user's files that register mixers.
+        out: The comparison's folder.
+    """
+
+    recipe: Recipe
+    entrants: tuple[Entrant, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    match: str | None
+    pooling: str
+    unheard: tuple[str, ...]
+    imports: tuple[str, ...]
+    out: Path
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The mixers' labels, in order."""
+        return tuple(entrant.label for entrant in self.entrants)
+
+    def recipe_for(self, entrant: Entrant, seed: int) -> Recipe:
+        """Return the recipe of one run."""
+        model = replace(self.recipe.model, mixer=entrant.label)
+        return replace(self.recipe, model=model, seed=seed)
+
+    def folder(self, entrant: Entrant, seed: int) -> Path:
+        """Return the folder of one run."""
+        return self.out / "runs" / entrant.slug / f"seed{seed}"
+
+
+def choose_recipe(
+    *,
+    data: str | None,
+    recipe: str | Recipe | None,
+    model: str | None = None,
+    epochs: int | None = None,
+    limit: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """Resolve the recipe that all runs share.
+
+    Args:
+        data: Data spec, ``None`` for the recipe's.
+        recipe: A recipe, its name, or a YAML or JSON file; ``None`` chooses by the data.
+        model: Model name, ``None`` for the recipe's.
+        epochs: Epochs, ``None`` for the recipe's. A warm-up that would not fit keeps its share.
+        limit: Training images, ``None`` for all.
+        overrides: Further fields by dotted key.
+
+    Raises:
+        UserError: On an unknown recipe or key, or an unfit value.
+    """
+    if recipe is None:
+        recipe = DIGITS_RECIPE if data in (None, "digits") else IMAGES_RECIPE
+    if isinstance(recipe, str):
+        from keymix import recipes
+
+        recipe = recipes.resolve(recipe)
+    short = {"data.spec": data, "model.name": model, "data.limit": limit}
+    changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
+    if epochs is not None:
+        changes["schedule.epochs"] = epochs
+        warmup, before = recipe.schedule.warmup_epochs, recipe.schedule.epochs
+        if 1 <= epochs <= warmup:
+            changes["schedule.warmup_epochs"] = warmup * epochs / before
+    changes |= overrides or {}
+    for key in ("model.mixer", "seed"):
+        if key in changes:
+            flag = "--mixers" if key == "model.mixer" else "--seeds"
+            raise UserError(f"{key} is what a comparison varies. Use {flag} instead.")
+    chosen = replace_path(recipe, changes)
+    return replace(chosen, model=replace(chosen.model, mixer=None), seed=0)
+
+
+def choose_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the seeds: a number N means 0 … N-1.
+
+    Raises:
+        UserError: If there is none, one is negative, or one stands twice.
+    """
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise UserError(f"{seeds=} must be at least 1")
+        return tuple(range(seeds))
+    chosen = tuple(seeds)
+    if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
+        raise UserError(f"seeds={list(chosen)} must be different whole numbers, 0 or more")
+    return chosen
+
+
+def choose_mixers(mixers: str | Sequence[str] | None, *, controls: bool) -> list[MixerSpec]:
+    """Return the mixers to compare.
+
+    Without a choice of the user's these are all registered dense mechanisms, softmax first. The
+    identity control comes last unless it is declined.
+
+    Args:
+        mixers: Text with commas, or one text a mixer, or ``None`` for all.
+        controls: Whether to add the identity control.
+
+    Raises:
+        UserError: If a mixer or an option is unknown, or a mixer stands there twice.
+    """
+    from keymix.mixers.registry import get_mixer_class, list_mixers
+    from keymix.mixers.spec import parse_mixers
+
+    if mixers is None:
+        names = [n for n in list_mixers(domain="dense") if _stands_alone(get_mixer_class(n).traits)]
+        names.sort(key=lambda name: name != PREFERRED_BASELINE)
+        mixers = names
+    text = mixers if isinstance(mixers, str) else ",".join(mixers)
+    specs = parse_mixers(text)
+    if controls and all(spec.label != CONTROL for spec in specs):
+        specs += parse_mixers(CONTROL)
+    if len(specs) < 2:
+        raise UserError(f"only {specs[0].label!r} to compare. Name at least two mixers.")
+    return specs
+
+
+def _stands_alone(traits: Any) -> bool:
+    return not traits.control and not traits.composed
+
+
+def choose_baseline(specs: Sequence[MixerSpec], baseline: str | None) -> MixerSpec:
+    """Return the mixer that the others are compared with: softmax if it is there, else the first.
+
+    Raises:
+        UserError: If the one asked for is not among the mixers.
+    """
+    labels = [spec.label for spec in specs]
+    if baseline is None:
+        return specs[labels.index(PREFERRED_BASELINE)] if PREFERRED_BASELINE in labels else specs[0]
+    from keymix.mixers.spec import parse_mixer
+
+    label = parse_mixer(baseline).label
+    if label not in labels:
+        raise unknown("baseline", baseline, labels)
+    return specs[labels.index(label)]
+
+
+Builder = Callable[["MixerSpec"], "nn.Module"]
+
+
+def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
+    """Return a function that builds the recipe's model with a mixer on the meta device.
+
+    The function raises a `UserError` that names the mixer where it does not fit the model.
+    """
+    import torch
+
+    from keymix.train.model import build_model
+
+    def build(spec: MixerSpec) -> nn.Module:
+        mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            try:
+                return build_model(
+                    mixed,
+                    num_classes=len(data.classes),
+                    in_chans=data.in_chans,
+                    image_size=data.image_size,
+                )
+            except UserError as error:
+                raise UserError(f"{recipe.model.name} with mixer {spec.label}: {error}") from None
+
+    return build
+
+
+def trainable(model: nn.Module) -> int:
+    """Count the trainable parameters."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def make_plan(
+    *,
+    recipe: Recipe,
+    data: ImageData,
+    specs: Sequence[MixerSpec],
+    baseline: MixerSpec,
+    seeds: tuple[int, ...],
+    match: str | None,
+    imports: Sequence[str],
+    out: Path,
+) -> Plan:
+    """Check every model and settle what all of them share.
+
+    Raises:
+        UserError: If a model cannot be built, or the recipe's readout starves a mixer.
+    """
+    from keymix.compare.match import matched
+
+    if match not in (None, "params"):
+        raise unknown("match", str(match), ["params"])
+    build = meta_builder(recipe, data)
+    models = {spec.label: build(spec) for spec in specs}
+    deaf = tuple(spec.label for spec in specs if not _mixes_prefix(spec, models[spec.label]))
+    pooling = str(getattr(models[baseline.label], "global_pool", "") or "token")
+    unheard: tuple[str, ...] = ()
+    if deaf and pooling != "avg":
+        if recipe.model.global_pool not in (None, "avg"):
+            raise UserError(
+                f"model.global_pool = {recipe.model.global_pool!r} reads out where "
+                f"{', '.join(deaf)} brings nothing. Leave {deaf[0]} out (--no-controls) or set "
+                "--model.global_pool avg."
+            )
+        recipe = replace(recipe, model=replace(recipe.model, global_pool="avg"))
+        build = meta_builder(recipe, data)
+        models = {spec.label: build(spec) for spec in specs}
+        pooling, unheard = "avg", deaf
+    target = trainable(models[baseline.label])
+    entrants = []
+    for spec in specs:
+        note, chosen, params = "", spec, trainable(models[spec.label])
+        if match == "params" and spec != baseline and not spec.control:
+            found = matched(spec, target, build, models[spec.label])
+            note, chosen, params = found.note, found.spec, found.params
+        entrants.append(
+            Entrant(
+                label=chosen.label,
+                slug=chosen.slug,
+                control=spec.control,
+                mixes_prefix=spec.label not in deaf,
+                params=params,
+                note=note,
+            )
+        )
+    return Plan(
+        recipe=recipe,
+        entrants=tuple(entrants),
+        seeds=seeds,
+        baseline=baseline.label,
+        match=match,
+        pooling=pooling,
+        unheard=unheard,
+        imports=tuple(str(Path(path).resolve()) for path in imports),
+        out=out,
+    )
+
+
+def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:
+    """Whether a class token of the built model hears of the image; options may decide it."""
+    from keymix.hosts import find_mixers
+
+    found = find_mixers(model).values()
+    return any(m.claims.mixes_prefix for m in found) if found else spec.mixes_prefix

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job: train several mixers under one recipe and tell accuracy, cost and doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from keymix.compare import folder
+from keymix.compare.plan import (
+    Plan,
+    choose_baseline,
+    choose_mixers,
+    choose_recipe,
+    choose_seeds,
+    make_plan,
+)
+from keymix.compare.pool import Event, Failures, Job, Watcher, run_here, run_side_by_side, share_out
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+    from keymix.train.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What came out.
+
+    Args:
+        out: The comparison's folder.
+        record: The content of ``results.json``.
+    """
+
+    out: Path
+    record: dict[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The offline HTML report."""
+        return self.out / folder.REPORT
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a mixer: accuracy of the last epoch, intervals, verdict."""
+        found: list[dict[str, Any]] = self.record["outcome"]["last"]
+        return found
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """The runs that did not finish, with their reasons."""
+        return [run for run in self.record["runs"] if run["status"] != "done"]
+
+
+def compare(
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    mixers: str | Sequence[str] | None = None,
+    seeds: int | Sequence[int] = 3,
+    recipe: str | Recipe | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    epochs: int | None = None,
+    limit: int | None = None,
+    out: str | Path = "keymix-compare",
+    match: Literal["params"] | None = None,
+    baseline: str | None = None,
+    controls: bool = True,
+    processes: int | None = None,
+    imports: Sequence[str | Path] = (),
+    overwrite: bool = False,
+    command: str | None = None,
+    progress: Watcher | None = None,
+) -> Comparison:
+    """Train mixers × seeds under one recipe, paired, and write the results into a folder.
+
+    Everything is checked before anything trains. A comparison that is run again with the same
+    recipe and data goes on where it stands: finished runs are read, and further mixers and seeds
+    join them. A run that fails is recorded with its reason, and the others go on.
+
+    Args:
+        data: Data spec; the recipe's, or ``digits``, if None.
+        model: Model name; the recipe's if None.
+        mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
+            all registered dense mechanisms if None.
+        seeds: A number N for seeds 0 … N-1, or the seeds.
+        recipe: A recipe, its name or file; ``digits_vit`` for digits, else
+            ``small_images_vit``, if None.
+        overrides: Recipe fields by dotted key, e.g. ``{"optim.lr": 1e-3}``.
+        epochs: Epochs of each run.
+        limit: Training and validation images together.
+        out: The comparison's folder.
+        match: ``"params"`` widens each mixer to the baseline's parameters.
+        baseline: The mixer that the others are compared with; softmax, else the first, if None.
+        controls: Whether the identity control joins.
+        processes: Training processes side by side; decided by cores and device if None.
+        imports: Python files that register mixers of one's own.
+        overwrite: Throw away another comparison that is in the folder.
+        command: The command that repeats this, for the record; the call itself if None.
+        progress: Called with every :class:`keymix.compare.pool.Event`.
+
+    Returns:
+        The results; ``report.html``, ``results.csv`` and ``results.json`` lie in the folder.
+
+    Raises:
+        UserError: On any bad input, before training; or if no run at all could be finished.
+
+    Example:
+        >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
+        >>> result.rows[1]["headline"]
+    """
+    from keymix.mixers.registry import import_file
+    from keymix.train.model import load_data
+
+    out = Path(out)
+    watch: Watcher = progress or _ignore
+    if command is None:
+        command = _call(locals())
+    folder.check_folder(out)
+    for path in imports:
+        import_file(path)
+    chosen_seeds = choose_seeds(seeds)
+    shared = choose_recipe(
+        data=data, recipe=recipe, model=model, epochs=epochs, limit=limit, overrides=overrides
+    )
+    specs = choose_mixers(mixers, controls=controls)
+    reference = choose_baseline(specs, baseline)
+    watch(Event(kind="stage", text="loading the data"))
+    images = load_data(shared.data)
+    plan = make_plan(
+        recipe=shared,
+        data=images,
+        specs=specs,
+        baseline=reference,
+        seeds=chosen_seeds,
+        match=match,
+        imports=[str(path) for path in imports],
+        out=out,
+    )
+    with folder.locked(out):
+        folder.claim(plan, images.record(), overwrite=overwrite)
+        return _carry_out(plan, images, processes=processes, command=command, watch=watch)
+
+
+def _carry_out(
+    plan: Plan, data: ImageData, *, processes: int | None, command: str, watch: Watcher
+) -> Comparison:
+    from keymix.compare import costs, gather, maps
+    from keymix.train.model import device_of_this_machine
+
+    cuda = device_of_this_machine().type == "cuda"
+    total = len(plan.entrants) * len(plan.seeds)
+    processes, threads = share_out(total, processes, cuda=cuda)
+    failures = _train(plan, data, processes=processes, threads=threads, watch=watch)
+    runs = [
+        gather.read_run(plan, entrant, seed, failures.get((entrant.label, seed)))
+        for entrant in plan.entrants
+        for seed in plan.seeds
+    ]
+    if not any(run["status"] == "done" for run in runs):
+        raise UserError(f"no run could be finished; the first says: {runs[0]['reason']}")
+    watch(Event(kind="stage", text="measuring cost"))
+    table, measured = costs.costs(plan, data, threads=1 if not cuda else threads)
+    watch(Event(kind="stage", text="reading attention maps"))
+    seed, models = gather.trained_models(plan, runs)
+    record = gather.make_record(
+        plan,
+        data.record(),
+        runs,
+        command=command,
+        costs=table,
+        measured=measured,
+        attention=maps.attention(models, data, pooling=plan.pooling),
+        collapse=maps.collapse(models, data, seed=seed),
+        processes=processes,
+        threads=threads,
+    )
+    write(record, plan.out)
+    return Comparison(out=plan.out, record=record)
+
+
+def _train(
+    plan: Plan, data: ImageData, *, processes: int, threads: int, watch: Watcher
+) -> Failures:
+    """Train the runs that are not done, one seed of all mixers after the other."""
+    from keymix.compare import gather
+
+    pairs = [(entrant, seed) for seed in plan.seeds for entrant in plan.entrants]
+    jobs = [
+        Job(
+            mixer=entrant.label,
+            seed=seed,
+            recipe=plan.recipe_for(entrant, seed),
+            folder=plan.folder(entrant, seed),
+        )
+        for entrant, seed in pairs
+        if not gather.is_done(plan, entrant, seed)
+    ]
+    watch(Event(kind="plan", done=len(pairs) - len(jobs), total=len(pairs)))
+    if not jobs:
+        return {}
+    if processes == 1:
+        return run_here(jobs, threads=threads, data=(plan.recipe.data, data), watch=watch)
+    return run_side_by_side(
+        jobs,
+        processes=processes,
+        threads=threads,
+        imports=plan.imports,
+        logs=plan.out / folder.RUNS,
+        watch=watch,
+    )
+
+
+def write(record: Mapping[str, Any], out: Path) -> None:
+    """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
+    from keymix.report.html import render
+
+    folder.write_json(out / folder.RESULTS, record)
+    folder.write_csv(out / folder.TABLE, record)
+    folder.write_text(out / folder.REPORT, render(record))
+
+
+def rebuild(out: str | Path) -> Path:
+    """Make ``report.html`` and ``results.csv`` anew from ``results.json``; nothing is trained.
+
+    Args:
+        out: The comparison's folder.
+
+    Returns:
+        The report.
+
+    Raises:
+        UserError: If the folder holds no results, or of another format.
+    """
+    from keymix.train.files import read_json
+
+    record = read_json(Path(out) / folder.RESULTS)
+    write(record, Path(out))
+    return Path(out) / folder.REPORT
+
+
+def _ignore(event: Event) -> None:
+    del event
+
+
+def _call(arguments: Mapping[str, Any]) -> str:
+    """Write the call of `compare` with the arguments that are not at their defaults."""
+    import inspect
+
+    skip = ("progress", "command", "overwrite")
+    given = {**arguments, "out": str(arguments["out"])}
+    if given["recipe"] is not None and not isinstance(given["recipe"], str):
+        given["recipe"] = given["recipe"].name
+    words = [
+        f"{name}={given[name]!r}"
+        for name, parameter in inspect.signature(compare).parameters.items()
+        if name not in skip and given[name] != parameter.default
+    ]
+    return f"keymix.compare({', '.join(words)})"

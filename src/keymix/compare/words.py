@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report in words: title, facts, what was held equal, what the intervals mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keymix.compare.plan import Plan
+from keymix.compare.statistics import VERDICT_SEEDS
+
+Data = Mapping[str, Any]
+
+
+def title(data: Data) -> str:
+    """Name the comparison."""
+    return f"Token mixers compared on {_place(data)}"
+
+
+def _place(data: Data) -> str:
+    """Return the last part of a path in a data spec: ``folder:~/photos`` is photos."""
+    kind, _, path = str(data["spec"]).partition(":")
+    return path.rstrip("/").rpartition("/")[2] or kind
+
+
+def facts(plan: Plan, data: Data) -> list[str]:
+    """List the few facts under the title."""
+    epochs, seeds = plan.recipe.schedule.epochs, len(plan.seeds)
+    sizes = data["sizes"]
+    height, width = data["image_size"]
+    return [
+        plan.recipe.model.name,
+        f"{len(plan.entrants)} mixers × {_plural(seeds, 'seed')}",
+        _plural(epochs, "epoch"),
+        f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test images",
+        f"{height}×{width} px, {_plural(len(data['classes']), 'class', 'classes')}",
+    ]
+
+
+def data_line(data: Data) -> str:
+    """Tell the data and its fingerprint in one line."""
+    parts = [str(data["spec"]), *data.get("notes", [])]
+    return f"{'; '.join(parts)}; fingerprint {str(data['fingerprint'])[:16]}"
+
+
+def curves_note(plan: Plan) -> str:
+    """Warn where training and validation loss are not of one kind."""
+    loss, augment = plan.recipe.loss, plan.recipe.augment
+    softened = [
+        word
+        for word, used in (
+            ("label smoothing", loss.label_smoothing),
+            ("mixup", loss.mixup),
+            ("cutmix", loss.cutmix),
+        )
+        if used
+    ]
+    text = "Training loss is of augmented images"
+    if softened:
+        return f"{text}, with {', '.join(softened)}; it does not compare with validation loss."
+    changed = augment != type(augment)()
+    return f"{text}, averaged over the epoch." if changed else ""
+
+
+def method(
+    plan: Plan, data: Data, *, processes: int, threads: int, done: int, device: str
+) -> list[dict[str, str]]:
+    """Tell how it was done, one paragraph a question."""
+    sizes = data["sizes"]
+    items = [
+        (
+            "What was held equal.",
+            "Every mixer was trained with the same recipe: optimiser, schedule, augmentation, "
+            "number of epochs and evaluation. At one seed all mixers see the same images in the "
+            "same order with the same augmentation, and the weights and dropout draw from that "
+            "seed; so runs are paired by seed. Nothing was tuned for any one mixer.",
+        ),
+        ("Readout.", _readout(plan)),
+        (
+            "Splits.",
+            f"{sizes['train']:,} images train, {sizes['val']:,} validate, {sizes['test']:,} test. "
+            "Validation is apart from the test images and its split has a seed of its own "
+            f"({data.get('split_seed', 0)}). The test images were touched once, at the end of each "
+            "run. The headline is the last epoch, which needs no choice; the epoch that was best "
+            "on validation is told beside it.",
+        ),
+        (
+            "Would it hold if trained again?",
+            "The interval over seeds: the mean of the differences at shared seeds with Student's "
+            "t, 95 %. It covers new weights and new data order, on these same test images. From "
+            "two or three seeds it is wide, and rightly so.",
+        ),
+        (
+            "Would it hold on more images?",
+            "The interval over test images: for each image how often mixer minus baseline gets it "
+            "right, averaged over seeds; the mean with a normal interval, 95 %, adjusted after "
+            "Bonett and Price (2012) so that it stays honest when few images are in dispute. It "
+            "covers other images of the same kind, for these trained models.",
+        ),
+        (
+            "Verdicts.",
+            f"From {VERDICT_SEEDS} seeds up a mixer is called better or worse when both questions "
+            "agree at 5 % after Holm's correction over all mixers compared, controls included. "
+            "The intervals themselves are not widened for that. ‘No difference shown’ does not "
+            "mean equal: the interval says how large a difference could hide.",
+        ),
+    ]
+    if plan.match == "params":
+        items.insert(
+            1,
+            (
+                "Equal parameters.",
+                f"Each mixer's inner width was matched to the parameters of {plan.baseline}: more "
+                "heads of the same width first, then their width. The notes below the cost table "
+                "say what was chosen.",
+            ),
+        )
+    where = "the GPU" if device == "cuda" else "the CPU"
+    how = _plural(processes, "process", "processes") + f" of {_plural(threads, 'thread')}"
+    items.append(
+        (
+            "Where it ran.",
+            f"{_plural(done, 'run')} on {where}, {how}. Runs that were finished before were read, "
+            "not trained again.",
+        )
+    )
+    return [{"title": a, "text": b} for a, b in items]
+
+
+def _readout(plan: Plan) -> str:
+    if plan.unheard:
+        verb = "brings" if len(plan.unheard) == 1 else "bring"
+        return (
+            f"{_listing(plan.unheard)} {verb} nothing to a class token, so that reading out there "
+            "would tell of the readout and not of the mixer. Therefore every model of this "
+            "comparison reads out by the mean of its patch tokens."
+        )
+    if plan.pooling == "avg":
+        return "Every model reads out by the mean of its patch tokens."
+    if plan.pooling == "token":
+        return "Every model reads out by its class token."
+    return f"Every model reads out in the same way (pooling: {plan.pooling})."
+
+
+def _listing(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def _plural(n: int, one: str, many: str | None = None) -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

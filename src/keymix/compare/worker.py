@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training run after another; also the program of a worker process.
+
+``python -m keymix.compare.worker`` reads jobs as JSON lines from standard input and answers with
+events as JSON lines. A process of its own needs no ``if __name__`` guard in the user's script, and
+it may die without taking the comparison with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+    from keymix.train.recipe import DataConfig, Recipe
+
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What one run may raise, a user's mixer included, without ending the others."""
+
+EpochReport = Callable[[Mapping[str, Any]], None]
+
+
+def reason(error: BaseException) -> str:
+    """Write an error as one line of at most 300 characters."""
+    from keymix.errors import UserError
+
+    words = " ".join(str(error).split())
+    kind = type(error).__name__
+    line = words if isinstance(error, UserError) else f"{kind}: {words}" if words else kind
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+class Runner:
+    """Train runs one after another in this process, with the data loaded once.
+
+    Args:
+        data: The images and the part of a recipe that they were loaded for.
+    """
+
+    def __init__(self, data: tuple[DataConfig, ImageData] | None = None) -> None:
+        self._data = data
+
+    def train(self, recipe: Recipe, folder: Path, report: EpochReport) -> str | None:
+        """Train one run.
+
+        Returns:
+            ``None`` when it is done, else why it is not, in one line.
+        """
+        from keymix.train.engine import train
+        from keymix.train.model import load_data
+
+        try:
+            if self._data is None or self._data[0] != recipe.data:
+                self._data = (recipe.data, load_data(recipe.data))
+            train(recipe, folder, progress=report, data=self._data[1])
+        except FAILURES as error:
+            traceback.print_exc()
+            return reason(error)
+        return None
+
+
+def main() -> int:
+    """Serve jobs until standard input ends."""
+    from keymix.mixers.registry import import_file
+    from keymix.train.recipe import from_dict
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print goes to the log
+
+    def answer(**event: Any) -> None:
+        answers.write(json.dumps(event) + "\n")
+        answers.flush()
+
+    import torch
+
+    runner = Runner()
+    for line in sys.stdin:
+        job = json.loads(line)
+        torch.set_num_threads(job["threads"])
+        for path in job["imports"]:
+            import_file(path)
+
+        def report(metrics: Mapping[str, Any]) -> None:
+            answer(kind="epoch", metrics=dict(metrics))
+
+        failure = runner.train(from_dict(job["recipe"]), Path(job["folder"]), report)
+        answer(kind="failed", reason=failure) if failure else answer(kind="done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
