@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""argparse for the small verbs: a mistake is one line, with the nearest option."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from keymix.errors import UserError, unknown
+
+
+class VerbParser(argparse.ArgumentParser):
+    """An argument parser that raises UserError where argparse prints its usage and exits."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line in one line."""
+        raise UserError(f"{message}. `{self.prog} --help` says how to use it.")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse, and name the nearest option for an unknown one."""
+        given, rest = self.parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("-"):
+                raise unknown("option", word.partition("=")[0], self._option_string_actions)
+        if rest:
+            raise UserError(f"unexpected {' '.join(rest)!r}. `{self.prog} --help` says more.")
+        return given
+
+    def add_imports(self) -> None:
+        """Add ``--import FILE.py``, which registers a user's own mixers."""
+        self.add_argument(
+            "--import",
+            dest="imports",
+            action="append",
+            default=[],
+            metavar="FILE.py",
+            help="a file that registers your own mixers",
+        )
+
+    @staticmethod
+    def run_imports(given: argparse.Namespace) -> None:
+        """Import the files given with ``--import``."""
+        if given.imports:
+            from keymix.mixers.registry import import_file
+
+            for file in given.imports:
+                import_file(file)

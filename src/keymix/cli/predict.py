@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix predict``: classify images or folders with a trained run, as a table, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keymix.cli import console
+from keymix.cli.parser import VerbParser
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.train.runs import Prediction
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix predict``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0, or 2 if an image was broken (it is named; the others are answered).
+    """
+    parser = VerbParser(
+        prog="keymix predict",
+        description="Classify images with a trained run. A broken image is named, the others are "
+        "answered, and the exit code is then 2.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files and folders")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    parser.add_argument("--out", metavar="FILE", help="write there instead of standard output")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="classes an image; 5")
+    parser.add_argument(
+        "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    parser.add_imports()
+    given = parser.parse_args(argv)
+    target = None if given.out is None else Path(given.out)
+    if target is not None and target.exists() and not given.overwrite:
+        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+    parser.run_imports(given)
+
+    from keymix.train.runs import predict
+
+    answers = predict(Path(given.run), given.images, which=given.weights, top=given.top)
+    good = [answer for answer in answers if answer.error is None]
+    broken = [answer for answer in answers if answer.error is not None]
+    if given.format == "table" and target is None:
+        _table(good)
+    else:
+        text = _json(answers) if given.format == "json" else _csv(good)
+        _write(text, target)
+    for answer in broken:
+        console.err.print(f"keymix: error: {answer.error}", markup=False, soft_wrap=True)
+    return 2 if broken else 0
+
+
+def _table(answers: Sequence[Prediction]) -> None:
+    rows = []
+    for answer in answers:
+        pairs = zip(answer.classes, answer.probabilities, strict=True)
+        rows.append([answer.path, ", ".join(f"{name} {share:.1%}" for name, share in pairs)])
+    console.table(["image", "classes"], rows, left=2)
+
+
+def _csv(answers: Sequence[Prediction]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "rank", "class", "probability"])
+    for answer in answers:
+        pairs = zip(answer.classes, answer.probabilities, strict=True)
+        for rank, (name, share) in enumerate(pairs, start=1):
+            writer.writerow([answer.path, rank, name, f"{share:.6f}"])
+    return text.getvalue()
+
+
+def _json(answers: Sequence[Prediction]) -> str:
+    told: list[dict[str, object]] = []
+    for answer in answers:
+        if answer.error is not None:
+            told.append({"image": answer.path, "error": answer.error})
+            continue
+        pairs = zip(answer.classes, answer.probabilities, strict=True)
+        top = [{"class": name, "probability": share} for name, share in pairs]
+        told.append({"image": answer.path, "top": top})
+    return json.dumps(told, indent=2) + "\n"
+
+
+def _write(text: str, target: Path | None) -> None:
+    if target is None:
+        console.say(text.rstrip("\n"))
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write --out {str(target)!r}: {error.strerror}.") from None

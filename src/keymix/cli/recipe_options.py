@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipe fields as command-line options: ``--optim.lr 1e-3``, short forms, one-line refusals.
+
+jsonargparse reads types and help texts from the recipe's dataclasses. The words are sorted here
+before it sees them, so that a mistake is answered in one line that names the nearest option.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from keymix.errors import UserError, unknown
+from keymix.train.recipe import Recipe, paths
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+SHORT = {
+    "--data": "data.spec",
+    "--limit": "data.limit",
+    "--model": "model.name",
+    "--mixer": "model.mixer",
+    "--epochs": "schedule.epochs",
+}
+SHORT_HELP = "short forms: " + ", ".join(f"{short} = --{path}" for short, path in SHORT.items())
+_FREE = "model.options."  # keys below are the model's own
+
+
+@dataclass
+class Words:
+    """A command line, sorted.
+
+    Args:
+        names: What stands without an option.
+        options: The verb's own options with a value, each time given, in order.
+        flags: The verb's own options without one.
+        fields: Recipe fields as typed, by dotted key.
+    """
+
+    names: list[str] = field(default_factory=list)
+    options: dict[str, list[str]] = field(default_factory=dict)
+    flags: set[str] = field(default_factory=set)
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def last(self, option: str) -> str | None:
+        """The value of an option that counts once; None if it was not given."""
+        given = self.options.get(option)
+        return given[-1] if given else None
+
+
+def sort_words(
+    argv: Sequence[str],
+    *,
+    options: Sequence[str],
+    flags: Sequence[str],
+    short: Mapping[str, str] = SHORT,
+) -> Words:
+    """Sort a command line into names, own options, flags and recipe fields.
+
+    Args:
+        argv: The words after the verb.
+        options: The verb's own options that take a value, e.g. ``--out``.
+        flags: Those that take none.
+        short: Short forms of recipe fields.
+
+    Raises:
+        UserError: On an unknown option, with the nearest, or one without its value.
+    """
+    words, fields = Words(), {f"--{path}": path for path in paths()} | dict(short)
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            words.names.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        if name in flags:
+            if equals:
+                raise UserError(f"option {name} takes no value.")
+            words.flags.add(name)
+            continue
+        free = name.startswith(f"--{_FREE}") and len(name) > len(_FREE) + 2
+        if name not in options and name not in fields and not free:
+            raise unknown("option", name, [*options, *flags, *fields])
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"option {name} needs a value.")
+            value = rest.pop(0)
+        if name in options:
+            words.options.setdefault(name, []).append(value)
+        else:
+            words.fields[fields.get(name, name[2:])] = value
+    return words
+
+
+def recipe_parser(
+    verb: str, recipe: Recipe | None, description: str, epilog: str
+) -> ArgumentParser:
+    """A parser whose options are the fields of a recipe, for types and ``--help``.
+
+    Args:
+        verb: The command's verb.
+        recipe: Where the defaults shown come from.
+        description: What the verb does.
+        epilog: What stands below the options.
+    """
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog=f"keymix {verb}",
+        description=description,
+        epilog=epilog,
+        exit_on_error=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_class_arguments(Recipe, as_group=True)
+    defaults = dict.fromkeys(paths()) if recipe is None else flat(recipe)
+    parser.set_defaults({key: value for key, value in defaults.items() if value is not None})
+    return parser
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """A recipe's fields by dotted key."""
+    values = recipe.to_dict()
+    found: dict[str, Any] = {}
+    for path in paths():
+        group, _, name = path.rpartition(".")
+        found[path] = values[group][name] if group else values[name]
+    return found
+
+
+def typed(parser: ArgumentParser, recipe: Recipe, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The recipe fields of a command line, by dotted key, in their types.
+
+    Raises:
+        UserError: If a value does not fit its field.
+    """
+    import yaml
+    from jsonargparse import ArgumentError
+
+    tuples = {path for path, value in flat(recipe).items() if isinstance(value, list)}
+    tuples.add("optim.betas")
+    made: dict[str, Any] = {}
+    for path, text in fields.items():
+        if path.startswith(_FREE):
+            made[path] = yaml.safe_load(text)
+            continue
+        value = f"[{text}]" if path in tuples and "[" not in text else text
+        try:
+            parsed = parser.parse_args([f"--{path}={value}"])
+        except (ArgumentError, argparse.ArgumentError) as error:
+            told = " ".join(str(error).split()).rstrip(".")
+            raise UserError(f"option --{path} {text!r}: {told}.") from None
+        made[path] = parsed[path]
+    return made

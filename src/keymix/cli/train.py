@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix train``: one model from a recipe, its fields overridden by options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli import console
+from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
+from keymix.errors import UserError
+from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
+
+if TYPE_CHECKING:
+    from keymix.train.runs import Run
+
+_OPTIONS = ("--out", "--config", "--import")
+_FLAGS = ("--overwrite", "--json", "--print_config", "--help")
+_DESCRIPTION = """\
+Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or .json file, or a
+run's folder, which goes on where it stopped."""
+_EPILOG = f"""\
+{SHORT_HELP}
+
+examples:
+  keymix train digits_vit --mixer ska --out ska-digits
+  keymix train small_images_vit --data parquet:cifar10 --optim.lr 5e-4 --epochs 20
+  keymix train digits_vit --print_config > mine.yaml; keymix train mine.yaml
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix train``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0; mistakes are raised as UserError.
+    """
+    argv = ["--help" if word == "-h" else word for word in argv]
+    words = sort_words(argv, options=_OPTIONS, flags=_FLAGS)
+    if len(words.names) > 1:
+        raise UserError(f"one RECIPE at a time; got {', '.join(map(repr, words.names))}.")
+    named = words.names[0] if words.names else None
+    if "--help" in words.flags:
+        _help(named)
+        return 0
+    recipe = _recipe(named, words.options.get("--config", []))
+    parser = recipe_parser("train", recipe, _DESCRIPTION, _EPILOG)
+    recipe = replace_path(recipe, typed(parser, recipe, words.fields))
+    if "--print_config" in words.flags:
+        import yaml
+
+        console.say(yaml.safe_dump(recipe.to_dict(), sort_keys=False).rstrip())
+        return 0
+    out = words.last("--out")
+    if out is None:
+        out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
+    run = _train(recipe, out, words.options.get("--import", []), "--overwrite" in words.flags)
+    _tell(run, as_json="--json" in words.flags)
+    return 0
+
+
+def _help(named: str | None) -> None:
+    recipe = None if named is None else _recipe(named, [])
+    parser = recipe_parser("train", recipe, _DESCRIPTION, _EPILOG)
+    own = parser.add_argument_group("the run")
+    own.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<recipe>)")
+    own.add_argument("--config", metavar="FILE", help="a YAML or JSON file with some fields")
+    own.add_argument("--import", metavar="FILE.py", help="a file that registers your own mixers")
+    own.add_argument("--overwrite", action="store_true", help="throw away the run in the folder")
+    own.add_argument("--json", action="store_true", help="tell the result as JSON")
+    own.add_argument("--print_config", action="store_true", help="print the recipe and stop")
+    own.add_argument("recipe", metavar="RECIPE", help=argparse.SUPPRESS)
+    parser.usage = "keymix train RECIPE [--out DIR] [--FIELD VALUE ...] [--config FILE]"
+    console.say(parser.format_help().rstrip())
+
+
+def _recipe(named: str | None, configs: list[str]) -> Recipe:
+    from keymix import recipes
+
+    if named is not None:
+        recipe = recipes.resolve(named)
+    elif configs:
+        recipe = from_dict(read_mapping(configs[0]))
+    else:
+        raise UserError(
+            f"which recipe? Name one of {', '.join(recipes.names())}, or a .yaml file, or a "
+            "run's folder."
+        )
+    for file in configs:
+        recipe = merge(recipe, read_mapping(file))
+    return recipe
+
+
+def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run:
+    from keymix.train.engine import train
+
+    for file in imports:
+        from keymix.mixers.registry import import_file
+
+        import_file(file)
+    progress = "bar" if sys.stderr.isatty() else _epoch_line
+    return train(recipe, out, overwrite=overwrite, progress=progress)  # type: ignore[arg-type]
+
+
+def _epoch_line(line: Mapping[str, Any]) -> None:
+    console.note(
+        f"epoch {line['epoch'] + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
+        f"val loss {line['val_loss']:.4f}  val top-1 {line['val_top1']:.2%}  "
+        f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} images/s"
+    )
+
+
+def _tell(run: Run, *, as_json: bool) -> None:
+    summary = run.summary
+    if as_json:
+        console.say(json.dumps({"folder": str(run.folder), **summary}))
+        return
+    rows = []
+    for which in ("last", "best"):
+        told = summary[which]
+        cells = [which, str(told["epoch"] + 1)]
+        for split in ("val", "test"):
+            scores = told[split]
+            cells += [f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}"]
+            cells += ["–" if scores["top5"] is None else f"{100 * scores['top5']:.2f}"]
+        rows.append(cells)
+    heads = [f"{split} {score}" for split in ("val", "test") for score in ("loss", "top1", "top5")]
+    mixer = summary["mixer"] or "its own mixer"
+    title = f"{summary['model']}, {mixer}, seed {summary['seed']}: {run.folder}"
+    console.table(["weights", "epoch", *heads], rows, title=title)
