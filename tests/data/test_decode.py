@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of every kind become 8-bit grey or RGB; damaged ones are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pictures import picture
+from PIL import Image
+from torchvision.transforms import v2
+
+from keymix.data.decode import convert, fit, read_image, to_array
+from keymix.errors import UserError
+
+
+def saved(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def corner(path: Path, in_chans: int = 3) -> list[int]:
+    return read_image(path, 4, in_chans)[:, 0, 0].tolist()
+
+
+def test_grey_images_repeat_their_channel(tmp_path: Path) -> None:
+    assert corner(saved(Image.new("L", (4, 4), 77), tmp_path / "a.png")) == [77] * 3
+    assert corner(saved(Image.new("1", (4, 4), 1), tmp_path / "b.png")) == [255] * 3
+    assert corner(saved(Image.new("RGB", (4, 4), (77, 77, 77)), tmp_path / "c.png"), 1) == [77]
+
+
+@pytest.mark.parametrize("value", [0, 200, 30000, 65535])
+def test_sixteen_bit_images_keep_their_range(tmp_path: Path, value: int) -> None:
+    deep = Image.fromarray(np.full((4, 4), value, dtype=np.uint16))
+    for name in ("a.png", "a.tif"):
+        assert corner(saved(deep, tmp_path / name)) == [round(value / 257)] * 3
+
+
+def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
+    half = Image.new("RGBA", (4, 4), (0, 0, 0, 127))
+    grey = Image.new("LA", (4, 4), (5, 0))
+    assert corner(saved(clear, tmp_path / "clear.png")) == [255] * 3
+    assert corner(saved(half, tmp_path / "half.png")) == [128] * 3
+    assert corner(saved(grey, tmp_path / "grey.png"), 1) == [255]
+
+
+def test_palettes_become_their_colours(tmp_path: Path) -> None:
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    assert corner(saved(palette, tmp_path / "a.png")) == [10, 20, 30]
+    assert corner(saved(palette, tmp_path / "b.png", transparency=1)) == [255] * 3
+    assert corner(saved(palette, tmp_path / "c.gif")) == [10, 20, 30]
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    red = Image.new("CMYK", (4, 4), (0, 255, 255, 0))
+    seen = corner(saved(red, tmp_path / "red.jpg", quality=95))
+    assert np.abs(np.array(seen) - [255, 0, 0]).max() < 10
+
+
+def test_floats_have_no_eight_bit_meaning(tmp_path: Path) -> None:
+    path = saved(Image.new("F", (4, 4), 0.5), tmp_path / "depth.tif")
+    with pytest.raises(UserError, match=r"depth\.tif: floating-point pixels"):
+        read_image(path, 4)
+
+
+def test_integers_beyond_sixteen_bits_are_refused(tmp_path: Path) -> None:
+    path = saved(Image.new("I", (4, 4), 70000), tmp_path / "counts.tif")
+    with pytest.raises(UserError, match="32-bit integer pixels"):
+        read_image(path, 4)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "tif", "webp"])
+@pytest.mark.parametrize("keep", [0, 20, 0.7])
+def test_damaged_files_are_named(tmp_path: Path, suffix: str, keep: float) -> None:
+    path = saved(picture(0, (64, 64)), tmp_path / f"cat.{suffix}")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if keep < 1 else int(keep)])
+    with pytest.raises(UserError, match=r"cannot read image .*cat\."):
+        read_image(path, 64)
+
+
+def test_missing_files_and_text_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.png: .*No such file"):
+        read_image(tmp_path / "none.png", 4)
+    (tmp_path / "text.png").write_text("not pixels")
+    with pytest.raises(UserError, match=r"text\.png: not an image"):
+        read_image(tmp_path / "text.png", 4)
+
+
+def test_an_image_of_the_size_is_left_alone() -> None:
+    image = picture(3, (20, 12))
+    assert fit(image, (12, 20), 1.0) is image
+
+
+@pytest.mark.parametrize("size", [(40, 30), (30, 40), (33, 71), (200, 31)])
+def test_the_evaluation_crop_is_torchvision_s(size: tuple[int, int]) -> None:
+    image = picture(1, size)
+    theirs = v2.Compose([v2.Resize(32, v2.InterpolationMode.BICUBIC), v2.CenterCrop(28)])(image)
+    ours = fit(image, (28, 28), 0.875)
+    difference = np.abs(np.asarray(ours).astype(int) - np.asarray(theirs).astype(int))
+    assert ours.size == theirs.size
+    # The long side may round to one pixel more or less, a shift of less than one pixel.
+    assert np.median(difference) <= 6
+
+
+def test_a_full_crop_keeps_the_centre_and_the_shape() -> None:
+    wide = Image.new("RGB", (90, 30), "black")
+    wide.paste((255, 0, 0), (30, 0, 60, 30))
+    array = to_array(fit(wide, (10, 10), 1.0))
+    assert array.shape == (3, 10, 10)
+    assert array[0, 5].min() > 200  # the red middle third, and nothing else
+    assert array[1].max() == 0
+
+
+def test_arrays_are_channels_first() -> None:
+    image = convert(picture(0, (5, 7)), 3)
+    assert to_array(image).shape == (3, 7, 5)
+    assert to_array(convert(image, 1)).shape == (1, 7, 5)
+    assert (to_array(image)[:, 6, 4] == image.getpixel((4, 6))).all()
+
+
+def test_read_image_owns_its_memory(tmp_path: Path) -> None:
+    image = read_image(saved(picture(0), tmp_path / "a.png"), (8, 12))
+    assert image.dtype == torch.uint8
+    assert image.shape == (3, 8, 12)
+    image.zero_()  # writable
+
+
+@pytest.mark.parametrize("options", [{"in_chans": 2}, {"crop_pct": 0.0}, {"image_size": -1}])
+def test_bad_options_are_named(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        read_image(tmp_path / "a.png", **{"image_size": 4, **options})

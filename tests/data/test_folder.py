@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of image files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pictures import picture
+
+from keymix.data import Augment, Loader, load
+from keymix.errors import UserError
+
+
+def errs(folder: Path, message: str, **options: object) -> None:
+    with pytest.raises(UserError) as caught:
+        load(f"folder:{folder}", **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
+    root = make_folder({"cat": 20, "dog": 10})
+    data = load(f"folder:{root}")
+    assert data.classes == ("cat", "dog")
+    assert [len(s) for s in data.splits] == [22, 2, 6]
+    assert data.test.labels.tolist() == [0, 0, 0, 0, 1, 1]
+    assert "test = 6 images carved from train" in " ".join(data.record()["notes"])
+    for split in data.splits:
+        for i in range(len(split)):
+            assert Path(split.ids(i)).parent.name == data.classes[split.labels[i]]
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "valid"])
+def test_val_without_test_is_the_test_split(make_folder, name: str) -> None:
+    root = make_folder({"train/a": 10, "train/b": 10, f"{name}/a": 3, f"{name}/b": 3})
+    data = load(f"folder:{root}")
+    assert [len(s) for s in data.splits] == [18, 2, 6]
+    assert all(f"/{name}/" in data.test.ids(i) for i in range(6))
+    assert all("/train/" in data.val.ids(i) for i in range(2))
+    assert "test = the source's validation split" in " ".join(data.record()["notes"])
+
+
+def test_all_three_splits_are_kept(make_folder) -> None:
+    names = {
+        f"{split}/{c}": n for split, n in (("train", 9), ("val", 2), ("test", 4)) for c in "ab"
+    }
+    data = load(f"folder:{make_folder(names)}")
+    assert [len(s) for s in data.splits] == [18, 4, 8]
+
+
+def test_train_alone_gives_up_test_and_validation(make_folder) -> None:
+    data = load(f"folder:{make_folder({'train/a': 10, 'train/b': 10})}")
+    assert [len(s) for s in data.splits] == [14, 2, 4]
+
+
+def test_classes_of_one_image_stay_in_train(make_folder) -> None:
+    data = load(f"folder:{make_folder({'a': 12, 'b': 12, 'rare': 1})}")
+    assert data.train.labels.tolist().count(2) == 1
+    assert 2 not in data.val.labels.tolist() + data.test.labels.tolist()
+    assert "not validated on, for want of a second image: rare" in data.record()["notes"]
+
+
+def test_common_and_mixed_sizes(make_folder) -> None:
+    root = make_folder({"a": 5, "b": 5}, (20, 14))
+    assert load(f"folder:{root}").image_size == (14, 20)
+    picture(0, (30, 30)).save(root / "b" / "other.png")
+    mixed = load(f"folder:{root}")
+    assert mixed.image_size == (224, 224)
+    assert mixed.train.images is None
+    small = load(f"folder:{root}", image_size=24)
+    assert small.train.images is not None
+    assert small.train.images.shape[1:] == (3, 24, 24)
+
+
+def test_other_files_and_nested_folders(make_folder) -> None:
+    root = make_folder({"a/deep": 4, "b": 5})
+    (root / "b" / "notes.txt").write_text("no image")
+    (root / "b" / ".hidden.png").write_text("no image")
+    (root / ".git").mkdir()
+    picture(0).save(root / "loose.png")
+    data = load(f"folder:{root}")
+    assert sum(map(len, data.splits)) == 9
+    assert "1 images beside the class folders are left out" in data.record()["notes"]
+
+
+def test_one_class_is_refused(make_folder) -> None:
+    errs(make_folder({"only": 3}), "one class only (only)")
+
+
+def test_no_class_is_refused(tmp_path: Path) -> None:
+    errs(tmp_path, "has no folders inside")
+    errs(tmp_path / "nowhere", "there is no")
+    (tmp_path / "file").touch()
+    errs(tmp_path / "file", "is a file")
+
+
+def test_an_empty_class_is_named(make_folder) -> None:
+    root = make_folder({"a": 3, "b": 3, "hollow": 0})
+    errs(root, "class 'hollow' is empty")
+
+
+def test_a_class_that_train_lacks_is_named(make_folder) -> None:
+    root = make_folder({"train/a": 3, "train/b": 3, "test/a": 1, "test/new": 1})
+    errs(root, "class 'new' is not in train")
+
+
+def test_held_out_folders_without_train_are_no_classes(make_folder) -> None:
+    errs(make_folder({"val/a": 3, "test/a": 3}), "no folder train")
+
+
+def test_single_images_everywhere_leave_nothing_to_test(make_folder) -> None:
+    errs(make_folder({"a": 1, "b": 1}), "none is left for")
+
+
+@pytest.mark.parametrize("image_size", [None, 16, 224])
+def test_a_broken_file_is_named_at_load(make_folder, image_size: int | None) -> None:
+    root = make_folder({"a": 5, "b": 5})
+    (root / "b" / "002.png").write_bytes(b"\x89PNG broken")
+    errs(root, "002.png: not an image", image_size=image_size)
+
+
+def test_a_truncated_file_is_named_when_read_lazily(make_folder) -> None:
+    data = load(f"folder:{make_folder({'a': 6, 'b': 6}, (100, 100))}")
+    assert data.train.images is None
+    victim = Path(data.train.ids(2))
+    victim.write_bytes(victim.read_bytes()[:-300])  # its header is whole
+    for workers in (0, 1):
+        loader = Loader(
+            data.train, data, batch_size=4, train=True, augment=Augment(), workers=workers
+        )
+        with pytest.raises(UserError) as caught:
+            list(loader)
+        assert str(victim) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_moving_the_folder_changes_neither_split_nor_fingerprint(
+    make_folder, tmp_path: Path
+) -> None:
+    root = make_folder({"a": 8, "b": 8})
+    for image_size in (None, 100):
+        before = load(f"folder:{root}", image_size=image_size).record()
+        copy = tmp_path / f"copy{image_size}"
+        shutil.copytree(root, copy)
+        after = load(f"folder:{copy}", image_size=image_size).record()
+        assert after["index_sha256"] == before["index_sha256"]
+        assert after["fingerprint"] == before["fingerprint"]
+        picture(99).save(copy / "a" / "000.png")
+        changed = load(f"folder:{copy}", image_size=image_size).record()
+        assert changed["fingerprint"] != before["fingerprint"]
+
+
+def test_real_photos_load_lazily(real_data: Path, tmp_path: Path) -> None:
+    photos = sorted((real_data / "imagenet-samples").rglob("*.JPEG"))
+    for i, photo in enumerate(photos):
+        folder = tmp_path / ("even" if i % 2 else "odd")
+        folder.mkdir(exist_ok=True)
+        shutil.copy(photo, folder)
+    data = load(f"folder:{tmp_path}")
+    assert data.image_size == (224, 224)
+    assert data.record()["mean_std_of"] == "all training images"
+    assert data.train.read(0).shape == (3, 224, 224)
+    loader = Loader(data.train, data, batch_size=5, train=True, augment=Augment(flip=True))
+    images = next(iter(loader)).images
+    assert images.shape == (5, 3, 224, 224)
+    assert 0.3 < images.std() < 3

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data specs as typed."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keymix.data.specs import SPECS, parse
+from keymix.errors import UserError
+
+
+@pytest.mark.parametrize("row", SPECS, ids=lambda row: row.name)
+def test_every_spec_names_a_module_that_opens_sources(row) -> None:
+    assert callable(importlib.import_module(row.module).open_source)
+    assert row.summary
+
+
+def test_specs_split_at_the_first_colon() -> None:
+    row, argument = parse("folder:C:/images")
+    assert (row.name, argument) == ("folder", "C:/images")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("digit", "unknown data 'digit'. Did you mean 'digits'?"),
+        ("folder", "Write folder:PATH"),
+        ("folder:", "Write folder:PATH"),
+        ("digits:8", "Write digits"),
+        ("zzz:there", "unknown data 'zzz'. Choose from digits, folder, parquet."),
+    ],
+)
+def test_bad_specs_are_answered_with_the_remedy(spec: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(spec)
+    assert message in str(caught.value)
+
+
+def test_a_bare_path_is_answered_with_its_kind(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"Write folder:{tmp_path}"):
+        parse(str(tmp_path))
+    (tmp_path / "train-0.parquet").touch()
+    with pytest.raises(UserError, match=f"Write parquet:{tmp_path}"):
+        parse(str(tmp_path))
+
+
+def test_specs_and_augment_load_without_torch() -> None:
+    code = (
+        "import sys, keymix.data, keymix.data.specs, keymix.data.augment;"
+        "sys.exit(bool({'torch', 'numpy', 'PIL'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
