@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +20,10 @@ from keymix.mixers.base import Site, TokenMixer
 class HostedMixer(nn.Module):
     """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer."""
 
-    def __init__(self, mixer: TokenMixer) -> None:
+    def __init__(self, mixer: TokenMixer, place: Place) -> None:
         super().__init__()
         self.mixer = mixer
+        self.place = place  # what the host itself says, for the next mixer put here
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -78,12 +81,13 @@ class TimmViT(Host):
             trunc_normal_(linear.weight, std=0.02)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        model.set_submodule(place.path, HostedMixer(mixer))
+        before = model.get_submodule(place.path)
+        model.set_submodule(place.path, HostedMixer(mixer, place).train(before.training))
 
     @staticmethod
     def _site(attention: Any, model: Any, grid: tuple[int, int]) -> Site:
         if isinstance(attention, HostedMixer):
-            return attention.mixer.site
+            return replace(attention.place.site, grid=(grid[0], grid[1]))
         return Site(
             dim=model.embed_dim,
             num_heads=attention.num_heads,
@@ -92,9 +96,9 @@ class TimmViT(Host):
         )
 
     @staticmethod
-    def _defaults(attention: Any) -> dict[str, Any]:
+    def _defaults(attention: Any) -> Mapping[str, Any]:
         if isinstance(attention, HostedMixer):
-            return {}
+            return attention.place.defaults
         return {
             "qkv_bias": attention.qkv.bias is not None,
             "proj_bias": attention.proj.bias is not None,

@@ -72,15 +72,17 @@ class Site:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name}={value!r} must be a whole number of at least 1")
-        if not isinstance(self.num_prefix_tokens, int) or self.num_prefix_tokens < 0:
-            raise UserError(f"{self.num_prefix_tokens=} must be a whole number, 0 or more")
+        prefix = self.num_prefix_tokens
+        if not isinstance(prefix, int) or isinstance(prefix, bool) or prefix < 0:
+            raise UserError(f"num_prefix_tokens={prefix!r} must be a whole number, 0 or more")
         for name in ("grid", "key_grid"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if len(value) != 2 or any(not isinstance(s, int) or s < 1 for s in value):
+            sides = tuple(value) if isinstance(value, Sequence) else ()
+            if len(sides) != 2 or any(not isinstance(s, int) or s < 1 for s in sides):
                 raise UserError(f"{name}={value!r} must be (height, width) in tokens, each >= 1")
-            object.__setattr__(self, name, (int(value[0]), int(value[1])))
+            object.__setattr__(self, name, sides)
 
     @property
     def num_tokens(self) -> int:
@@ -156,11 +158,24 @@ class TokenMixer(nn.Module):
         """Names of parameters that weight decay would pull away from their neutral value."""
         return set()
 
+    @property
+    def tied_to_grid(self) -> bool:
+        """Whether it holds weights or tables a position, so that no other grid will do.
+
+        As far as one can tell from outside: places matter to it and it holds anything at all. A
+        mixer that knows better says so.
+        """
+        state = (*self.parameters(), *self.buffers())
+        return self.claims.permutation == "positional" and bool(state)
+
     def set_grid(self, grid: Grid) -> None:
         """Take another token grid from now on, as a host's ``set_input_size`` does.
 
-        Only for mixers without weights or tables a position; hosts ask first.
+        Raises:
+            UserError: If the mixer is tied to its grid; hosts ask before they change anything.
         """
+        if self.tied_to_grid:
+            raise UserError(f"mixer {self.mixer_name!r} is tied to its grid {self.site.grid}")
         self.site = replace(self.site, grid=grid)
 
     def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
@@ -170,6 +185,9 @@ class TokenMixer(nn.Module):
     def resolve_grid(self, x: Tensor, grid: Grid | None) -> Grid | None:
         """Return the grid of this call, after checking that ``x`` fits it.
 
+        A mixer to which places are all one, and without projections that look at the grid, takes
+        any number of tokens unless a grid is handed in.
+
         Raises:
             UserError: If width or number of tokens disagree with the site.
         """
@@ -177,8 +195,10 @@ class TokenMixer(nn.Module):
             raise UserError(
                 f"tokens are {x.shape[-1]} wide but this mixer was built for dim={self.site.dim}"
             )
+        given = grid is not None
         grid = self.site.grid if grid is None else grid
-        if grid is not None:
+        placed = self.claims.permutation == "positional" or self.site.project is not None
+        if grid is not None and (given or placed):
             wanted = self.site.num_prefix_tokens + grid[0] * grid[1]
             if x.shape[-2] != wanted:
                 raise UserError(
@@ -238,14 +258,36 @@ def to_tokens(image: Tensor, lead: torch.Size) -> Tensor:
 
 def take_rows(t: Tensor, rows: Tensor | None) -> Tensor:
     """Take rows (axis -2) of a tensor; all of them, or a broadcast axis, as they are."""
-    if rows is None or t.shape[-2] == 1:
+    if rows is None or t.ndim < 2 or t.shape[-2] == 1:
         return t
     return t.index_select(-2, rows)
 
 
+def query_rows(queries: Queries | None, x: Tensor) -> Tensor | None:
+    """Turn the query tokens asked for into indices on the device of ``x``; None stays None.
+
+    Raises:
+        UserError: If one is no token of ``x``.
+    """
+    if queries is None:
+        return None
+    rows = torch.as_tensor(queries, dtype=torch.long, device=x.device).reshape(-1)
+    count = x.shape[-2]
+    if rows.numel() == 0 or int(rows.min()) < 0 or int(rows.max()) >= count:
+        raise UserError(f"queries must be indices of the {count} tokens, got {queries}")
+    return rows
+
+
+def check_stage(stage: str) -> None:
+    """Refuse a stage of the map that does not exist."""
+    if stage not in ("softmax", "final"):
+        raise UserError(f"{stage=} must be 'softmax' or 'final'")
+
+
 def probability(name: str, value: float) -> float:
     """Check a probability in [0, 1)."""
-    if not 0.0 <= value < 1.0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.0 <= value < 1.0:
         raise UserError(f"{name}={value!r} must be a probability, 0 <= {name} < 1")
     return float(value)
 

@@ -133,7 +133,6 @@ class ConvStaticKeyAttention(LearnedKeys):
     ) -> Float[Tensor, "*batch h Q M"]:
         """Convolve the query image; prefix queries meet the static key."""
         q, P = inputs["q"], self.site.num_prefix_tokens
-        self.check_grid(q.shape[-2])
         prefix, patches = split_prefix(q, P)
         H, W = grid or self.site.grid or (1, 1)
         lead = patches.shape[:-3]

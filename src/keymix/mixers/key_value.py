@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class KeyValueAttention(MapMixer):
 
     Args:
         site: Where the mixer sits. A position code needs its grid.
-        pos_dim: Channels m of the code of the index pair, 0 for none.
+        pos_dim: Channels m of the code of the index pair, 0 for none, else at least 3: the first
+            two code i alone, which the softmax over j undoes.
         head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
         qkv_bias: Biases of k and v.
         proj_bias: Bias of the output projection.
@@ -93,6 +95,11 @@ class KeyValueAttention(MapMixer):
     ) -> None:
         if not isinstance(pos_dim, int) or pos_dim < 0:
             raise UserError(f"{pos_dim=} must be a whole number of channels, 0 for none")
+        if pos_dim in (1, 2):
+            raise UserError(
+                f"{pos_dim=} leaves only the code of the query's index i, which the softmax over j "
+                "undoes; give at least 3 channels, or 0 for none"
+            )
         if pos_dim and site.grid is None:
             raise UserError(f"{pos_dim=} codes positions and so needs grid=(H, W)")
         super().__init__(
@@ -135,7 +142,7 @@ class KeyValueAttention(MapMixer):
         """The traits; a position code makes places matter."""
         claims = super().claims
         if self.pos_dim:
-            claims = Traits(maskable=claims.maskable, mixes_prefix=True, permutation="positional")
+            claims = replace(claims, permutation="positional")
         return claims
 
     @property

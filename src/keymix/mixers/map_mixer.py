@@ -19,7 +19,9 @@ from keymix.mixers.base import (
     Stage,
     TokenMixer,
     Traits,
+    check_stage,
     probability,
+    query_rows,
     take_rows,
 )
 from keymix.ops.attention import sdpa
@@ -98,6 +100,11 @@ class MapMixer(TokenMixer):
                 f"mixer {self.mixer_name!r} has no query apart from its keys, so both lie on one "
                 f"grid, but here keys lie on {site.key_grid} and tokens on {site.grid}; give the "
                 "projections stride 1"
+            )
+        if site.has_own_key_grid and site.project is None:
+            raise UserError(
+                f"keys lie on {site.key_grid} and tokens on {site.grid}, so this site needs "
+                "project=, which takes the tokens to the keys' grid"
             )
         if mask_diagonal and site.has_own_key_grid:
             raise UserError("mask_diagonal=True needs as many keys as tokens; this site has fewer")
@@ -334,15 +341,9 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a query is no token or the stage is unknown.
         """
-        if stage not in ("softmax", "final"):
-            raise UserError(f"{stage=} must be 'softmax' or 'final'")
+        check_stage(stage)
         grid = self.resolve_grid(x, grid)
-        rows = None
-        if queries is not None:
-            rows = torch.as_tensor(queries, dtype=torch.long, device=x.device).reshape(-1)
-            count = x.shape[-2]
-            if rows.numel() == 0 or int(rows.min()) < 0 or int(rows.max()) >= count:
-                raise UserError(f"queries must be indices of the {count} tokens, got {queries}")
+        rows = query_rows(queries, x)
         inputs = self.inputs(x, grid)
         if rows is not None and stage == "final" and self.mixes_rows:
             return take_rows(self.maps(inputs, grid, bias), rows)

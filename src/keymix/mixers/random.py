@@ -10,7 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.mixers.base import Grid, Queries, Site, Stage, TokenMixer, Traits, take_rows
+from keymix.mixers.base import (
+    Grid,
+    Queries,
+    Site,
+    Stage,
+    TokenMixer,
+    Traits,
+    check_stage,
+    query_rows,
+    take_rows,
+)
 from keymix.mixers.registry import register_mixer
 
 
@@ -76,6 +86,6 @@ class RandomMixing(TokenMixer):
     ) -> Float[Tensor, "*batch 1 Q N"]:
         """Return rows of the fixed map, as one head."""
         self._check(x, grid)
-        rows = None if queries is None else torch.as_tensor(queries, device=x.device).reshape(-1)
-        a = take_rows(self.random_matrix, rows)
+        check_stage(stage)
+        a = take_rows(self.random_matrix, query_rows(queries, x))
         return a.expand(*x.shape[:-2], 1, *a.shape)

@@ -65,13 +65,13 @@ class ReMixing(MapMixer):
             return out.movedim(-1, -3)
         mixed = mixed.movedim(-1, -3)
         flat = mixed.reshape(-1, *mixed.shape[-3:])
-        if self.training and not track:
-            norm = self.norm
+        norm = self.norm
+        if norm.training and not track:
             flat = nn.functional.batch_norm(
                 flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
             )
         else:
-            flat = self.norm(flat)
+            flat = norm(flat)
         return flat.reshape(mixed.shape)
 
     def reset_parameters(self) -> None:
@@ -93,13 +93,17 @@ class ReMixing(MapMixer):
     @property
     def mixes_rows(self) -> bool:
         """In training BatchNorm's statistics run over all rows."""
-        return self.training and isinstance(self.norm, nn.BatchNorm2d)
+        return self.centred
+
+    @property
+    def centred(self) -> bool:
+        """Whether each mixed map loses its mean: BatchNorm, unless it stands in eval mode."""
+        return isinstance(self.norm, nn.BatchNorm2d) and self.norm.training
 
     @property
     def zero_gradients(self) -> frozenset[str]:
         """``theta_bias`` under BatchNorm in training, which subtracts it again with the mean."""
-        centred = isinstance(self.norm, nn.BatchNorm2d) and self.training
-        mine = {"theta_bias"} if centred and self.theta_bias is not None else set()
+        mine = {"theta_bias"} if self.centred and self.theta_bias is not None else set()
         return super().zero_gradients | mine
 
 

@@ -9,11 +9,13 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+import types
+import typing
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Union
 
 from torch import nn
 
@@ -122,6 +124,32 @@ def mixer_options(name: str) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in _parameters(get_mixer_class(name))}
 
 
+def _of_kind(value: Any, hint: Any) -> bool:
+    """Whether a value is of the kind an option's annotation names, as far as it names one."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return any(_of_kind(value, part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is Literal:
+        return any(type(v) is type(value) and v == value for v in typing.get_args(hint))
+    if hint in (int, float):
+        numbers = (int,) if hint is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    if hint in (bool, str, types.NoneType):
+        return isinstance(value, hint)
+    return True
+
+
+def _check_kinds(cls: type[TokenMixer], options: dict[str, Any]) -> None:
+    """Refuse values of another kind than annotated, such as the text "no" for False."""
+    hints = typing.get_type_hints(cls.__init__) if options else {}
+    for option, value in options.items():
+        hint = hints.get(option, Any)
+        if not _of_kind(value, hint):
+            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise UserError(
+                f"mixer {cls.mixer_name!r}: {option}={value!r} is not of the kind {kind}"
+            )
+
+
 def build(
     name: str, site: Site, options: dict[str, Any] | None = None, **factory: Any
 ) -> TokenMixer:
@@ -144,6 +172,7 @@ def build(
     for option in options:
         if option not in known:
             raise unknown(f"option of mixer {cls.mixer_name!r}:", option, {*known, "num_heads"})
+    _check_kinds(cls, options)
     accepted = inspect.signature(cls.__init__).parameters
     factory = {k: v for k, v in factory.items() if v is not None and k in accepted}
     return cls(site, **options, **factory)
@@ -216,6 +245,7 @@ def import_file(path: str | Path) -> None:
     Raises:
         UserError: If there is no such file, or running it fails.
     """
+    _discover()  # so that the file's names are held against those there are
     path = Path(path)
     if not path.is_file():
         raise UserError(f"--import {path}: no such file")
@@ -229,6 +259,18 @@ def import_file(path: str | Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (UserError, ImportError, SyntaxError, NameError, AttributeError, TypeError) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        NameError,
+        OSError,
+        RuntimeError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+    ) as error:
         del sys.modules[name]
         raise UserError(f"--import {path}: {type(error).__name__}: {error}") from error

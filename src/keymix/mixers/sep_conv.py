@@ -78,6 +78,11 @@ class SepConv(TokenMixer):
         )
         self.pwconv2 = nn.Conv2d(inner, site.dim, 1, **factory)
 
+    @property
+    def tied_to_grid(self) -> bool:
+        """Never: a convolution slides over any grid."""
+        return False
+
     def forward(
         self,
         x: Float[Tensor, "*batch N C"],

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keymix.errors import UserError, unknown
-from keymix.mixers.base import Site, Traits
+from keymix.mixers.base import Grid, Site, Traits
 from keymix.mixers.map_mixer import Backend, MapMixer, Roles, Scale
 from keymix.mixers.registry import register_mixer
 
@@ -103,14 +103,21 @@ class LearnedKeys(MapMixer):
         windows = (self.site.windows,) if self.site.windows > 1 else ()
         return (*windows, self.num_heads, self.site.num_keys, self.head_dim)
 
-    def check_grid(self, count: int) -> None:
-        """Refuse tokens of another number than the keys were laid for."""
-        if count != self.site.num_tokens:
+    def resolve_grid(self, x: Tensor, grid: Grid | None) -> Grid | None:
+        """Return the site's grid and refuse any other: the keys were laid for the site's.
+
+        Raises:
+            UserError: If width, number of tokens or grid disagree with the site.
+        """
+        count = x.shape[-2]
+        if count != self.site.num_tokens or (grid is not None and tuple(grid) != self.site.grid):
+            on = f" on a grid of {tuple(grid)}" if grid is not None else ""
             raise UserError(
                 f"{self.mixer_name!r} learned its keys on a grid of {self.site.grid} with "
                 f"{self.site.num_prefix_tokens} prefix tokens ({self.site.num_tokens} tokens), "
-                f"and got {count}; build the model for the new image size"
+                f"and got {count} tokens{on}; build the model for the new image size"
             )
+        return super().resolve_grid(x, grid)
 
 
 @register_mixer("static_key", aliases=("ska",))
@@ -196,5 +203,4 @@ class StaticKeyAttention(LearnedKeys):
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries computed, keys learned."""
-        self.check_grid(inputs["q"].shape[-2])
         return inputs["q"], self.key.to(inputs["q"].dtype)

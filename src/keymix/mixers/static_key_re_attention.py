@@ -84,3 +84,9 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
             dtype=dtype,
         )
         self._init_mixing(self.num_heads, norm, theta_bias, {"device": device, "dtype": dtype})
+
+    @property
+    def zero_gradients(self) -> frozenset[str]:
+        """Also StarReLU's bias, which shifts every map alike, where BatchNorm takes the mean."""
+        shifts = {"act.bias"} if self.centred and self.act is not None else set()
+        return super().zero_gradients | shifts

@@ -13,7 +13,6 @@ from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
@@ -61,11 +60,7 @@ class MixerVisionTransformer(VisionTransformer):
         Raises:
             UserError: If a mixer learned something a position; it names the mixer.
         """
-        tied = {
-            mixer.mixer_name
-            for mixer in find_mixers(self).values()
-            if mixer.claims.permutation == "positional" and _has_state_a_position(mixer)
-        }
+        tied = {m.mixer_name for m in find_mixers(self).values() if m.tied_to_grid}
         if tied:
             raise UserError(
                 f"mixer {', '.join(sorted(tied))} holds weights for every position of the grid "
@@ -75,10 +70,6 @@ class MixerVisionTransformer(VisionTransformer):
         grid = tuple(self.patch_embed.grid_size)
         for mixer in find_mixers(self).values():
             mixer.set_grid(grid)
-
-
-def _has_state_a_position(mixer: nn.Module) -> bool:
-    return any(True for _ in mixer.parameters()) or any(True for _ in mixer.buffers())
 
 
 _SMALL = {
