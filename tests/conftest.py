@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: seeds, one thread a worker, real data if any, poisoned memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Start every test from the same random numbers, on one thread under xdist.
+
+    Tests that never import torch do not pay for it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "manual_seed"):
+        return
+    torch.manual_seed(0)
+    if os.environ.get("PYTEST_XDIST_WORKER") and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of real data sets, named by the environment variable KEYMIX_DATA."""
+    named = os.environ.get("KEYMIX_DATA")
+    if not named:
+        pytest.skip("KEYMIX_DATA names no folder with real data")
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.skip(f"KEYMIX_DATA={named} is no folder")
+    return folder
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Fill what torch.empty returns with NaN, so that a read before the write shows."""
+    import torch
+
+    was = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(8).isnan().all(), "torch.empty is not poisoned"
+    yield
+    torch.use_deterministic_algorithms(was, warn_only=warned)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@pytest.fixture
+def shapes_checked(request: pytest.FixtureRequest) -> bool:
+    """Whether this run checks shapes in signatures (``--jaxtyping-packages``)."""
+    return bool(request.config.getoption("--jaxtyping-packages", default=None))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every registered mixer refuses, and that it says what to do instead."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.registry import create_mixer, get_mixer_class, list_mixers, mixer_options
+from mixer_cases import (
+    DIM,
+    GRID,
+    hints,
+    make,
+    mixer_cases,
+    refusal,
+    refused,
+    tokens,
+)
+
+every_mixer = pytest.mark.parametrize("name", list_mixers())
+every_case = pytest.mark.parametrize(("name", "options"), mixer_cases())
+
+
+@every_mixer
+def test_heads_that_do_not_divide_are_refused(name: str) -> None:
+    if not issubclass(get_mixer_class(name), MapMixer):
+        pytest.skip("has no heads")
+    with refused(r"12.*num_heads=5"):
+        create_mixer(name, dim=12, num_heads=5, grid=GRID)
+    assert create_mixer(name, dim=12, num_heads=5, grid=GRID, head_dim=4) is not None
+
+
+@every_mixer
+def test_unknown_options_are_answered_with_the_nearest(name: str) -> None:
+    for option in mixer_options(name):
+        with refused(rf"{option}[a-z]*x'.*Did you mean.*'{option}'"):
+            create_mixer(name, dim=12, num_heads=3, grid=GRID, **{f"{option}x": 1})
+    with refused(name):
+        create_mixer(name, dim=12, num_heads=3, grid=GRID, wholly_unheard_of=1)
+
+
+@every_mixer
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan"), "much", None])
+def test_bad_probabilities_are_refused(name: str, value: Any) -> None:
+    rates = [option for option in mixer_options(name) if "drop" in option]
+    if not rates:
+        pytest.skip("has no dropout")
+    for option in rates:
+        with refused(option):
+            create_mixer(name, dim=12, num_heads=3, grid=GRID, **{option: value})
+
+
+@every_mixer
+def test_values_of_another_kind_are_refused(name: str) -> None:
+    wrong: dict[Any, tuple[Any, ...]] = {bool: ("yes", "no", 1), int: ("3", 1.5, True)}
+    for option, hint in hints(name).items():
+        bad = wrong.get(hint, ("nonsense",))
+        for value in bad:
+            with refused(option):
+                create_mixer(name, dim=12, num_heads=3, grid=GRID, **{option: value})
+
+
+@every_mixer
+def test_numbers_out_of_range_are_refused(name: str) -> None:
+    bad = {
+        "kernel_size": (0, 2, -1),
+        "pool_size": (0, 2, -3),
+        "head_dim": (0, -4),
+        "key_init_std": (0.0, -1.0, float("nan")),
+        "expansion": (0.0, -1.0),
+        "pos_dim": (-1,),
+    }
+    for option in mixer_options(name):
+        for value in bad.get(option, ()):
+            with refused(option):
+                create_mixer(name, dim=12, num_heads=3, grid=GRID, **{option: value})
+
+
+@every_case
+def test_tokens_of_another_width_are_refused(name: str, options: dict[str, Any]) -> None:
+    mixer = make(name, options)
+    with refused(r"13 wide.*dim=12"):
+        mixer(torch.randn(2, 6, 13, dtype=torch.float64))
+
+
+@every_case
+def test_another_number_of_tokens_is_served_or_refused(name: str, options: dict[str, Any]) -> None:
+    mixer = make(name, options, num_prefix_tokens=1).eval()
+    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    if mixer.claims.permutation == "equivariant":
+        assert mixer(x).shape == x.shape
+    else:
+        with refused("9 tokens|got 9"):
+            mixer(x)
+    with refused("9 tokens"):
+        mixer(x, grid=(2, 3))
+
+
+@every_case
+def test_another_grid_is_served_or_refused_with_a_remedy(
+    name: str, options: dict[str, Any]
+) -> None:
+    mixer = make(name, options, num_prefix_tokens=1).eval()
+    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    reason = refusal(partial(mixer, x, grid=(2, 4)))
+    if reason is None:
+        assert mixer(x, grid=(2, 4)).shape == x.shape
+    else:
+        assert "9" in reason
+        assert "(2, 3)" in reason or "7" in reason
+
+
+@every_mixer
+def test_learned_keys_refuse_a_turned_grid_of_as_many_tokens(name: str) -> None:
+    """Six tokens of 3x2 are not the six of 2x3, though their number fits."""
+    mixer = make(name).eval()
+    x = tokens(mixer)
+    if "key_init_std" in mixer_options(name):
+        with refused(r"\(2, 3\)"):
+            mixer(x, grid=(3, 2))
+    else:
+        assert mixer(x, grid=(3, 2)).shape == x.shape
+
+
+@every_case
+def test_a_grid_is_asked_for_where_one_is_needed(name: str, options: dict[str, Any]) -> None:
+    gridless = partial(create_mixer, name, dim=DIM, num_heads=3, **options)
+    reason = refusal(gridless)
+    if reason is not None:
+        assert "grid=(H, W)" in reason
+        assert make(name, options).claims.permutation == "positional"
+    else:
+        mixer = gridless()
+        assert mixer.claims.permutation == "equivariant"
+        assert mixer(torch.randn(2, 5, DIM)).shape == (2, 5, DIM)
