@@ -103,6 +103,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_heads": 4,
         "mlp_ratio": 2.0,
     },
+    "vit_nano_p4_12": {
+        "img_size": 12,
+        "patch_size": 4,
+        "in_chans": 1,
+        "embed_dim": 64,
+        "depth": 2,
+        "num_heads": 4,
+        "mlp_ratio": 2.0,
+        "class_token": False,
+        "global_pool": "avg",
+    },
     "vit_nano_p2_12": {
         "img_size": 12,
         "patch_size": 2,

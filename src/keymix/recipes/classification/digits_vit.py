@@ -26,9 +26,9 @@ def recipe() -> Recipe:
     """The run, complete."""
     return Recipe(
         name="digits_vit",
-        data=DataConfig(spec="digits", batch_size=32),
-        augment=Augment(crop_padding=1),
-        model=ModelConfig(name="vit_nano_p2_12"),
+        data=DataConfig(spec="digits", batch_size=64),
+        augment=Augment(crop_padding=2),
+        model=ModelConfig(name="vit_nano_p4_12"),
         optim=OptimConfig(name="adamw", lr=3e-3, weight_decay=0.05, clip_grad=1.0),
-        schedule=ScheduleConfig(name="cosine", epochs=12, warmup_epochs=1),
+        schedule=ScheduleConfig(name="cosine", epochs=60, warmup_epochs=6),
     )
