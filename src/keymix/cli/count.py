@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix count``: parameters, multiply-adds and activation memory of a model, layer by layer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli.console import out, say, table
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.analysis.counting import Count
+    from keymix.mixers.spec import MixerSpec
+
+DESCRIPTION = """\
+Count a model's trainable parameters, multiply-adds (MACs) and activation memory for one image.
+MACs are the products of matmuls, convolutions, linear layers and attention; FLOPs are 2 x MACs.
+Activation memory is what autograd keeps for the backward pass, parameters excluded."""
+
+EXAMPLES = """\
+examples:
+  keymix count vit_small_p4_32
+  keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line a mixer
+  keymix count vit_small_patch16_224 --mixer static_key --depth 3
+  keymix count caformer_s18 --input-size 3,384,384 --json"""
+
+
+def _input_size(text: str) -> tuple[int, int, int]:
+    try:
+        size = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        size = ()
+    if len(size) == 2:
+        size = (3, *size)
+    if len(size) != 3 or min(size) < 1:
+        raise UserError(
+            f"--input-size {text}: give channels,height,width in pixels, such as 3,224,224"
+        )
+    return size[0], size[1], size[2]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="keymix count",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="a keymix model, or any model of timm's")
+    parser.add_argument(
+        "--mixer",
+        metavar="M",
+        help="put this mixer in, as keymix compare takes it: ska(activation=relu); "
+        "several with commas give one line of totals each",
+    )
+    parser.add_argument(
+        "--input-size",
+        metavar="C,H,W",
+        help="image in pixels (default: what the model was made for)",
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        metavar="N",
+        help="names of a layer's path to show; 0 shows every layer (default 2)",
+    )
+    parser.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a file that registers mixers of your own",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix count``.
+
+    Args:
+        argv: The words after the verb.
+    """
+    args = _parser().parse_args(argv)
+    size = None if args.input_size is None else _input_size(args.input_size)
+    if args.depth < 0:
+        raise UserError(f"--depth {args.depth} must be 0 or more")
+    if args.num_classes is not None and args.num_classes < 0:
+        raise UserError(f"--num-classes {args.num_classes} must be 0 or more")
+    from keymix.mixers.registry import import_file
+    from keymix.mixers.spec import parse_mixers
+
+    for path in args.imports:
+        import_file(path)
+    specs: list[MixerSpec | None] = [None]
+    if args.mixer is not None:
+        specs = [*parse_mixers(args.mixer)]
+    counts = {
+        "" if spec is None else spec.label: _count(args.model, spec, size, args.num_classes)
+        for spec in specs
+    }
+    if args.json:
+        records = [
+            {"model": args.model, "mixer": label or None, **c.to_dict()}
+            for label, c in counts.items()
+        ]
+        say(json.dumps(records[0] if len(records) == 1 else records, indent=2))
+    elif len(counts) > 1:
+        _print_totals(args.model, counts)
+    else:
+        label, counted = next(iter(counts.items()))
+        _print_layers(args.model, label, counted, args.depth)
+    return 0
+
+
+def _count(
+    name: str, spec: MixerSpec | None, size: tuple[int, int, int] | None, classes: int | None
+) -> Count:
+    """Build a model without weights where it can be, and count it."""
+    import torch
+
+    from keymix.analysis.counting import count
+    from keymix.models import create_model
+
+    options: dict[str, Any] = {} if spec is None else spec.model_kwargs()
+    if classes is not None:
+        options["num_classes"] = classes
+    if size is not None:
+        options |= _sized(name, size)
+    try:
+        with torch.device("meta"):
+            return count(create_model(name, **options), size)
+    except (RuntimeError, AssertionError):
+        pass  # some models look at the numbers they are built from, which meta tensors lack
+    model = create_model(name, **options)
+    try:
+        return count(model, size)
+    except (RuntimeError, AssertionError) as error:
+        if size is None:
+            raise
+        why = str(error).strip().splitlines()[0]
+        raise UserError(f"model {name!r} cannot take an input of {size}: {why}") from error
+
+
+def _sized(name: str, size: tuple[int, int, int]) -> dict[str, Any]:
+    """Arguments that make a model for an input: its side only where it is fixed at building."""
+    from timm.models import get_pretrained_cfg
+
+    import keymix.models.factory  # registers keymix's own models
+
+    keymix.models.factory.list_models()
+    config = get_pretrained_cfg(name)
+    fixed = config is not None and config.fixed_input_size
+    return {"in_chans": size[0], **({"img_size": size[1:]} if fixed else {})}
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if out.is_terminal else str(value)
+
+
+def _cells(params: int, macs: int, activation_bytes: int) -> list[str]:
+    return [
+        _number(params),
+        _number(macs),
+        _number(2 * macs),
+        f"{activation_bytes / 2**20:.2f}",
+    ]
+
+
+HEADINGS = ["params", "MACs", "FLOPs", "activations MiB"]
+
+
+def _print_layers(model: str, mixer: str, counted: Count, depth: int) -> None:
+    layers = counted.layers if depth == 0 else counted.at_depth(depth)
+    rows = [
+        [r.path or "(itself)", r.kind, *_cells(r.params, r.macs, r.activation_bytes)]
+        for r in layers
+    ]
+    total = _cells(counted.params, counted.macs, counted.activation_bytes)
+    size = "x".join(str(s) for s in counted.input_size)
+    title = f"{model}{f' with {mixer}' if mixer else ''}, one image of {size}"
+    table(["layer", "module", *HEADINGS], [*rows, ["total", "", *total]], title=title, left=2)
+
+
+def _print_totals(model: str, counts: dict[str, Count]) -> None:
+    rows = [[label, *_cells(c.params, c.macs, c.activation_bytes)] for label, c in counts.items()]
+    size = "x".join(str(s) for s in next(iter(counts.values())).input_size)
+    table(["mixer", *HEADINGS], rows, title=f"{model}, one image of {size}")

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index that ``keymix list`` reads, so that it need not import PyTorch.
+
+``python -m keymix.cli.index`` writes ``index.json`` anew from the registries; a test compares it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).with_name("index.json")
+
+
+def _first_line(docstring: str | None) -> str:
+    return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
+
+
+def _mixers() -> list[dict[str, Any]]:
+    from keymix.mixers.registry import aliases_of, get_mixer_class, list_mixers
+
+    rows = []
+    for name in list_mixers():
+        cls = get_mixer_class(name)
+        if not cls.__module__.startswith("keymix."):
+            continue  # a user's own
+        module = sys.modules[cls.__module__]
+        rows.append(
+            {
+                "name": name,
+                "aliases": list(aliases_of(name)),
+                "domain": cls.traits.domain,
+                "control": cls.traits.control,
+                "summary": _first_line(module.__doc__),
+            }
+        )
+    return rows
+
+
+def _models() -> list[dict[str, Any]]:
+    import torch
+
+    from keymix.analysis.counting import default_input_size
+    from keymix.hosts.base import find_mixers
+    from keymix.models.factory import create_model, list_models
+
+    rows = []
+    for name in list_models():
+        with torch.device("meta"):
+            model = create_model(name)
+        rows.append(
+            {
+                "name": name,
+                "params": sum(p.numel() for p in model.parameters() if p.requires_grad),
+                "input_size": list(default_input_size(model)),
+                "mixers": sorted({m.mixer_name for m in find_mixers(model).values()}),
+            }
+        )
+    return rows
+
+
+def build() -> dict[str, list[dict[str, Any]]]:
+    """Gather what there is from the registries, as plain data."""
+    from keymix import recipes
+    from keymix.data.specs import SPECS
+
+    return {
+        "models": _models(),
+        "mixers": _mixers(),
+        "recipes": [{"name": n, "summary": recipes.summary(n)} for n in recipes.names()],
+        "data": [{"name": s.usage, "summary": s.summary} for s in SPECS],
+    }
+
+
+def text() -> str:
+    """Return the index as the file holds it: an entry a line, so that changes read well."""
+    kinds = [
+        f'"{kind}": [\n' + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]"
+        for kind, rows in build().items()
+    ]
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+def main() -> int:
+    """Write the index."""
+    PATH.write_text(text(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

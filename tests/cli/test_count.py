@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix count``: the table, the JSON, and one clear line for a mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keymix.analysis.counting import count
+from keymix.cli import main
+from keymix.models import create_model
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["count", *words]) == 0
+    return capsys.readouterr().out
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_a_pipe_gets_tab_separated_lines_that_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    table = rows(run(capsys, "vit_nano_p2_12"))
+    assert table[0] == ["layer", "module", "params", "MACs", "FLOPs", "activations MiB"]
+    body, total = table[1:-1], table[-1]
+    wanted = count(create_model("vit_nano_p2_12"))
+    assert total[0] == "total"
+    assert [int(v) for v in total[2:5]] == [wanted.params, wanted.macs, 2 * wanted.macs]
+    for column, whole in ((2, wanted.params), (3, wanted.macs), (4, wanted.flops)):
+        assert sum(int(row[column]) for row in body) == whole
+    assert "blocks.3" in [row[0] for row in body]
+
+
+def test_depth_chooses_how_much_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {
+        depth: [row[0] for row in rows(run(capsys, "vit_nano_p2_12", "--depth", depth))]
+        for depth in "10"
+    }
+    assert "blocks" in shown["1"]
+    assert not any("." in path for path in shown["1"])
+    assert "blocks.3.attn.mixer.qkv" in shown["0"]
+
+
+def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("vit_micro_p4_32", "--mixer", "ska", "--input-size", "3,48,64", "--json")
+    record = json.loads(run(capsys, *words))
+    assert (record["model"], record["mixer"]) == ("vit_micro_p4_32", "static_key")
+    assert record["input_size"] == [3, 48, 64]
+    assert record["flops"] == 2 * record["macs"]
+    keys = 12 * 16 + 1  # the grid of 48 x 64 pixels in patches of 4, and the class token
+    model = create_model("vit_micro_p4_32", mixer="ska", img_size=(48, 64))
+    assert model.blocks[0].attn.mixer.key.shape[1] == keys
+    assert record["params"] == count(model).params
+
+
+def test_several_mixers_get_a_line_of_totals_each(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "vit_nano_p2_12", "--mixer", "mhsa,ska(activation=relu),identity")
+    assert [row[0] for row in rows(text)] == [
+        "mixer",
+        "softmax",
+        "static_key(activation=relu)",
+        "identity",
+    ]
+
+
+def test_any_timm_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(run(capsys, "vit_tiny_patch16_224", "--json"))["macs"] == 1_253_683_200
+    small = json.loads(run(capsys, "resnet18", "--input-size", "1,32,32", "--json"))
+    assert small["input_size"] == [1, 32, 32]
+
+
+def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "double.py"
+    file.write_text(
+        "from keymix import TokenMixer, register_mixer\n"
+        "@register_mixer('double_for_count')\n"
+        "class Double(TokenMixer):\n"
+        "    def forward(self, x, grid=None, bias=None):\n"
+        "        return 2 * x\n"
+    )
+    words = ("vit_nano_p2_12", "--import", str(file), "--mixer", "double_for_count,identity")
+    _, own, identity = rows(run(capsys, *words))
+    assert own[1:4] == identity[1:4]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["vit_nano_p2_13"], "vit_nano_p2_12"),
+        (["vit_nano_p2_12", "--mixer", "sofmax"], "Did you mean 'softmax'"),
+        (["vit_nano_p2_12", "--mixer", "softmax(num_heads=7)"], "does not divide"),
+        (["vit_nano_p2_12", "--input-size", "banana"], "channels,height,width"),
+        (["vit_nano_p2_12", "--input-size", "0,12,12"], "channels,height,width"),
+        (["vit_nano_p2_12", "--depth", "-1"], "--depth -1"),
+        (["resnet18", "--mixer", "softmax"], "ResNet"),
+        (["vit_nano_p2_12", "--import", "nothing.py"], "no such file"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["count", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("keymix: error: ")
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix list``: true to the registries, found by pattern, and at once."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from keymix.cli import index, main
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["list", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_index_is_what_the_registries_say() -> None:
+    assert index.PATH.read_text(encoding="utf-8") == index.text(), (
+        "the index is out of date; write it anew with `python -m keymix.cli.index`"
+    )
+
+
+@pytest.mark.parametrize("kind", ["models", "mixers", "recipes", "data"])
+def test_each_kind_lists_every_entry(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [row["name"] for row in json.loads(index.PATH.read_text(encoding="utf-8"))[kind]]
+    assert len(wanted) >= 2
+    lines = run(capsys, kind).splitlines()
+    assert [line.split("\t")[0] for line in lines[1:]] == wanted
+
+
+def test_without_a_kind_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split("\t") for line in run(capsys).splitlines()]
+    assert {line[0] for line in lines} == {"models", "mixers", "recipes", "data"}
+    assert ["mixers", "static_key", "ska"] in [line[:3] for line in lines]
+
+
+def test_patterns_match_names_and_aliases(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [line.split("\t")[0] for line in run(capsys, "models", "*ska*").splitlines()[1:]]
+    assert "cska_vit_small_p4_32" in names
+    assert all("ska" in name for name in names)
+    assert run(capsys, "mixers", "mhsa").splitlines()[1].startswith("softmax\t")
+    kinds = {line.split("\t")[0] for line in run(capsys, "*ska*").splitlines()}
+    assert kinds == {"models", "mixers"}
+
+
+def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(run(capsys, "mixers", "softmax", "--json"))
+    assert [(r["name"], r["aliases"], r["domain"]) for r in rows] == [
+        ("softmax", ["mhsa"], "dense")
+    ]
+    assert set(json.loads(run(capsys, "--json"))) == {"models", "mixers", "recipes", "data"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["modles"], "Did you mean 'models'"),
+        (["mixers", "sofmax"], "Did you mean 'softmax'"),
+        (["models", "*nothing*"], "nothing matches '*nothing*'"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_list_answers_at_once() -> None:
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "keymix", "list"], check=True, stdout=subprocess.DEVNULL
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    # processor seconds, interpreter included: PyTorch's import alone takes more than one
+    assert min(spent) < 0.3
