@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in the documents exist: verbs, options, mixers, models and recipes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from documents import DOCUMENTS, ROOT, commands
+
+from keymix.cli import VERBS, main
+
+COMMANDS = [
+    pytest.param(words, id=f"{where} keymix {' '.join(words)}")
+    for path in DOCUMENTS
+    for where, words in commands(path)
+]
+
+
+@pytest.fixture(scope="session")
+def known_options() -> dict[str, set[str]]:
+    """The options of every verb, read from its help."""
+    return {}
+
+
+def options_of(
+    verb: str, known: dict[str, set[str]], capsys: pytest.CaptureFixture[str]
+) -> set[str]:
+    if verb not in known:
+        capsys.readouterr()
+        try:
+            code = main([verb, "--help"])
+        except SystemExit as stop:
+            code = stop.code
+        told = capsys.readouterr().out
+        assert code == 0, f"keymix {verb} --help ended with {code}"
+        known[verb] = set(re.findall(r"--[A-Za-z][\w.-]*", told))
+    return known[verb]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_documented_command_parses(
+    words: list[str],
+    known_options: dict[str, set[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verb, *rest = words
+    if verb.startswith("-") or verb == "VERB":
+        return
+    assert verb in VERBS
+    options = options_of(verb, known_options, capsys)
+    for word in rest:
+        name = word.partition("=")[0]
+        if name.startswith("--") and not name.startswith("--model.options."):
+            assert name in options, f"keymix {verb} has no option {name}"
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_documented_mixers_models_and_recipes_exist(words: list[str]) -> None:
+    import timm
+
+    from keymix import list_models, recipes
+    from keymix.mixers.spec import parse_mixers
+
+    verb, *rest = words
+    values = dict(itertools.pairwise(rest))
+    mixers = values.get("--mixers", values.get("--mixer"))
+    if mixers is not None and "--import" not in rest and not mixers.isupper():
+        assert parse_mixers(mixers)
+    model = values.get("--model", rest[0] if verb == "count" and rest else None)
+    if model is not None and not model.isupper():
+        assert model in list_models() or timm.is_model(model)
+    if verb == "train" and rest and rest[0].endswith("_vit"):
+        assert rest[0] in recipes.names()
+
+
+def test_the_documents_have_commands() -> None:
+    assert len(COMMANDS) > 20
+
+
+def test_a_made_up_option_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--frobnicate" not in options_of("count", {}, capsys)
+
+
+def test_the_readme_marks_its_test_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    marked = re.findall(r"^<!-- test-command -->\n+```\w*\n(.+?)\n```$", text, re.MULTILINE)
+    assert len(marked) == 1
+    assert "pytest" in marked[0]

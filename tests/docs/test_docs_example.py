@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example of a user's own mixer computes what it says and joins a comparison."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from documents import DOCS
+
+from keymix import create_mixer
+from keymix.mixers import registry
+from keymix.mixers.map_mixer import MapMixer
+
+EXAMPLE = DOCS / "examples" / "my_mixer.py"
+
+
+@pytest.fixture
+def distance(monkeypatch: pytest.MonkeyPatch) -> Iterator[MapMixer]:
+    """The example's mixer at a site with a class token, registered for one test only."""
+    registry.list_mixers()
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    monkeypatch.delitem(sys.modules, "keymix_user_my_mixer", raising=False)
+    registry.import_file(EXAMPLE)
+    made = create_mixer("distance", dim=12, num_heads=2, grid=(3, 5), num_prefix_tokens=1)
+    assert isinstance(made, MapMixer)
+    yield made.double()
+    sys.modules.pop("keymix_user_my_mixer", None)
+
+
+def test_the_example_weighs_keys_by_distance(distance: MapMixer) -> None:
+    x = torch.randn(2, 16, 12, dtype=torch.float64)
+    q, k, v = (t.reshape(2, 16, 2, 6).transpose(1, 2) for t in distance.qkv(x).chunk(3, -1))
+    squares = (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+    maps = (-0.5 * squares * 6**-0.5).softmax(-1)
+    torch.testing.assert_close(distance.attention_map(x), maps)
+    y = distance.proj((maps @ v).transpose(1, 2).flatten(-2))
+    torch.testing.assert_close(distance(x), y)
+
+
+def test_the_example_gives_single_rows_and_gradients(distance: MapMixer) -> None:
+    x = torch.randn(2, 16, 12, dtype=torch.float64, requires_grad=True)
+    whole = distance.attention_map(x)
+    torch.testing.assert_close(distance.attention_map(x, queries=[0, 7]), whole[..., [0, 7], :])
+    distance(x).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in distance.parameters())
+
+
+def test_the_example_joins_a_comparison_from_the_command_line(tmp_path: Path) -> None:
+    words = ["compare", "--import", str(EXAMPLE), "--mixers", "mhsa,distance", "--no-controls"]
+    words += ["--seeds", "1", "--epochs", "1", "--limit", "200", "--processes", "1"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "keymix", *words, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert [row["mixer"] for row in record["outcome"]["last"]] == ["softmax", "distance"]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000

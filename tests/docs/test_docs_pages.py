@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every mixer has its page, and the numbers on the pages are counted again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from documents import DOCS, ROOT, prose, table
+
+import keymix
+from keymix.mixers.registry import aliases_of, get_mixer_class
+
+HEADINGS = ["Idea", "Equation", "Cost", "When to use and when not", "Measured"]
+PAGES = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
+INDEX = (DOCS / "mechanisms" / "index.md").read_text(encoding="utf-8")
+PAPERS = (DOCS / "papers.md").read_text(encoding="utf-8")
+
+
+def own_mixers() -> list[str]:
+    """The mixers of keymix itself; a test or a user may have registered more."""
+    return [
+        name
+        for name in keymix.list_mixers()
+        if get_mixer_class(name).__module__.startswith("keymix.mixers.")
+    ]
+
+
+def number(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+def test_every_mixer_has_a_page_and_every_page_a_mixer() -> None:
+    assert [page.stem for page in PAGES] == own_mixers()
+
+
+def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES:
+        assert f"]({page.name})" in INDEX
+        assert f"- mechanisms/{page.name}\n" in navigation
+
+
+def test_the_index_tells_every_name() -> None:
+    for name in own_mixers():
+        names = ", ".join(f"`{n}`" for n in (name, *aliases_of(name)))
+        assert f"| {names} |" in INDEX
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_has_the_five_headings_in_order(page: Path) -> None:
+    assert re.findall(r"^## (.+)$", prose(page), re.MULTILINE) == HEADINGS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_tells_names_and_file_of_its_mixer(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in (page.stem, *aliases_of(page.stem)):
+        assert f"`{name}`" in text
+    assert f"`mixers/{page.stem}.py`" in text
+    assert f"`{get_mixer_class(page.stem).__name__}`" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_measured_numbers_stand_beside_their_command(page: Path) -> None:
+    measured = prose(page).partition("## Measured")[2].strip()
+    assert measured == "Not yet measured." or "keymix " in measured or "../results/" in measured
+
+
+def test_the_cost_table_has_every_mixer() -> None:
+    told = {row[0].strip("`") for row in table(INDEX, "cost-table")}
+    assert told == set(own_mixers())
+
+
+@pytest.mark.parametrize("row", table(INDEX, "cost-table"), ids=lambda row: row[0].strip("`"))
+def test_the_cost_table_is_what_count_says(row: list[str]) -> None:
+    mixer, *numbers = row
+    model = keymix.create_model("vit_micro_p4_32", mixer=mixer.strip("`"))
+    cost = keymix.count(model)
+    assert [number(cell) for cell in numbers] == [cost.params, cost.macs, cost.activation_bytes]
+
+
+@pytest.mark.parametrize("row", table(PAPERS, "count-table"), ids=lambda row: row[1].strip("`"))
+def test_our_numbers_beside_the_papers_are_what_count_says(row: list[str]) -> None:
+    cost = keymix.count(keymix.create_model(row[1].strip("`")))
+    assert (number(row[3]), number(row[5])) == (cost.params, cost.flops)
+
+
+@pytest.mark.parametrize("row", table(PAPERS, "count-table")[:4], ids=lambda row: row[0])
+def test_our_parameters_are_within_two_percent_of_the_papers(row: list[str]) -> None:
+    printed = float(row[2].removesuffix("M")) * 1e6
+    assert number(row[3]) == pytest.approx(printed, rel=0.02)
+
+
+def test_the_api_pages_tell_every_public_name() -> None:
+    told = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    missing = [
+        name
+        for name in keymix.__all__
+        if not name.startswith("_") and not re.search(rf"\b{name}\b", told)
+    ]
+    assert not missing
