@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -75,17 +75,16 @@ def make_optimizer(
     known = [str(name) for name in list_optimizers(exclude_filters=["bnb*", "apex*"])]
     if config.name not in known:
         raise unknown("optimiser", config.name, known)
-    options: dict[str, Any] = {} if config.betas is None else {"betas": config.betas}
+    options: dict[str, Any] = {}
+    if config.betas is not None:
+        if not get_optimizer_info(config.name).has_betas:
+            raise UserError(f"optim.betas: optimiser {config.name!r} has none; leave them out.")
+        options["betas"] = config.betas
     if fused and config.name in _FUSED:
         options["fused"] = True
-    try:
-        made: torch.optim.Optimizer = create_optimizer_v2(
-            model, opt=config.name, lr=config.lr, weight_decay=config.weight_decay, **options
-        )
-    except TypeError as error:
-        raise UserError(
-            f"optimiser {config.name!r} takes none of these settings: {options} ({error})"
-        ) from None
+    made: torch.optim.Optimizer = create_optimizer_v2(
+        model, opt=config.name, lr=config.lr, weight_decay=config.weight_decay, **options
+    )
     return made
 
 
@@ -114,6 +113,7 @@ class ClassificationTask(pl.LightningModule):
         self._mix = make_mix(recipe.loss, num_classes)
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
         self._losses: list[Tensor] = []
+        self._rates: list[float] = []
         self._loss_sum, self._loss_steps = 0.0, 0
         self._averaged_at = 0
 
@@ -164,6 +164,7 @@ class ClassificationTask(pl.LightningModule):
             logits.float(), targets, label_smoothing=self.recipe.loss.label_smoothing
         )
         self._losses.append(loss.detach())
+        self._rates.append(self.last_lr)
         if len(self._losses) >= _CHECK_EVERY:
             self._look_at_losses(batch_idx)
         return loss
@@ -179,32 +180,38 @@ class ClassificationTask(pl.LightningModule):
             self._averaged_at = self.global_step
 
     def _look_at_losses(self, batch_idx: int) -> None:
-        losses = torch.stack(self._losses).double().cpu()
-        self._losses.clear()
+        losses, rates = torch.stack(self._losses).double().cpu(), self._rates
+        self._losses, self._rates = [], []
         wrong = (~torch.isfinite(losses)).nonzero()
         if len(wrong):
-            step = batch_idx + 1 - len(losses) + int(wrong[0])
+            first = int(wrong[0])
             raise UserError(
-                f"the training loss became {losses[int(wrong[0])].item()} in epoch "
-                f"{self.current_epoch}, step {step}, at learning rate {self.last_lr:.3g}. Lower "
-                "--optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1; the "
-                "last good epoch is kept."
+                f"the training loss became {losses[first].item()} in epoch {self.current_epoch}, "
+                f"step {batch_idx + 1 - len(losses) + first}, at learning rate {rates[first]:.3g}. "
+                "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1; "
+                "the last good epoch is kept."
             )
         self._loss_sum += float(losses.sum())
         self._loss_steps += len(losses)
 
     def take_train_loss(self) -> float:
-        """The mean training loss since the last call, which ends an epoch.
+        """The mean training loss since the last call, which ends an epoch."""
+        self._look_at_the_rest()
+        mean = self._loss_sum / max(1, self._loss_steps)
+        self._loss_sum, self._loss_steps = 0.0, 0
+        return mean
+
+    def on_validation_epoch_start(self) -> None:
+        """Refuse to validate an epoch that diverged.
 
         Raises:
             UserError: If a loss was not finite; it names the step, the learning rate, a remedy.
         """
+        self._look_at_the_rest()
+
+    def _look_at_the_rest(self) -> None:
         if self._losses:
-            steps = self._loss_steps + len(self._losses)
-            self._look_at_losses(steps - 1)
-        mean = self._loss_sum / max(1, self._loss_steps)
-        self._loss_sum, self._loss_steps = 0.0, 0
-        return mean
+            self._look_at_losses(self._loss_steps + len(self._losses) - 1)
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Score a batch of the validation split."""

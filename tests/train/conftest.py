@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from keymix.data.augment import Augment
+from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
+from keymix.train.recipe import replace_path as replaced
+
+TINY = Recipe(
+    name="tiny",
+    data=DataConfig(spec="digits", limit=80, batch_size=16, eval_batch_size=64),
+    augment=Augment(crop_padding=1),
+    model=ModelConfig(
+        name="vit_nano_p2_12",
+        options={"depth": 1, "embed_dim": 16, "num_heads": 2},
+        drop_rate=0.2,
+    ),
+    optim=OptimConfig(lr=1e-3),
+    schedule=ScheduleConfig(epochs=3, warmup_epochs=0.5),
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> Recipe:
+    """A run of well under a second an epoch, with dropout, augmentation and warm-up."""
+    return TINY
+
+
+@pytest.fixture
+def tiny(tiny_recipe: Recipe) -> Recipe:
+    """The same, where a test needs no fixture of a wider scope."""
+    return tiny_recipe
+
+
+@pytest.fixture
+def vary(tiny: Recipe) -> Callable[..., Recipe]:
+    """The tiny run with some fields replaced, by dotted key."""
+
+    def change(overrides: dict[str, Any]) -> Recipe:
+        return replaced(tiny, overrides)
+
+    return change

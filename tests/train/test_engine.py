@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import math
+import signal
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keymix.errors import UserError
+from keymix.train import files
+from keymix.train.engine import train
+from keymix.train.recipe import Recipe, read_recipe
+
+Vary = Callable[[dict[str, Any]], Recipe]
+FILES = {
+    "recipe.json",
+    "environment.json",
+    "metrics.jsonl",
+    "summary.json",
+    "predictions_test.npz",
+    "weights_last.safetensors",
+    "weights_best.safetensors",
+    "checkpoints",
+}
+
+
+class Stopped(RuntimeError):
+    """Stands for a crash."""
+
+
+def stop_after(epochs: int) -> Callable[[Mapping[str, Any]], None]:
+    def report(line: Mapping[str, Any]) -> None:
+        if line["epoch"] + 1 == epochs:
+            raise Stopped
+
+    return report
+
+
+def same_weights(one: Path, other: Path, which: str = "last") -> bool:
+    a, _ = files.read_weights(one / files.weights_file(which))
+    b, _ = files.read_weights(other / files.weights_file(which))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    lines = files.read_metrics(folder / files.METRICS)
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "images_per_s")} for line in lines
+    ]
+
+
+def test_run_leaves_the_whole_record(tiny: Recipe, tmp_path: Path) -> None:
+    seen: list[Mapping[str, Any]] = []
+    run = train(tiny, tmp_path / "run", progress=seen.append)
+    assert {p.name for p in run.folder.iterdir()} == FILES
+    assert read_recipe(run.folder) == tiny
+    lines = run.metrics()
+    assert [line["epoch"] for line in lines] == [0, 1, 2] == [line["epoch"] for line in seen]
+    assert {"train_loss", "val_loss", "val_top1", "val_top5", "lr"} <= set(lines[0])
+    summary = run.summary
+    assert summary["status"] == "done"
+    assert summary["params"] == sum(p.numel() for p in run.model().parameters())
+    assert summary["data"]["spec"] == "digits"
+    best = max(lines, key=lambda line: (line["val_top1"], -line["val_loss"]))
+    assert summary["best"]["epoch"] == best["epoch"]
+    assert summary["best"]["val"]["top1"] == best["val_top1"]
+    assert summary["last"]["epoch"] == 2
+    answers = np.load(run.folder / "predictions_test.npz")
+    for which in ("last", "best"):
+        told = summary[which]["test"]
+        right = answers[f"{which}_pred"] == answers["target"]
+        assert right.mean() == pytest.approx(told["top1"])
+        assert answers[f"{which}_top5"].mean() == pytest.approx(told["top5"])
+        assert answers[f"{which}_top5"][right].all()
+    assert sorted(answers["index"].tolist()) == list(range(len(answers["target"])))
+
+
+def test_record_of_the_environment_names_no_place(tiny: Recipe, tmp_path: Path) -> None:
+    train(tiny, tmp_path / "run")
+    text = (tmp_path / "run" / "environment.json").read_text()
+    assert {"python", "packages", "cpu", "cores", "threads", "device"} <= set(json.loads(text))
+    assert str(Path(files.__file__).parents[3]) not in text
+
+
+def test_only_two_checkpoints_are_kept(tiny: Recipe, tmp_path: Path) -> None:
+    train(tiny, tmp_path / "run")
+    kept = files.checkpoints(tmp_path / "run" / "checkpoints")
+    assert [epochs for epochs, _ in kept] == [3, 2]
+    content = torch.load(kept[0][1], weights_only=True)
+    assert "optimizer_states" in content
+
+
+def test_done_run_returns_at_once(tiny: Recipe, tmp_path: Path) -> None:
+    train(tiny, tmp_path / "run")
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir()}
+    train(tiny, tmp_path / "run", progress=stop_after(1))
+    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir()}
+
+
+def test_same_seed_same_weights_other_seed_others(vary: Vary, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(vary({"seed": seed, "schedule.epochs": 1}), tmp_path / name)
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert not same_weights(tmp_path / "a", tmp_path / "c")
+
+
+PLAIN: dict[str, Any] = {}
+EVERYTHING: dict[str, Any] = {
+    "ema": 0.9,
+    "optim.accumulate": 2,
+    "optim.clip_grad": 1.0,
+    "loss.mixup": 0.4,
+    "loss.cutmix": 1.0,
+    "loss.label_smoothing": 0.1,
+    "model.drop_path": 0.1,
+    "augment.erasing": 0.5,
+}
+
+
+@pytest.mark.parametrize("overrides", [PLAIN, EVERYTHING], ids=["plain", "everything"])
+def test_stopped_run_resumes_to_the_same_weights(
+    vary: Vary, tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    recipe = vary(overrides)
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "cut", progress=stop_after(1))
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    train(recipe, tmp_path / "cut")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut", "best")
+    assert without_times(tmp_path / "whole") == without_times(tmp_path / "cut")
+
+
+def test_run_stopped_within_an_epoch_replays_it(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keymix.train.task import ClassificationTask
+
+    train(tiny, tmp_path / "whole")
+    step = ClassificationTask.training_step
+
+    def breaking(self: ClassificationTask, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.current_epoch == 1 and batch_idx == 2:
+            raise Stopped
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ClassificationTask, "training_step", breaking)
+    with pytest.raises(Stopped):
+        train(tiny, tmp_path / "cut")
+    monkeypatch.undo()
+    train(tiny, tmp_path / "cut")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_damaged_checkpoint_falls_back_with_a_warning(
+    tiny: Recipe, tmp_path: Path, damage: str
+) -> None:
+    train(tiny, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(tiny, tmp_path / "cut", progress=stop_after(2))
+    newest = files.checkpoints(tmp_path / "cut" / "checkpoints")[0][1]
+    content = bytearray(newest.read_bytes())
+    if damage == "flipped":  # within a tensor's data, where loading alone sees nothing
+        with zipfile.ZipFile(newest) as archive:
+            largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+            data = archive.read(largest)
+        content[content.index(data) + len(data) // 2] ^= 0xFF
+    kept = {"truncated": len(content) // 2, "empty": 0}.get(damage, len(content))
+    newest.write_bytes(content[:kept])
+    with pytest.warns(RuntimeWarning, match=r"epochs_00002\.ckpt is damaged"):
+        train(tiny, tmp_path / "cut")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert without_times(tmp_path / "whole") == without_times(tmp_path / "cut")
+
+
+def test_run_killed_in_its_final_test_only_tests_again(tiny: Recipe, tmp_path: Path) -> None:
+    train(tiny, tmp_path / "run")
+    summary = files.read_json(tmp_path / "run" / "summary.json")
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "run" / "weights_last.safetensors").unlink()
+    again = train(tiny, tmp_path / "run", progress=stop_after(3)).summary
+    assert again == summary
+
+
+def test_folder_of_another_run_is_refused_by_key(vary: Vary, tmp_path: Path) -> None:
+    train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    with pytest.raises(UserError, match=r"optim\.lr is 0\.001 there, 0\.5 here") as refused:
+        train(vary({"schedule.epochs": 1, "optim.lr": 0.5}), tmp_path / "run")
+    assert "--overwrite" in str(refused.value)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_overwrite_replaces_the_run_and_nothing_else(vary: Vary, tmp_path: Path) -> None:
+    train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    run = train(vary({"schedule.epochs": 1, "seed": 4}), tmp_path / "run", overwrite=True)
+    assert run.summary["seed"] == 4
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folder_of_other_files_is_left_alone(tiny: Recipe, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years")
+    with pytest.raises(UserError, match="holds no run"):
+        train(tiny, tmp_path, overwrite=overwrite)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_bad_model_leaves_no_folder(vary: Vary, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="vit_nano"):
+        train(vary({"model.name": "vit_nano_p2_13"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_diverged_loss_names_step_rate_and_remedy(vary: Vary, tmp_path: Path) -> None:
+    wild = vary({"optim.name": "sgd", "optim.lr": 1e30, "schedule.warmup_epochs": 0})
+    with pytest.raises(UserError, match=r"epoch 0, step \d+, at learning rate 1e\+30.*optim\.lr"):
+        train(wild, tmp_path / "run")
+    assert not (tmp_path / "run" / "weights_best.safetensors").exists()
+
+
+def test_schedule_warms_up_and_ends_low(vary: Vary, tmp_path: Path) -> None:
+    recipe = vary({"schedule.epochs": 3, "schedule.warmup_epochs": 1})
+    rates = [line["lr"] for line in train(recipe, tmp_path / "run").metrics()]
+    steps = math.ceil(72 / 16)  # 80 images less a tenth for validation
+    last_of_warmup = 1e-6 + (recipe.optim.lr - 1e-6) * (steps - 1) / steps
+    assert rates[0] == pytest.approx(last_of_warmup)
+    assert rates[2] < 0.05 * recipe.optim.lr < rates[1]
+
+
+def test_training_leaves_the_callers_world_alone(vary: Vary, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    handler = signal.getsignal(signal.SIGINT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    assert torch.equal(torch.rand(2), expected)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_training_says_nothing(
+    vary: Vary, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
+
+
+def test_ctrl_c_stays_ctrl_c(tiny: Recipe, tmp_path: Path) -> None:
+    def press(line: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny, tmp_path / "run", progress=press)
+    assert files.checkpoints(tmp_path / "run" / "checkpoints")
+
+
+def test_averaged_weights_are_what_is_kept(vary: Vary, tmp_path: Path) -> None:
+    train(vary({"ema": 0.99, "schedule.epochs": 2}), tmp_path / "ema")
+    train(vary({"schedule.epochs": 2}), tmp_path / "plain")
+    averaged, _ = files.read_weights(tmp_path / "ema" / "weights_last.safetensors")
+    plain, _ = files.read_weights(tmp_path / "plain" / "weights_last.safetensors")
+    assert averaged.keys() == plain.keys()
+    assert not torch.equal(averaged["head.weight"], plain["head.weight"])
+    content = torch.load(files.checkpoints(tmp_path / "ema" / "checkpoints")[0][1])
+    trained = content["state_dict"]["model.head.weight"]
+    assert torch.equal(trained, plain["head.weight"])  # averaging does not touch training

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from keymix.errors import UserError
+from keymix.train.recipe import Recipe, from_dict, merge, paths, read_recipe, replace_path
+
+Vary = Callable[[dict[str, Any]], Recipe]
+
+
+def test_recipe_survives_json_and_yaml(tiny: Recipe, tmp_path: Path) -> None:
+    full = replace_path(tiny, {"optim.betas": [0.9, 0.95], "augment.rand_augment": [2, 9]})
+    (tmp_path / "a.json").write_text(json.dumps(full.to_dict()))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(full.to_dict()))
+    assert read_recipe(tmp_path / "a.json") == full
+    assert read_recipe(tmp_path / "a.yaml") == full
+
+
+def test_unknown_key_names_the_nearest(tiny: Recipe) -> None:
+    with pytest.raises(UserError, match=r"'optim.learning_rte'|optim\.") as refused:
+        replace_path(tiny, {"optim.lrr": 1})
+    assert "optim.lr" in str(refused.value)
+    with pytest.raises(UserError, match="schedule"):
+        from_dict({**tiny.to_dict(), "shedule": {}})
+    with pytest.raises(UserError, match=r"optim\.lr"):
+        from_dict({**tiny.to_dict(), "optim": {"lrr": 1}})
+
+
+def test_missing_required_key_is_named() -> None:
+    with pytest.raises(UserError, match=r"data\.spec"):
+        from_dict({"name": "x", "data": {}, "model": {"name": "m"}})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("optim.lr", "fast"),
+        ("optim.lr", -1.0),
+        ("optim.lr", float("nan")),
+        ("optim.betas", [0.9]),
+        ("optim.accumulate", 0),
+        ("data.batch_size", 1.5),
+        ("data.batch_size", True),
+        ("data.val_fraction", 1.0),
+        ("schedule.epochs", 0),
+        ("schedule.warmup_epochs", 9),
+        ("schedule.name", "cosin"),
+        ("loss.label_smoothing", 1.0),
+        ("loss.mixup", -0.1),
+        ("ema", 1.0),
+        ("precision", "64"),
+        ("model.drop_path", 1.0),
+        ("augment.flip", "maybe"),
+    ],
+)
+def test_unfit_value_is_refused_by_name(tiny: Recipe, path: str, value: object) -> None:
+    with pytest.raises(UserError, match=path.rpartition(".")[2]):
+        replace_path(tiny, {path: value})
+
+
+def test_yaml_1_1_numbers_are_numbers(tiny: Recipe, tmp_path: Path) -> None:
+    values = tiny.to_dict()
+    text = yaml.safe_dump(values).replace("lr: 0.001", "lr: 1e-3")
+    (tmp_path / "r.yaml").write_text(text)
+    assert read_recipe(tmp_path / "r.yaml").optim.lr == 1e-3
+
+
+def test_partial_mapping_merges_by_field(tiny: Recipe) -> None:
+    merged = merge(tiny, {"optim": {"lr": 0.5}, "seed": 3})
+    assert (merged.optim.lr, merged.seed) == (0.5, 3)
+    assert merged.optim.weight_decay == tiny.optim.weight_decay
+
+
+def test_model_options_are_open_by_key(tiny: Recipe) -> None:
+    assert replace_path(tiny, {"model.options.depth": 2}).model.options["depth"] == 2
+    assert replace_path(tiny, {"model.options.depth": 2}).model.options["num_heads"] == 2
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "- a\n- b\n", ""])
+def test_file_that_holds_no_recipe_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"bad\.yaml") as refused:
+        read_recipe(tmp_path / "bad.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_every_field_has_a_dotted_path() -> None:
+    assert {"name", "data.spec", "augment.flip", "optim.lr", "seed"} <= set(paths())
+
+
+def test_recipes_import_without_torch() -> None:
+    code = (
+        "import sys, keymix.recipes as r; r.get('digits_vit'); r.names(); "
+        "assert 'torch' not in sys.modules, 'torch'; assert 'lightning' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from keymix.errors import UserError
+from keymix.train import files
+from keymix.train.engine import train
+from keymix.train.recipe import Recipe, replace_path
+from keymix.train.runs import Run, evaluate, load_run, predict
+
+
+@pytest.fixture(scope="module")
+def done(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    recipe = replace_path(tiny_recipe, {"schedule.epochs": 2, "optim.lr": 5e-3})
+    return train(recipe, tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def copy(done: Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(done.folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_evaluation_repeats_the_final_test(done: Run, which: str) -> None:
+    scores = evaluate(done.folder, which=which)  # type: ignore[arg-type]
+    told = done.summary[which]["test"]
+    assert scores["top1"] == told["top1"]
+    assert scores["loss"] == pytest.approx(told["loss"], rel=1e-6)
+    assert scores["images"] == done.summary["data"]["sizes"]["test"]
+
+
+def test_model_comes_back_in_eval_mode_without_touching_random_numbers(done: Run) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    model = load_run(done.folder).model()
+    assert torch.equal(torch.rand(1), expected)
+    assert not model.training
+
+
+def test_truncated_weights_are_one_clear_error(copy: Path) -> None:
+    path = copy / "weights_last.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"weights_last\.safetensors.* damaged") as refused:
+        load_run(copy).model()
+    assert "\n" not in str(refused.value)
+    assert load_run(copy).model("best") is not None
+
+
+def test_weights_of_another_model_are_refused(copy: Path) -> None:
+    recipe = json.loads((copy / "recipe.json").read_text())
+    recipe["model"]["options"]["embed_dim"] = 32
+    (copy / "recipe.json").write_text(json.dumps(recipe))
+    with pytest.raises(UserError, match="do not fit"):
+        load_run(copy).model()
+
+
+def test_unfinished_run_says_how_to_go_on(copy: Path) -> None:
+    (copy / "summary.json").unlink()
+    with pytest.raises(UserError, match="keymix train"):
+        _ = load_run(copy).summary
+
+
+@pytest.mark.parametrize("name", ["", "nowhere"])
+def test_folder_without_a_run_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="run"):
+        load_run(tmp_path / name)
+
+
+def _digit_files(done: Run, folder: Path, count: int) -> list[int]:
+    from keymix import data
+
+    digits = data.load("digits", limit=done.recipe.data.limit)
+    for i in range(count):
+        image = Image.fromarray(digits.test.read(i)[0].numpy())
+        target = folder / digits.classes[int(digits.test.labels[i])]
+        target.mkdir(parents=True, exist_ok=True)
+        image.save(target / f"{i:03d}.png")
+    return digits.test.labels[:count].tolist()
+
+
+def test_prediction_of_files_repeats_the_runs_own(done: Run, tmp_path: Path) -> None:
+    import numpy as np
+
+    _digit_files(done, tmp_path, 20)
+    answers = predict(done, [tmp_path])
+    saved = np.load(done.folder / files.PREDICTIONS)
+    classes = done.summary["data"]["classes"]
+    by_index = dict(zip(saved["index"].tolist(), saved["last_pred"].tolist(), strict=True))
+    for answer in answers:
+        index = int(Path(answer.path).stem)
+        assert answer.error is None
+        assert answer.classes[0] == classes[by_index[index]]
+        assert len(answer.classes) == 5
+        assert list(answer.probabilities) == sorted(answer.probabilities, reverse=True)
+
+
+def test_broken_image_is_named_and_the_others_answered(done: Run, tmp_path: Path) -> None:
+    _digit_files(done, tmp_path, 3)
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG not really")
+    answers = predict(done, [tmp_path], top=2)
+    errors = [answer for answer in answers if answer.error is not None]
+    assert [Path(answer.path).name for answer in errors] == ["broken.png"]
+    assert "broken.png" in str(errors[0].error)
+    assert [len(answer.classes) for answer in answers if answer.error is None] == [2, 2, 2]
+
+
+def test_missing_image_and_empty_folder_are_refused(done: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.png"):
+        predict(done, [tmp_path / "gone.png"])
+    with pytest.raises(UserError, match="no images"):
+        predict(done, [tmp_path])
+
+
+def test_data_with_unknown_classes_is_refused(done: Run, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.new("L", (12, 12), 10 * i).save(tmp_path / name / f"{i}.png")
+    with pytest.raises(UserError, match=r"cat, dog|channels"):
+        evaluate(done, f"folder:{tmp_path}")

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.train.model import build_model
+from keymix.train.recipe import LossConfig, OptimConfig, Recipe
+from keymix.train.scoring import Scores
+from keymix.train.task import ClassificationTask, make_mix, make_optimizer, step_seed
+
+Vary = Callable[[dict[str, Any]], Recipe]
+
+
+def _model(recipe: Recipe) -> nn.Module:
+    return build_model(recipe, num_classes=10, in_chans=1, image_size=(12, 12))
+
+
+def test_step_seeds_differ_in_every_argument() -> None:
+    seeds = {
+        step_seed(s, e, i, r) for s in range(3) for e in range(3) for i in range(9) for r in (0, 1)
+    }
+    assert len(seeds) == 3 * 3 * 9 * 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert step_seed(1, 2, 3) == step_seed(1, 2, 3)
+
+
+def test_backbone_weights_are_equal_across_mixers_at_a_seed(vary: Vary) -> None:
+    one = _model(vary({"model.mixer": "softmax"})).state_dict()
+    other = _model(vary({"model.mixer": "static_key"})).state_dict()
+    shared = [name for name in one if ".attn." not in name]
+    assert shared
+    assert all(torch.equal(one[name], other[name]) for name in shared)
+    elsewhere = _model(vary({"seed": 1})).state_dict()
+    assert not torch.equal(one["patch_embed.proj.weight"], elsewhere["patch_embed.proj.weight"])
+
+
+def test_what_the_model_names_is_not_decayed(vary: Vary) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.free = nn.Parameter(torch.ones(3, 3))
+            self.layer = nn.Linear(3, 3)
+
+        def no_weight_decay(self) -> set[str]:
+            return {"free"}
+
+    model = Model()
+    optimizer = make_optimizer(OptimConfig(weight_decay=0.1), model)
+    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    assert decayed == {id(model.layer.weight)}
+
+
+def test_unknown_optimiser_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="adamw"):
+        make_optimizer(OptimConfig(name="adamww"), nn.Linear(2, 2))
+
+
+def test_betas_where_there_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match="betas"):
+        make_optimizer(OptimConfig(name="rmsprop", betas=(0.9, 0.99)), nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("config", [LossConfig(mixup=0.4), LossConfig(cutmix=1.0, mixup=0.4)])
+def test_mixed_targets_are_shares_and_follow_the_seed(config: LossConfig) -> None:
+    mix = make_mix(config, 4)
+    assert mix is not None
+    images, targets = torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0, 1])
+    torch.manual_seed(5)
+    first, shares = mix(images, targets)
+    torch.manual_seed(5)
+    again, _ = mix(images, targets)
+    torch.manual_seed(6)
+    other, _ = mix(images, targets)
+    assert torch.allclose(shares.sum(1), torch.ones(6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_no_mixing_without_alphas() -> None:
+    assert make_mix(LossConfig(), 4) is None
+
+
+def test_scores_agree_with_counting() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, 8, generator=generator)
+    targets = torch.randint(8, (50,), generator=generator)
+    scores = Scores(8)
+    scores.update(logits[:30], targets[:30])
+    scores.update(logits[30:], targets[30:])
+    told = scores.compute()
+    assert told["top1"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
+    top5 = (logits.topk(5).indices == targets[:, None]).any(1).double().mean().item()
+    assert told["top5"] == pytest.approx(top5)
+    loss = nn.functional.cross_entropy(logits, targets).item()
+    assert told["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_top5_of_five_classes_is_not_told() -> None:
+    scores = Scores(5)
+    scores.update(torch.eye(5), torch.arange(5))
+    assert scores.compute()["top5"] is None
+
+
+def test_average_follows_floats_and_copies_counters(vary: Vary) -> None:
+    recipe = vary({"ema": 0.9})
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    task = ClassificationTask(recipe, model, num_classes=2, steps_per_epoch=1)
+    start = model[0].weight.detach().clone()
+    assert task.ema is not None
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+        model[1].num_batches_tracked.fill_(7)
+    task.ema.update(model, step=10_000)
+    averaged = task.evaluated
+    assert isinstance(averaged, nn.Sequential)
+    assert torch.allclose(averaged[0].weight, start + 0.1)
+    assert int(averaged[1].num_batches_tracked) == 7
+    assert not any(p.requires_grad for p in averaged.parameters())
