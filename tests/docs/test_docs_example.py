@@ -51,6 +51,7 @@ def test_the_example_gives_single_rows_and_gradients(distance: MapMixer) -> None
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in distance.parameters())
 
 
+@pytest.mark.slow
 def test_the_example_joins_a_comparison_from_the_command_line(tmp_path: Path) -> None:
     words = ["compare", "--import", str(EXAMPLE), "--mixers", "mhsa,distance", "--no-controls"]
     words += ["--seeds", "1", "--epochs", "1", "--limit", "200", "--processes", "1"]
