@@ -139,6 +139,8 @@ def test_an_upward_import_is_found(room: str, line: str) -> None:
 @pytest.mark.parametrize("file", ALL_FILES, ids=lambda f: str(f.relative_to(ROOT)))
 def test_files_are_short_and_licensed(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
+    if not lines and file.name == "__init__.py" and "tests" in file.parts:
+        return
     kernel = "ops" in file.parts
     assert len(lines) <= (600 if kernel else 400)
     assert lines[0] == "# SPDX-License-Identifier: Apache-2.0"

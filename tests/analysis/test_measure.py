@@ -119,12 +119,22 @@ def test_a_model_that_cannot_be_made_is_a_clear_error() -> None:
 
 
 @needs_proc
+def test_a_model_that_fails_has_none_and_the_reason_and_harms_no_other() -> None:
+    three = Build(factory="torch.nn:Linear", kwargs={"in_features": 3, "out_features": 3})
+    four = Build(factory="torch.nn:Identity")
+    peaks = peak_memory({"wrong width": three, "identity": four}, (4,), batch_size=2)
+    assert peaks["wrong width"].inference_mib is None
+    assert "shapes cannot be multiplied" in peaks["wrong width"].note
+    assert peaks["identity"].inference_mib is not None
+    assert "unknown" not in peaks["identity"].note
+
+
+@needs_proc
 def test_a_process_that_dies_leaves_none_and_the_reason() -> None:
-    build = Build(factory="torch.nn:Linear", kwargs={"in_features": 3, "out_features": 3})
-    peak = peak_memory({"wrong width": build}, (4,), batch_size=2)["wrong width"]
-    assert peak.inference_mib is None
-    assert "ended with 1" in peak.note
-    assert "shapes cannot be multiplied" in peak.note
+    build = Build(factory="os:abort")
+    peak = peak_memory({"fatal": build}, (4,), batch_size=2)["fatal"]
+    assert peak.training_mib is None
+    assert "ended with -6" in peak.note
 
 
 def test_without_proc_the_peak_is_none_with_a_reason(

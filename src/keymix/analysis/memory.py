@@ -82,6 +82,8 @@ def run_pass(model: nn.Module, x: Tensor, phase: Phase) -> None:
             model(x)
         return
     with torch.enable_grad():
+        if not any(p.requires_grad for p in model.parameters()):
+            x = x.detach().requires_grad_()
         out = model(x)
         out = out if isinstance(out, Tensor) else next(iter(out))
         out.float().square().mean().backward()
@@ -184,24 +186,24 @@ def peak_memory(
         check=False,
         env={**os.environ, **allocator},
     )
-    answers: dict[str, Any] = {}
+    answers: dict[str, dict[str, Any]] = {"peak": {}, "failed": {}}
     for line in done.stdout.splitlines():
-        if line.startswith('{"peak": '):
-            answers.update(json.loads(line)["peak"])
-        elif line.startswith('{"error": '):
+        if line.startswith('{"error": '):
             raise UserError(json.loads(line)["error"])
-    note = f"growth of a fresh process at batch {batch_size}, {request['threads']} threads"
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        note = f"unknown: the measuring process ended with {done.returncode}. {last}".strip()
-    return {
-        name: Peak(
-            inference_mib=answers.get(f"{name}/inference"),
-            training_mib=answers.get(f"{name}/training"),
-            note=note,
-        )
-        for name in builds
-    }
+        if line.startswith(('{"peak": ', '{"failed": ')):
+            for kind, value in json.loads(line).items():
+                answers[kind].update(value)
+    ended = f"the measuring process ended with {done.returncode}. "
+    ended += (done.stderr.strip().splitlines() or [""])[-1]
+
+    def peak(name: str) -> Peak:
+        known = {phase: answers["peak"].get(f"{name}/{phase}") for phase in PHASES}
+        note = f"growth of a fresh process at batch {batch_size}, {request['threads']} threads"
+        if any(known[phase] is None for phase in phases):
+            note = "unknown: " + answers["failed"].get(name, ended).strip()
+        return Peak(inference_mib=known["inference"], training_mib=known["training"], note=note)
+
+    return {name: peak(name) for name in builds}
 
 
 def _answer(key: str, value: Any) -> None:
@@ -224,8 +226,11 @@ def main() -> int:
             _answer("error", str(error))
             return 2
         x = torch.randn(shape)[: request["batch_size"]]
-        for phase in request["phases"]:
-            _answer("peak", {f"{name}/{phase}": round(cpu_growth(model, x, phase), 2)})
+        try:
+            for phase in request["phases"]:
+                _answer("peak", {f"{name}/{phase}": round(cpu_growth(model, x, phase), 2)})
+        except (RuntimeError, ValueError) as error:
+            _answer("failed", {name: f"{type(error).__name__}: {str(error).splitlines()[0]}"})
         del model
     return 0
 

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency and peak memory of every dense mixer beside softmax attention, fused and reference.
+
+    python benchmarks/mixers.py
+    python benchmarks/mixers.py --tokens 196 784 --dim 384 --heads 6 --mixers 'softmax' '*key*'
+
+All mixers are timed in turns in one process, at batch 1 for latency and at ``--batch`` for
+throughput; peak memory is the growth of a fresh process over forward and backward of one batch.
+A ratio below 1 is faster, or smaller, than fused softmax attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import math
+import platform
+from pathlib import Path
+
+import torch
+
+import keymix
+from keymix.analysis.counting import count
+from keymix.analysis.measure import Cost, measure_interleaved, with_peak
+from keymix.analysis.memory import Build, peak_memory
+from keymix.errors import UserError
+from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.registry import create_mixer, list_mixers
+
+BASELINE = "softmax"
+
+
+def machine(threads: int) -> str:
+    """Describe where and with what this runs."""
+    processor = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+        processor = f"{named[0]}, {len(named)} cores" if named else processor
+    return (
+        f"keymix {keymix.__version__}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {platform.system()}; {processor}; {threads} threads, "
+        f"float32, CPU capability {torch.backends.cpu.get_cpu_capability()}"
+    )
+
+
+def builds(tokens: int, dim: int, heads: int, patterns: list[str]) -> dict[str, Build]:
+    """Say how each mixer is made; those that ``auto`` fuses stand a second time, not fused."""
+    side = math.isqrt(tokens)
+    if side * side != tokens:
+        raise UserError(f"--tokens {tokens}: give squares, since tokens lie on a square grid")
+    made = {}
+    for name in list_mixers(domain="dense"):
+        if name != BASELINE and not any(fnmatch.fnmatch(name, p) for p in patterns):
+            continue
+        site = {"name": name, "dim": dim, "num_heads": heads, "grid": [side, side]}
+        made[name] = Build(factory="keymix.mixers.registry:create_mixer", kwargs=site)
+        mixer = create_mixer(name, dim=dim, num_heads=heads, grid=(side, side))
+        if isinstance(mixer, MapMixer) and mixer.choose_backend().name != "reference":
+            made[f"{name} (reference)"] = Build(
+                factory="keymix.mixers.registry:create_mixer",
+                kwargs={**site, "backend": "reference"},
+            )
+    return made
+
+
+def bench(
+    made: dict[str, Build], shape: tuple[int, int], *, batch: int, repeats: int, threads: int
+) -> tuple[dict[str, Cost], dict[str, int]]:
+    """Measure and count the mixers at one number of tokens."""
+    models = {name: build.make() for name, build in made.items()}
+    costs = measure_interleaved(models, shape, batch_size=batch, repeats=repeats, threads=threads)
+    peaks = peak_memory(made, shape, batch_size=batch, threads=threads, phases=("training",))
+    return (
+        {name: with_peak(cost, peaks[name]) for name, cost in costs.items()},
+        {name: count(model, shape).macs for name, model in models.items()},
+    )
+
+
+def report(costs: dict[str, Cost], macs: dict[str, int]) -> None:
+    """Print one table."""
+    heads = (
+        "mixer",
+        "MMACs",
+        "latency ms",
+        "[quartiles]",
+        "ratio",
+        "tokens/s ratio",
+        "MiB",
+        "ratio",
+    )
+    line = "{:<36} {:>9} {:>11} {:>19} {:>7} {:>15} {:>9} {:>7}"
+    print(line.format(*heads))
+    base = costs[BASELINE]
+    for name, cost in costs.items():
+        peak = peak_ratio = "-"
+        if cost.peak_mib is not None:
+            peak = f"{cost.peak_mib:.1f}"
+            peak_ratio = f"{cost.peak_mib / base.peak_mib:.2f}" if base.peak_mib else "-"
+        print(
+            line.format(
+                name,
+                f"{macs[name] / 1e6:.1f}",
+                f"{cost.latency_ms:.3f}",
+                f"[{cost.latency_q1_ms:.3f}, {cost.latency_q3_ms:.3f}]",
+                f"{cost.latency_ms / base.latency_ms:.2f}",
+                f"{cost.images_per_s / base.images_per_s:.2f}",
+                peak,
+                peak_ratio,
+            )
+        )
+    print(f"peak memory: {base.peak_note}\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256, 784], help="squares")
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=8, help="images a batch (default 8)")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--mixers", nargs="+", default=["*"], help="patterns; softmax is always in")
+    args = parser.parse_args(argv)
+    print(machine(args.threads))
+    print(f"width {args.dim}, {args.heads} heads, batch {args.batch}, {args.repeats} rounds\n")
+    for tokens in args.tokens:
+        made = builds(tokens, args.dim, args.heads, args.mixers)
+        print(f"{tokens} tokens")
+        report(
+            *bench(
+                made,
+                (tokens, args.dim),
+                batch=args.batch,
+                repeats=args.repeats,
+                threads=args.threads,
+            )
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
