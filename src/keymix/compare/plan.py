@@ -221,6 +221,8 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
                     image_size=data.image_size,
                 )
             except UserError as error:
+                if str(error).startswith("unknown model"):
+                    raise
                 raise UserError(f"{recipe.model.name} with mixer {spec.label}: {error}") from None
 
     return build

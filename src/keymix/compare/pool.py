@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from keymix.compare.worker import Runner
-from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -89,12 +88,7 @@ def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int
         runs: Runs of the whole comparison.
         processes: What the user wants, ``None`` to decide here.
         cuda: Whether the models train on a GPU, which one process keeps busy.
-
-    Raises:
-        UserError: If `processes` is below 1.
     """
-    if processes is not None and processes < 1:
-        raise UserError(f"{processes=} must be at least 1")
     if processes is None:
         processes = 1 if cuda else min(runs, cores(), MOST_PROCESSES)
     return processes, max(1, cores() // processes)

@@ -118,6 +118,8 @@ def compare(
     watch: Watcher = progress or _ignore
     if command is None:
         command = _call(locals())
+    if processes is not None and processes < 1:
+        raise UserError(f"{processes=} must be at least 1")
     folder.check_folder(out)
     for path in imports:
         import_file(path)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -78,7 +80,7 @@ class Runner:
         return None
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve jobs until standard input ends."""
     from keymix.mixers.registry import import_file
     from keymix.train.recipe import from_dict
@@ -94,8 +96,9 @@ def main() -> int:
     import torch
 
     runner = Runner()
-    for line in sys.stdin:
-        job = json.loads(line)
+    jobs = _listen()
+    while True:
+        job = jobs.get()
         torch.set_num_threads(job["threads"])
         for path in job["imports"]:
             import_file(path)
@@ -105,8 +108,23 @@ def main() -> int:
 
         failure = runner.train(from_dict(job["recipe"]), Path(job["folder"]), report)
         answer(kind="failed", reason=failure) if failure else answer(kind="done")
-    return 0
+
+
+def _listen() -> queue.SimpleQueue[dict[str, Any]]:
+    """Take jobs in a thread that ends the process when the parent is gone, busy or not.
+
+    Otherwise a run whose parent was killed would go on beside the next one in its folder.
+    """
+    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            jobs.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return jobs
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -115,7 +115,7 @@ COSTS = (
     ("params", 1e6, "parameters, M"),
     ("macs", 1e6, "multiply-adds an image, M"),
     ("latency_ms", 1.0, "latency at batch 1, ms"),
-    ("peak_mib", 1.0, "peak memory of inference, MiB"),
+    ("peak_mib", 1.0, "peak memory of a training step, MiB"),
 )
 
 

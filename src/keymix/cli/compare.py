@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix compare``: several mixers under one recipe, with accuracy, cost and doubt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli import console
+from keymix.cli.recipe_options import flat, recipe_parser, sort_words, typed
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.compare.run import Comparison
+
+_SHORT = {
+    "--data": "data.spec",
+    "--model": "model.name",
+    "--epochs": "schedule.epochs",
+    "--limit": "data.limit",
+}
+_OPTIONS = (
+    "--mixers",
+    "--seeds",
+    "--recipe",
+    "--match",
+    "--out",
+    "--baseline",
+    "--processes",
+    "--import",
+)
+_FLAGS = ("--no-controls", "--overwrite", "--json", "--help")
+_DEFAULT_OUT = "keymix-compare"
+
+_DESCRIPTION = """\
+Train several token mixers under one recipe, paired by seed, and tell accuracy, cost and doubt.
+Without options: scikit-learn's digits, every dense mixer and the identity control, three seeds.
+Run again on the same folder it goes on; further mixers and seeds join the runs that are done."""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix compare``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0, or 1 if some run failed; mistakes are raised as UserError.
+    """
+    words = sort_words(
+        ["--help" if word == "-h" else word for word in argv],
+        options=_OPTIONS,
+        flags=_FLAGS,
+        short=_SHORT,
+    )
+    if "--help" in words.flags:
+        console.say(_help().rstrip())
+        return 0
+    if words.names:
+        raise UserError(
+            f"unexpected {' '.join(words.names)!r}. Mixers go behind --mixers, data behind --data."
+        )
+    from keymix.compare.plan import choose_recipe
+
+    fields = dict(words.fields)
+    named = {option: words.last(option) for option in _OPTIONS}
+    short: dict[str, Any] = {path: fields.pop(path, None) for path in _SHORT.values()}
+    recipe = choose_recipe(data=short["data.spec"], recipe=named["--recipe"])
+    parser = recipe_parser("compare", recipe, _DESCRIPTION, "")
+    given = {path: text for path, text in short.items() if text is not None}
+    short |= typed(parser, recipe, given)
+    overrides = typed(parser, recipe, fields)
+
+    from keymix.cli.compare_progress import watching
+    from keymix.compare.run import compare
+
+    with watching() as watch:
+        result = compare(
+            data=short["data.spec"],
+            model=short["model.name"],
+            epochs=short["schedule.epochs"],
+            limit=short["data.limit"],
+            mixers=named["--mixers"],
+            seeds=_seeds(named["--seeds"]),
+            recipe=named["--recipe"],
+            overrides=overrides,
+            out=named["--out"] or _DEFAULT_OUT,
+            match=named["--match"],  # type: ignore[arg-type]  # compare refuses other words
+            baseline=named["--baseline"],
+            controls="--no-controls" not in words.flags,
+            processes=_whole("--processes", named["--processes"]),
+            imports=words.options.get("--import", []),
+            overwrite="--overwrite" in words.flags,
+            command=shlex.join(["keymix", "compare", *argv]),
+            progress=watch,
+        )
+    if "--json" in words.flags:
+        console.say(json.dumps(_plain(result), ensure_ascii=False))
+    else:
+        _tell(result)
+    for run in result.failed:
+        console.note(f"failed: {run['mixer']}, seed {run['seed']}: {run['reason']}")
+    return 1 if result.failed else 0
+
+
+def _whole(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"option {option} {text!r}: give a whole number.") from None
+
+
+def _seeds(text: str | None) -> int | list[int]:
+    if text is None:
+        return 3
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(
+            f"option --seeds {text!r}: give a number of seeds, or seeds with commas (0,1,5)."
+        ) from None
+    return numbers[0] if "," not in text and numbers else numbers
+
+
+def _help() -> str:
+    from keymix.recipes import get
+
+    parser = argparse.ArgumentParser(
+        prog="keymix compare",
+        usage="keymix compare [--data SPEC] [--mixers LIST] [--seeds N] [options] "
+        "[--FIELD VALUE ...]",
+        description=_DESCRIPTION,
+        epilog=_epilog(flat(get("small_images_vit"))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", metavar="SPEC", help="digits, parquet:PATH or folder:PATH (default: digits)")
+    add("--model", metavar="NAME", help="a keymix model or a timm ViT (default: the recipe's)")
+    add(
+        "--mixers",
+        metavar="LIST",
+        help="with commas, options in parentheses: mhsa,'ska(activation=relu)' "
+        "(default: every dense mixer)",
+    )
+    add("--seeds", metavar="N", help="seeds 0 to N-1, or a list such as 0,1,5 (default: 3)")
+    add(
+        "--recipe",
+        metavar="NAME",
+        help="a recipe, a YAML or JSON file, or a run's folder "
+        "(default: digits_vit, else small_images_vit)",
+    )
+    add("--epochs", metavar="N", help="passes over the training images, each run")
+    add("--limit", metavar="N", help="use only so many training images, a stratified choice")
+    add("--match", metavar="params", help="widen each mixer to the baseline's parameters")
+    add("--baseline", metavar="M", help="what the others are compared with (default: softmax)")
+    add("--no-controls", action="store_true", help="leave the identity control out")
+    add("--processes", metavar="N", help="runs side by side (default: one a core, on a GPU one)")
+    add("--import", metavar="FILE.py", help="a file that registers your own mixers")
+    add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
+    add("--overwrite", action="store_true", help="throw away another comparison in that folder")
+    add("--json", action="store_true", help="tell the result as JSON")
+    return parser.format_help()
+
+
+def _epilog(fields: Mapping[str, Any]) -> str:
+    groups: dict[str, list[str]] = {}
+    for path in fields:
+        if path not in ("name", "seed", "model.mixer", *_SHORT.values()):
+            groups.setdefault(path.partition(".")[0] if "." in path else "", []).append(path)
+    lines = ["recipe fields, shared by all runs (`keymix train --help` explains them):"]
+    for paths in groups.values():
+        line = " "
+        for path in paths:
+            if len(line) + len(path) > 94:
+                lines.append(line)
+                line = " "
+            line += f" --{path}"
+        lines.append(line)
+    return (
+        "\n".join(lines)
+        + """
+
+examples:
+  keymix compare
+  keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5 --out photos-cmp
+  keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
+  keymix compare --import my_mixer.py --mixers mhsa,my_mixer
+"""
+    )
+
+
+_COLUMNS = (
+    "mixer",
+    "accuracy %",
+    "difference",
+    "95% seeds",
+    "95% images",
+    "params",
+    "MACs",
+    "ms",
+    "images/s",
+    "MiB",
+)
+
+
+def _tell(result: Comparison) -> None:
+    """Print the table, the verdicts and where the report is."""
+    from keymix.report import formats
+
+    record = result.record
+    rows = []
+    for row in result.rows:
+        cost = record["costs"][row["mixer"]]
+        top1, seeds, images = row["top1"], row["seeds"], row["images"]
+        spread = "" if top1["sd"] is None else f" ± {formats.percent(top1['sd'])}"
+        base = row["mixer"] == record["baseline"]
+        rows.append(
+            [
+                row["mixer"],
+                formats.percent(top1["mean"]) + spread,
+                "baseline" if base else formats.points(seeds and seeds["difference"]),
+                formats.span(seeds["low"], seeds["high"]) if seeds else formats.MISSING,
+                formats.span(images["low"], images["high"]) if images else formats.MISSING,
+                formats.count(cost["params"]),
+                formats.count(cost["macs"]),
+                formats.milliseconds(cost["latency_ms"]),
+                formats.rate(cost["images_per_s"]),
+                formats.mib(cost["peak_mib"]),
+            ]
+        )
+    console.table(_COLUMNS, rows, title=f"{record['title']}: test accuracy, last epoch")
+    console.say()
+    console.say(record["lead"])
+    for row in result.rows:
+        if row["headline"]:
+            console.say(f"- {row['headline']}")
+    if record["caution"]:
+        console.say(record["caution"])
+    console.say()
+    console.say(f"report   {result.report}")
+    console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+
+
+def _plain(result: Comparison) -> dict[str, Any]:
+    record = result.record
+    return {
+        "report": str(result.report),
+        "results": str(result.out / "results.json"),
+        "baseline": record["baseline"],
+        "seeds": record["seeds"],
+        "mixers": [{**row, "costs": record["costs"][row["mixer"]]} for row in result.rows],
+        "failed": [{key: run[key] for key in ("mixer", "seed", "reason")} for run in result.failed],
+    }
