@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every registered mixer compiles without graph breaks and exports.
+
+Run without the shape-checking hook, which is Python that a compiler cannot see through.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from keymix.mixers.registry import list_mixers, mixer_options
+from mixer_cases import gradients, make, tokens
+from tolerances import close
+
+every_mixer = pytest.mark.parametrize("name", list_mixers())
+
+# what takes another way through forward than the defaults
+VARIED = {
+    "pos_dim": 6,
+    "temperature": True,
+    "mask_diagonal": True,
+    "norm": "layer",
+    "activation": "star_relu",
+    "talking_heads": True,
+    "act": "star_relu",
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_hook(shapes_checked: bool) -> Any:
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    yield
+    torch.compiler.reset()
+
+
+def compiled_is_eager(name: str, options: dict[str, Any], backend: str, dtype: torch.dtype) -> None:
+    mixer = make(name, options, dtype=dtype, num_prefix_tokens=1, grid=(3, 4))
+    x = tokens(mixer, 2, dtype=dtype)
+    wanted = gradients(copy.deepcopy(mixer), x)
+    compiled = torch.compile(mixer, backend=backend, fullgraph=True)
+    y = compiled(x.clone().requires_grad_())
+    close(y, wanted[0])
+    _, grads = gradients(compiled, x)
+    for key, grad in grads.items():
+        close(grad, wanted[1][key.removeprefix("_orig_mod.")])
+
+
+@every_mixer
+def test_a_mixer_is_one_graph(name: str) -> None:
+    compiled_is_eager(name, {}, "aot_eager", torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name in list_mixers()
+        for option in mixer_options(name)
+        if option in VARIED
+    ],
+)
+def test_a_mixer_with_an_option_is_one_graph(name: str, option: str) -> None:
+    mixer = make(name, {option: VARIED[option]}, num_prefix_tokens=1)
+    x = tokens(mixer)
+    wanted = copy.deepcopy(mixer)(x)
+    close(torch.compile(mixer, backend="aot_eager", fullgraph=True)(x), wanted)
+
+
+@pytest.mark.parametrize("name", [n for n in list_mixers() if "backend" in mixer_options(n)])
+def test_a_mixer_under_a_mask_in_windows_is_one_graph(name: str) -> None:
+    mixer = make(name, windows=2)
+    x = tokens(mixer, 2, 2)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64)
+    bias[1, :, :3, 3:] = -100.0
+    wanted = copy.deepcopy(mixer)(x, bias=bias)
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    close(compiled(x, bias=bias), wanted)
+
+
+@pytest.mark.slow
+@every_mixer
+def test_inductor_computes_the_same(name: str) -> None:
+    compiled_is_eager(name, {}, "inductor", torch.float32)
+
+
+@every_mixer
+def test_a_mixer_exports(name: str) -> None:
+    mixer = make(name, num_prefix_tokens=1).eval()
+    x = tokens(mixer, 2)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(mixer, (x,), strict=False, dynamic_shapes={"x": {0: batch}})
+    close(program.module()(x), mixer(x))
+    more = tokens(mixer, 5, seed=4)
+    close(program.module()(more), mixer(more))

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path a mixer takes by itself against its reference path, with every option and bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from keymix.errors import UserError
+from keymix.mixers.base import explain_backend
+from keymix.mixers.registry import list_mixers, mixer_options
+from mixer_cases import gradients, make, tokens
+from tolerances import close, differs
+
+FUSED = [
+    name
+    for name in list_mixers()
+    if "backend" in mixer_options(name) and explain_backend(make(name)).name == "sdpa"
+]
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"mask_diagonal": True},
+    {"temperature": True},
+    {"temperature": True, "mask_diagonal": True},
+    {"head_dim": 7},
+    {"scale": "dim"},
+    {"scale": False},
+    {"qkv_bias": False, "proj_bias": False},
+]
+SITES: list[dict[str, Any]] = [
+    {"grid": (3, 5)},
+    {"grid": (3, 3), "num_prefix_tokens": 2},
+    {"grid": (1, 7), "num_heads": 1},
+    {"grid": (1, 1)},
+    {"grid": (2, 3), "windows": 3},
+]
+
+
+def test_the_three_product_mixers_are_fused() -> None:
+    assert {"softmax", "static_key", "key_value"} <= set(FUSED)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("site", SITES, ids=str)
+def test_fused_and_reference_agree_with_all_gradients(name, options, site, poisoned_memory) -> None:
+    fused = make(name, {**options, "backend": "sdpa"}, **site)
+    plain = make(name, {**options, "backend": "reference"}, **site)
+    lead = (2, 3) if "windows" in site else (2,)
+    n, h, d = fused.site.num_tokens, fused.site.num_heads, torch.float64
+    biases = [None, torch.randn(n, n, dtype=d), torch.randn(h, n, n, dtype=d)]
+    if "windows" in site:
+        biases += [torch.randn(3, h, n, n, dtype=d), torch.randn(3, 1, n, n, dtype=d)]
+    for bias in biases:
+        x = tokens(fused, *lead)
+        y, grads = gradients(fused, x, bias=bias)
+        wanted, expected = gradients(plain, x, bias=bias)
+        close(y, wanted)
+        for key, grad in grads.items():
+            close(grad, expected[key])
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("shape", [(6, 6), (3, 6, 6), (2, 3, 6, 6), (2, 1, 6, 6), (1, 6)])
+def test_a_learned_bias_has_its_gradient(name, shape) -> None:
+    grads = []
+    for backend in ("sdpa", "reference"):
+        mixer = make(name, {"backend": backend, "mask_diagonal": True})
+        x = tokens(mixer)
+        torch.manual_seed(4)
+        bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        y = mixer(x, bias=bias)
+        (grad,) = torch.autograd.grad((y * torch.randn_like(y)).sum(), bias)
+        grads.append(grad)
+    close(grads[0], grads[1])
+    assert differs(grads[0], torch.zeros(shape))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_derivatives_meet_finite_differences(name) -> None:
+    for backend in ("sdpa", "reference"):
+        options = {"backend": backend, "temperature": True}
+        mixer = make(name, options, dim=4, num_heads=2, grid=(1, 3))
+        x = tokens(mixer, 1).requires_grad_()
+        assert torch.autograd.gradcheck(mixer, (x,))
+    # PyTorch's fused kernels have no second derivative; the reference has
+    assert torch.autograd.gradgradcheck(mixer, (x,))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_shift_masks_hold_exactly_on_both_paths(name) -> None:
+    for backend in ("sdpa", "reference"):
+        mixer = make(name, {"backend": backend}, windows=2)
+        bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64)
+        bias[1, :, :3, 3:] = -torch.inf
+        x = tokens(mixer, 2, 2).requires_grad_()
+        y = mixer(x, bias=bias)
+        (grad,) = torch.autograd.grad(y[:, 1, :3].square().sum(), x)
+        assert (grad[:, 1, 3:] == 0).all()
+        assert (grad[:, 0] == 0).all()
+        assert (grad[:, 1, :3] != 0).all()
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_single_token_attends_to_itself_under_a_masked_diagonal(name) -> None:
+    for backend in ("sdpa", "reference"):
+        mixer = make(name, {"backend": backend, "mask_diagonal": True}, grid=(1, 1))
+        close(mixer(tokens(mixer)), make(name, grid=(1, 1))(tokens(mixer)))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_auto_names_its_path_and_why(name) -> None:
+    dropping = make(name, {"attn_drop": 0.5})
+    assert explain_backend(dropping.train()).name == "reference"
+    assert "dropout" in explain_backend(dropping).why
+    assert explain_backend(dropping.eval()).name == "sdpa"
+    assert explain_backend(make(name, {"talking_heads": True})).name == "reference"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("re_attention", {}, "re-attention"),
+        ("conv_static_key", {}, "convolution"),
+        ("static_key", {"activation": "relu"}, "relu"),
+        ("softmax", {"talking_heads": True}, "talking_heads"),
+    ],
+)
+def test_sdpa_by_name_says_why_it_cannot_run(name, options, why) -> None:
+    mixer = make(name, {**options, "backend": "sdpa"})
+    with pytest.raises(UserError, match=why):
+        mixer(tokens(mixer))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_dropout_on_the_map_keeps_the_mean(name) -> None:
+    mixer = make(name, {"attn_drop": 0.3, "backend": "sdpa"}).train()
+    x = tokens(mixer, 1)
+    torch.manual_seed(0)
+    mean = torch.stack([mixer(x).detach() for _ in range(600)]).mean(0)
+    assert (mean - mixer.eval()(x)).abs().max() < 0.3
+    assert differs(mean, mixer(x))
