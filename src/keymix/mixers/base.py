@@ -197,7 +197,7 @@ class TokenMixer(nn.Module):
             )
         given = grid is not None
         grid = self.site.grid if grid is None else grid
-        placed = self.claims.permutation == "positional" or self.site.project is not None
+        placed = self.traits.permutation == "positional" or self.site.project is not None
         if grid is not None and (given or placed):
             wanted = self.site.num_prefix_tokens + grid[0] * grid[1]
             if x.shape[-2] != wanted:
