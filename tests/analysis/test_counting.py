@@ -93,7 +93,9 @@ def test_cpu_attention_is_counted_where_pytorch_lacks_the_formula(
     model = timm.create_model("vit_tiny_patch16_224", img_size=64)
     complete = count(model).macs
     monkeypatch.delitem(
-        flop_counter.flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        flop_counter.flop_registry,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+        raising=False,  # torch 2.11 to 2.13 have none
     )
     assert count(model).macs == complete
 
