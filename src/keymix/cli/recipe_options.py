@@ -103,7 +103,7 @@ def recipe_parser(
 
     Args:
         verb: The command's verb.
-        recipe: Where the defaults shown come from.
+        recipe: Its values are shown in brackets; None shows none.
         description: What the verb does.
         epilog: What stands below the options.
     """
@@ -119,7 +119,21 @@ def recipe_parser(
     parser.add_class_arguments(Recipe, as_group=True)
     defaults = dict.fromkeys(paths()) if recipe is None else flat(recipe)
     parser.set_defaults({key: value for key, value in defaults.items() if value is not None})
+    for action in parser._actions:
+        if action.dest in defaults:
+            action.metavar = action.dest.rpartition(".")[2].upper()
+            shown = "" if recipe is None else f" [{_shown(defaults[action.dest])}]"
+            # argparse formats helps with %; a docstring's percent is none
+            action.help = f"{action.help}{shown}".replace("%", "%%")
+        elif action.dest in {path.partition(".")[0] for path in defaults}:
+            action.help = argparse.SUPPRESS  # a file for a group of fields: --config serves
     return parser
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:

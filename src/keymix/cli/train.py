@@ -22,7 +22,7 @@ _OPTIONS = ("--out", "--config", "--import")
 _FLAGS = ("--overwrite", "--json", "--print_config", "--help")
 _DESCRIPTION = """\
 Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or .json file, or a
-run's folder, which goes on where it stopped."""
+run's folder, which goes on where it stopped. With a RECIPE, --help shows its values in brackets."""
 _EPILOG = f"""\
 {SHORT_HELP}
 
