@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 2 after a mistake of the user's, told in one line on standard error, or 130
         after Ctrl-C.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0

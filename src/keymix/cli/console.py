@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 
 def say(text: str = "") -> None:
@@ -39,7 +39,7 @@ def table(
     """
     if not out.is_terminal:
         for row in (columns, *rows):
-            out.print("\t".join(row), markup=False)
+            out.file.write("\t".join(row) + "\n")  # rich would turn tabs into spaces
         return
     drawn = Table(title=title, title_justify="left", header_style="bold")
     for i, column in enumerate(columns):
