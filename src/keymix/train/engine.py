@@ -30,7 +30,7 @@ from keymix.train.model import build_model, device_of_this_machine, load_data, m
 from keymix.train.recipe import Recipe
 from keymix.train.runs import Run, load_run
 from keymix.train.scoring import ImageBatch, Scored, score
-from keymix.train.task import ClassificationTask
+from keymix.train.task import ClassificationTask, check_optimizer
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -92,6 +92,9 @@ def train(
     folder = Path(out)
     if prepare(folder, recipe, overwrite=overwrite):
         return load_run(folder)
+    check_optimizer(recipe.optim)
+    if recipe.precision == "16" and device_of_this_machine().type == "cpu":
+        raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda), _quiet():
         images = data if data is not None else load_data(recipe.data)
@@ -178,8 +181,6 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trai
     wanted = recipe.precision
     if wanted == "auto":
         wanted = "bf16" if device.type == "cuda" else "32"
-    if wanted == "16" and device.type == "cpu":
-        raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=1,

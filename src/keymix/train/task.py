@@ -59,6 +59,15 @@ def make_mix(config: LossConfig, num_classes: int) -> Mix | None:
     return cast(Mix, mixes[0] if len(mixes) == 1 else v2.RandomChoice(mixes))
 
 
+def check_optimizer(config: OptimConfig) -> None:
+    """Refuse an optimiser that there is not, or betas where it has none, before any work."""
+    known = [str(name) for name in list_optimizers(exclude_filters=["bnb*", "apex*"])]
+    if config.name not in known:
+        raise unknown("optimiser", config.name, known)
+    if config.betas is not None and not get_optimizer_info(config.name).has_betas:
+        raise UserError(f"optim.betas: optimiser {config.name!r} has none; leave them out.")
+
+
 def make_optimizer(
     config: OptimConfig, model: nn.Module, *, fused: bool = True
 ) -> torch.optim.Optimizer:
@@ -72,14 +81,8 @@ def make_optimizer(
     Raises:
         UserError: On an unknown optimiser, or settings that it does not take.
     """
-    known = [str(name) for name in list_optimizers(exclude_filters=["bnb*", "apex*"])]
-    if config.name not in known:
-        raise unknown("optimiser", config.name, known)
-    options: dict[str, Any] = {}
-    if config.betas is not None:
-        if not get_optimizer_info(config.name).has_betas:
-            raise UserError(f"optim.betas: optimiser {config.name!r} has none; leave them out.")
-        options["betas"] = config.betas
+    check_optimizer(config)
+    options: dict[str, Any] = {} if config.betas is None else {"betas": config.betas}
     if fused and config.name in _FUSED:
         options["fused"] = True
     made: torch.optim.Optimizer = create_optimizer_v2(

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from keymix.cli import main
+
+SMALL = ["--limit", "80", "--epochs", "1", "--data.batch_size", "32", "--schedule.warmup_epochs=0"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["train", "digits_vit", *SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for i in range(3):
+        Image.new("L", (12, 12), 60 * i).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--optim.lrr", "1"], ["--optim.lr"]),
+        (["--optim.lr"], ["--optim.lr", "needs a value"]),
+        (["--optim.lr", "fast"], ["--optim.lr", "fast"]),
+        (["--epochs", "0"], ["schedule.epochs"]),
+        (["--mixer", "skaa"], ["skaa", "ska"]),
+        (["--model", "vit_nano_p4_13"], ["vit_nano_p4_12"]),
+        (["--model.options.num_heads", "5"], ["num_heads"]),
+        (["--model.options.dept", "5"], ["dept"]),
+        (["--data", "digit"], ["digits"]),
+        (["--schedule.name", "cosin"], ["cosine"]),
+        (["--optim.name", "adamww"], ["adamw"]),
+        (["--augment.rand_augment", "2"], ["rand_augment"]),
+        (["--precision", "16"], ["precision", "bf16"]),
+        (["--overwrite=yes"], ["--overwrite"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["--import", "nowhere.py"], ["nowhere.py"]),
+        (["another"], ["another"]),
+    ],
+)
+def test_mistake_is_one_line_and_exit_code_2(
+    words: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "digits_vit", "--out", str(out), *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("keymix: error: ")
+    assert said.err.count("\n") == 1
+    assert all(name in said.err for name in names), said.err
+    assert not out.exists()
+
+
+def test_recipe_is_asked_for_and_near_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 2
+    assert "digits_vit" in capsys.readouterr().err
+    assert main(["train", "digit_vit"]) == 2
+    assert "digits_vit" in capsys.readouterr().err
+
+
+def test_data_without_a_path_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "small_images_vit", "--out", str(tmp_path / "run")]) == 2
+    assert "parquet:PATH" in capsys.readouterr().err
+
+
+def test_help_shows_every_field_and_the_recipes_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "digits_vit", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--optim.lr LR", "--mixer", "--out DIR", "--import FILE.py", "[vit_nano_p4_12]"):
+        assert option in text
+    assert main(["train", "-h"]) == 0
+    assert "--augment.erasing" in capsys.readouterr().out
+
+
+def test_printed_config_is_the_recipe_and_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--optim.betas", "0.9,0.95", "--model.options.depth", "2", "--mixer", "ska"]
+    assert main(["train", "digits_vit", *words, "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    values = yaml.safe_load(printed)
+    assert values["optim"]["betas"] == [0.9, 0.95]
+    assert values["model"]["options"] == {"depth": 2}
+    (tmp_path / "mine.yaml").write_text(printed)
+    assert main(["train", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_config_overrides_the_recipe_and_options_override_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("optim:\n  lr: 1e-2\n  weight_decay: 0.3\n")
+    words = ["--config", str(tmp_path / "c.yaml"), "--optim.weight_decay", "0.2"]
+    assert main(["train", "digits_vit", *words, "--print_config"]) == 0
+    optim = yaml.safe_load(capsys.readouterr().out)["optim"]
+    assert (optim["lr"], optim["weight_decay"]) == (0.01, 0.2)
+    (tmp_path / "c.yaml").write_text("optim:\n  lrr: 1e-2\n")
+    assert main(["train", "digits_vit", *words, "--print_config"]) == 2
+    assert "optim.lr" in capsys.readouterr().err
+
+
+def test_training_tells_epochs_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "digits_vit", *SMALL, "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "epoch 1/1" in said.err
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[0][:4] == ["weights", "epoch", "val", "loss"]
+    assert [line[0] for line in lines[1:]] == ["last", "best"]
+
+
+def test_done_run_is_told_again_as_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(trained), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"] == "done"
+    assert told["folder"] == str(trained)
+
+
+def test_a_runs_recipe_file_runs_again(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(trained / "recipe.json"), "--out", str(tmp_path / "again"), "--json"]
+    assert main(words) == 0
+    again = json.loads(capsys.readouterr().out)
+    first = json.loads((trained / "summary.json").read_text())
+    assert again["last"] == first["last"]
+
+
+def test_folder_of_another_run_is_refused(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "digits_vit", *SMALL, "--seed", "5", "--out", str(trained)]) == 2
+    assert "seed is 0 there, 5 here" in capsys.readouterr().err
+
+
+def test_eval_repeats_the_runs_test(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    summary = json.loads((trained / "summary.json").read_text())
+    assert told["top1"] == summary["last"]["test"]["top1"]
+    assert main(["eval", str(trained), "--weights", "best"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["digits", "test", "best"]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["eval", "nowhere"], "nowhere"),
+        (["eval"], "RUN"),
+        (["eval", "RUN", "--weihgts", "best"], "--weights"),
+        (["eval", "RUN", "--weights", "worst"], "best"),
+        (["eval", "RUN", "--data", "digitz"], "digits"),
+        (["predict", "RUN"], "IMAGE"),
+        (["predict", "RUN", "gone.png"], "gone.png"),
+        (["predict", "RUN", "IMAGES", "--top", "0"], "top"),
+    ],
+)
+def test_eval_and_predict_answer_mistakes_in_one_line(
+    words: list[str],
+    name: str,
+    trained: Path,
+    pictures: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {"RUN": str(trained), "IMAGES": str(pictures)}
+    assert main([given.get(word, word) for word in words]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert name in said.err
+
+
+def test_predict_writes_csv_and_json(
+    trained: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", str(trained), str(pictures), "--top", "2"]
+    assert main([*words, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["rank"] for row in rows] == ["1", "2"] * 3
+    target = tmp_path / "p.json"
+    assert main([*words, "--format", "json", "--out", str(target)]) == 0
+    assert len(json.loads(target.read_text())) == 3
+    assert main([*words, "--format", "json", "--out", str(target)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_predict_names_the_broken_image_and_answers_the_others(
+    trained: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"not an image")
+    assert main(["predict", str(trained), str(broken), str(pictures)]) == 2
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 1 + 3
+    assert "broken.png" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_truncated_weights_are_one_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    weights = copy / "weights_last.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert main(["eval", str(copy)]) == 2
+    said = capsys.readouterr()
+    assert "weights_last.safetensors" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_users_own_mixer_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from torch import Tensor\n"
+        "from keymix.mixers.base import TokenMixer, Traits\n"
+        "from keymix.mixers.registry import register_mixer\n\n\n"
+        '@register_mixer("halving_for_a_test")\n'
+        "class Halving(TokenMixer):\n"
+        '    """x / 2."""\n\n'
+        '    traits = Traits(domain="dense", mixes_prefix=False)\n\n'
+        "    def forward(self, x: Tensor, grid=None, bias=None) -> Tensor:\n"
+        "        return x / 2\n"
+    )
+    out = tmp_path / "run"
+    words = ["train", "digits_vit", *SMALL, "--mixer", "halving_for_a_test", "--out", str(out)]
+    assert main([*words, "--import", str(mine), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mixer"] == "halving_for_a_test"

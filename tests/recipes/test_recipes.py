@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from keymix import recipes
+from keymix.errors import UserError
+from keymix.train.model import build_model
+from keymix.train.recipe import replace_path
+from keymix.train.task import ClassificationTask
+
+PARAMETERS = {"vit_small_cifar10": 9_622_512}
+
+
+def test_folder_is_the_list() -> None:
+    folder = Path(recipes.__file__).parent
+    files = {p.stem for p in folder.glob("*/*.py")} - {"__init__"}
+    assert set(recipes.names()) == files
+    assert {"digits_vit", "small_images_vit", "vit_small_cifar10"} <= files
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="digits_vit"):
+        recipes.get("digit_vit")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_recipe_is_named_like_its_file_and_survives_json(name: str, tmp_path: Path) -> None:
+    import json
+
+    recipe = recipes.get(name)
+    assert recipe.name == name
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_dict()))
+    assert recipes.resolve(str(tmp_path)) == recipe
+    assert recipes.resolve(str(tmp_path / "recipe.json")) == recipe
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_head_is_a_lab_notebook(name: str) -> None:
+    module = importlib.import_module(f"keymix.recipes.{recipes._files()[name]}")
+    head = module.__doc__ or ""
+    assert f"keymix train {name}" in head
+    assert "Paper:" in head
+    assert "Measured:" in head
+    assert recipes.summary(name) == head.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_recipe_builds_and_takes_a_step(name: str) -> None:
+    recipe = recipes.get(name)
+    channels, side = (1, 12) if recipe.data.spec == "digits" else (3, recipe.data.image_size or 32)
+    model = build_model(recipe, num_classes=10, in_chans=channels, image_size=(side, side))
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert count == PARAMETERS.get(name, count)
+    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=1)
+    made = task.configure_optimizers()
+    optimizer = made["optimizer"] if isinstance(made, dict) else made
+    before = model.head.weight.detach().clone()  # type: ignore[union-attr]
+    loss = torch.nn.functional.cross_entropy(
+        model(torch.randn(4, channels, side, side)), torch.arange(4)
+    )
+    loss.backward()
+    for group in optimizer.param_groups:  # type: ignore[union-attr]
+        group["lr"] = 1e-3
+    optimizer.step()  # type: ignore[union-attr]
+    assert torch.isfinite(loss)
+    assert not torch.equal(before, model.head.weight)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.slow
+def test_small_images_learn_on_real_cifar(real_data: Path, tmp_path: Path) -> None:
+    from keymix.train.engine import train
+
+    recipe = replace_path(
+        recipes.get("small_images_vit"),
+        {
+            "data.spec": f"parquet:{real_data / 'cifar10'}",
+            "data.limit": 1000,
+            "schedule.epochs": 2,
+        },
+    )
+    run = train(recipe, tmp_path / "run")
+    losses = [line["train_loss"] for line in run.metrics()]
+    assert losses[1] < losses[0] < 2.5
+    assert run.summary["last"]["test"]["top1"] > 0.15
