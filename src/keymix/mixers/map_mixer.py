@@ -142,6 +142,7 @@ class MapMixer(TokenMixer):
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
         self.backend = backend
+        self._own_step = _own_step(type(self))
         MapMixer.reset_parameters(self)
 
     def reset_parameters(self) -> None:
@@ -168,9 +169,7 @@ class MapMixer(TokenMixer):
         """Return the unscaled logits of the query rows ``rows``, all if None."""
         both = self.factors(inputs)
         if both is None:
-            raise TypeError(
-                f"{type(self).__name__} must define factors(inputs) or logits(inputs, grid, rows)"
-            )
+            raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
         q, k = both
         return take_rows(q, rows) @ k.mT
 
@@ -308,7 +307,7 @@ class MapMixer(TokenMixer):
     def _fused(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
         both = self.factors(inputs)
         if both is None:
-            raise TypeError(f"{type(self).__name__} has no factors for fused attention")
+            raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
         q, k = both
         added = self._added(inputs, grid, bias, None)
         if self.mask_diagonal:
@@ -355,7 +354,7 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        against = self.plain_softmax
+        against = self.plain_softmax or self._own_step
         if self.backend == "reference":
             return BackendChoice("reference", "asked for by name")
         if self.backend == "sdpa":
@@ -373,6 +372,17 @@ class MapMixer(TokenMixer):
         if on_cpu and self.training and self.attn_drop_p > 0:
             return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
         return BackendChoice("sdpa", "the map is a plain softmax of a product")
+
+
+def _own_step(cls: type[MapMixer]) -> str | None:
+    """Why a subclass is no plain softmax though it does not say so itself: a step it overrides."""
+    for each in cls.__mro__:
+        if "plain_softmax" in vars(each):  # whoever answers for these steps
+            break
+        for step in ("logits", "activate", "mix_after", "maps"):
+            if step in vars(each):
+                return f"{each.__name__} has {step}() of its own"
+    return None
 
 
 def _talk(maps: Tensor, mix: nn.Linear) -> Tensor:
