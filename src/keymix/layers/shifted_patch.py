@@ -23,7 +23,8 @@ class ShiftedPatchEmbed(PatchEmbed):
     Paper: Vision Transformer for Small-Size Datasets, https://arxiv.org/abs/2112.13492, Sec. 4.1;
     part of the ViT-S baseline of SKA. The shifted copies are concatenated over channels, cut into
     patches, normalised (LayerNorm over 5 * in_chans * p^2 values) and projected.
-    Differs: the shift is one pixel, as in the code behind SKA's baseline, not half a patch.
+    Differs: the shift is one pixel, not half a patch. The code behind SKA's baseline shifts by one
+    pixel too, but along the axes, not the diagonals; the counts are the same.
 
     Args:
         img_size: Height and width of the image in pixels.
