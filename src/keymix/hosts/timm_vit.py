@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.layers import Attention, trunc_normal_
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer, get_init_weights_vit
 from torch import Tensor, nn
 
 from keymix.errors import UserError
@@ -77,10 +77,9 @@ class TimmViT(Host):
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put the mixer there, its projections initialised as timm initialises attention's."""
+        initialise = get_init_weights_vit(getattr(model, "weight_init_mode", ""), needs_reset=False)
         for linear in mixer.projections:
-            trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            initialise(linear, place.path)
         before = model.get_submodule(place.path)
         model.set_submodule(place.path, HostedMixer(mixer, place).train(before.training))
 
