@@ -66,7 +66,7 @@ def test_sites_that_cannot_be_are_refused_by_name(site: dict[str, Any]) -> None:
 
 
 def test_a_site_counts_its_tokens() -> None:
-    site = Site(dim=8, grid=[2, 3], num_prefix_tokens=2, key_grid=(1, 2))  # type: ignore[arg-type]
+    site = Site(dim=8, grid=(2, 3), num_prefix_tokens=2, key_grid=(1, 2))
     assert (site.grid, site.num_tokens, site.num_keys, site.has_own_key_grid) == (
         (2, 3),
         8,
