@@ -9,12 +9,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keymix.compare.plan import Plan
-from keymix.errors import UserError
+from keymix.compare.worker import FAILURES, reason
 
 if TYPE_CHECKING:
     from torch import nn
 
     from keymix.data.dataset import ImageData
+
+_UNKNOWN = (
+    "macs",
+    "activation_bytes",
+    "latency_ms",
+    "latency_low_ms",
+    "latency_high_ms",
+    "images_per_s",
+    "peak_mib",
+)
 
 BATCH_SIZE, REPEATS = 64, 20
 BATCH_SECONDS = 1.0
@@ -69,53 +79,74 @@ def costs(plan: Plan, data: ImageData, *, threads: int) -> tuple[dict[str, Any],
     }
     device = device_of_this_machine()
     models = {label: build.make().to(device) for label, build in builds.items()}
-    batch_size, repeats = _effort(models[plan.baseline], shape, len(models))
-    measured = measure_interleaved(
-        models, shape, batch_size=batch_size, repeats=repeats, threads=threads
-    )
-    if device.type == "cpu":
+    broken = {label: why for label, model in models.items() if (why := _breaks(model, shape))}
+    sound = {label: model for label, model in models.items() if label not in broken}
+    batch_size, repeats = _effort(list(sound.values()), shape)
+    measured = {}
+    if sound:
+        measured = measure_interleaved(
+            sound, shape, batch_size=batch_size, repeats=repeats, threads=threads
+        )
+    if sound and device.type == "cpu":
+        chosen = {label: builds[label] for label in sound}
         peaks = peak_memory(
-            builds, shape, batch_size=batch_size, threads=threads, phases=("training",)
+            chosen, shape, batch_size=batch_size, threads=threads, phases=("training",)
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
     table: dict[str, Any] = {}
     for entrant in plan.entrants:
-        cost = measured[entrant.label]
-        row: dict[str, Any] = {"params": entrant.params, "macs": None, "activation_bytes": None}
-        notes = []
-        try:
-            counted = count(models[entrant.label], shape)
-            row |= {"macs": counted.macs, "activation_bytes": counted.activation_bytes}
-        except UserError as error:
-            notes.append(str(error))
-        row |= {
-            "latency_ms": cost.latency_ms,
-            "latency_low_ms": cost.latency_q1_ms,
-            "latency_high_ms": cost.latency_q3_ms,
-            "images_per_s": cost.images_per_s,
-            "peak_mib": cost.peak_mib,
-        }
-        if cost.peak_mib is None:
-            notes.append(f"peak memory: {cost.peak_note}")
+        label, notes = entrant.label, []
+        row: dict[str, Any] = {"params": entrant.params, **dict.fromkeys(_UNKNOWN)}
+        if label in broken:
+            notes.append(f"its model does not run: {broken[label]}")
+        else:
+            try:
+                counted = count(models[label], shape)
+                row |= {"macs": counted.macs, "activation_bytes": counted.activation_bytes}
+            except FAILURES as error:  # a mixer of the user's may fail in training mode alone
+                notes.append(f"not counted: {reason(error)}")
+            cost = measured[label]
+            row |= {
+                "latency_ms": cost.latency_ms,
+                "latency_low_ms": cost.latency_q1_ms,
+                "latency_high_ms": cost.latency_q3_ms,
+                "images_per_s": cost.images_per_s,
+                "peak_mib": cost.peak_mib,
+            }
+            if cost.peak_mib is None:
+                notes.append(f"peak memory: {cost.peak_note}")
         row["note"] = "; ".join(notes)
-        table[entrant.label] = row
+        table[label] = row
     return table, _how(device.type, batch_size, repeats, threads)
 
 
-def _effort(model: nn.Module, shape: Sequence[int], models: int) -> tuple[int, int]:
-    """Choose batch size and rounds, so that large models are measured in sensible time too."""
+def _breaks(model: nn.Module, shape: Sequence[int]) -> str | None:
+    """Say why a model cannot run on one image; ``None`` if it can."""
     import torch
 
     device = next(model.parameters()).device
-    x = torch.zeros((1, *shape), device=device)
     model.eval()
-    with torch.inference_mode():
-        model(x)
-        start = time.perf_counter()
-        model(x)
-        seconds = max(time.perf_counter() - start, 1e-5)
+    try:
+        with torch.inference_mode():
+            model(torch.zeros((1, *shape), device=device))
+    except FAILURES as error:
+        return reason(error)
+    return None
+
+
+def _effort(models: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, int]:
+    """Choose batch size and rounds, so that large models are measured in sensible time too."""
+    import torch
+
+    seconds = 1e-5
+    for model in models:
+        x = torch.zeros((1, *shape), device=next(model.parameters()).device)
+        with torch.inference_mode():
+            start = time.perf_counter()
+            model(x)
+        seconds = max(seconds, time.perf_counter() - start)
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
-    rounds = int(BUDGET_SECONDS / (models * (batch / 2 + 1) * seconds))
+    rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
     return batch, max(5, min(REPEATS, rounds))
 
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keymix.errors import NoAttentionMap, UserError
+from keymix.compare.worker import FAILURES, reason
+from keymix.errors import NoAttentionMap
 from keymix.report.pictures import image_uri
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def attention(models: Mapping[str, nn.Module], data: ImageData, *, pooling: str)
             rows = attention_maps(
                 model, images, layers=layers, queries=[0] if by_class_token else None
             )
-        except UserError as error:
+        except FAILURES as error:  # UserError included
             missing[label] = _why(error)
             continue
         pictures = [_on_grid(rows[path], mixers[path], by_class_token) for path in rows]
@@ -135,7 +136,7 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
     for label, model in models.items():
         try:
             found = map_similarity(model, images).adjacent
-        except UserError as error:
+        except FAILURES as error:  # UserError included
             missing[label] = _why(error)
             continue
         values = [pair.mean for pair in found]
@@ -154,6 +155,5 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
     }
 
 
-def _why(error: UserError) -> str:
-    cause = error.__cause__ if isinstance(error.__cause__, NoAttentionMap) else error
-    return str(cause)
+def _why(error: BaseException) -> str:
+    return reason(error.__cause__ if isinstance(error.__cause__, NoAttentionMap) else error)

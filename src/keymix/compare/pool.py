@@ -99,9 +99,10 @@ def run_here(
     *,
     threads: int,
     data: tuple[DataConfig, ImageData],
+    logs: Path,
     watch: Watcher,
 ) -> Failures:
-    """Train one run after another in this process.
+    """Train one run after another in this process; tracebacks go to a log in `logs`.
 
     Returns:
         Why runs failed, by mixer and seed.
@@ -109,7 +110,7 @@ def run_here(
     import torch
 
     failures: Failures = {}
-    runner = Runner(data)
+    runner = Runner(data, log=logs / "worker0.log")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

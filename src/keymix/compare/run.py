@@ -204,7 +204,13 @@ def _train(
     if not jobs:
         return {}
     if processes == 1:
-        return run_here(jobs, threads=threads, data=(plan.recipe.data, data), watch=watch)
+        return run_here(
+            jobs,
+            threads=threads,
+            data=(plan.recipe.data, data),
+            logs=plan.out / folder.RUNS,
+            watch=watch,
+        )
     return run_side_by_side(
         jobs,
         processes=processes,

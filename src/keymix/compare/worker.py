@@ -56,10 +56,13 @@ class Runner:
 
     Args:
         data: The images and the part of a recipe that they were loaded for.
+        log: A file that gets the traceback of a run that fails; standard error if ``None``.
     """
 
-    def __init__(self, data: tuple[DataConfig, ImageData] | None = None) -> None:
-        self._data = data
+    def __init__(
+        self, data: tuple[DataConfig, ImageData] | None = None, *, log: Path | None = None
+    ) -> None:
+        self._data, self._log = data, log
 
     def train(self, recipe: Recipe, folder: Path, report: EpochReport) -> str | None:
         """Train one run.
@@ -75,9 +78,17 @@ class Runner:
                 self._data = (recipe.data, load_data(recipe.data))
             train(recipe, folder, progress=report, data=self._data[1])
         except FAILURES as error:
-            traceback.print_exc()
+            self._write(traceback.format_exc())
             return reason(error)
         return None
+
+    def _write(self, text: str) -> None:
+        if self._log is None:
+            sys.stderr.write(text)
+            return
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("a", encoding="utf-8") as stream:
+            stream.write(text)
 
 
 def main() -> NoReturn:

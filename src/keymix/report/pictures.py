@@ -14,6 +14,9 @@ from PIL import Image
 HEAT = (255, 122, 24)
 """Colour of attention; its opacity is the weight."""
 
+FULL = 3.0
+"""Times even attention at which a patch is drawn opaque."""
+
 MAX_SIDE = 128
 
 
@@ -39,15 +42,17 @@ def image_uri(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def heat_uri(values: Sequence[Sequence[float]]) -> str:
-    """Encode an attention map as one colour whose opacity is weight over the map's maximum.
+    """Encode an attention map as one colour whose opacity is weight over even attention.
+
+    All maps share this scale: even attention is faint, `FULL` times as much is opaque.
 
     Args:
         values: Weights by row and column, not negative.
     """
     weights = np.asarray(values, dtype=np.float64)
-    peak = weights.max()
-    alpha = weights / peak if peak > 0 else weights
+    even = weights.mean()
+    alpha = weights / (FULL * even) if even > 0 else weights
     rgba = np.zeros((*weights.shape, 4), dtype=np.uint8)
     rgba[..., :3] = HEAT
-    rgba[..., 3] = np.round(235 * np.clip(alpha, 0, 1))
+    rgba[..., 3] = np.round(240 * np.clip(alpha, 0, 1))
     return _uri(Image.fromarray(rgba))

@@ -24,7 +24,7 @@ from keymix.report.svg import (
 )
 
 WIDTH, HEIGHT = 400.0, 280.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 44.0
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 12.0, 44.0
 MARKERS = ("square", "diamond", "triangle", "down", "circle")
 HUES = 8
 

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of ``keymix compare``: one-line refusals, quick help, clean output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keymix.cli import main
+
+SMALL = ["--mixers", "mhsa", "--seeds", "1", "--limit", "100", "--epochs", "1", "--processes", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--mixers mhsa,sku", "ska"),
+        ("--mixers mhsa,ska(activation=rellu)", "activation"),
+        ("--mixers mhsa(num_heads=5),ska", "num_heads=5"),
+        ("--mixers identity --no-controls", "at least two"),
+        ("--mixer mhsa", "--mixers"),
+        ("--model vit_nano_p4_13", "vit_nano_p4_12"),
+        ("--optim.lrr 1", "--optim.lr"),
+        ("--optim.lr soon", "optim.lr"),
+        ("--optim.lr", "needs a value"),
+        ("--seed 3", "--seeds"),
+        ("--seeds three", "--seeds"),
+        ("--seeds 0", "at least 1"),
+        ("--baseline cska --mixers mhsa,ska", "baseline"),
+        ("--match macs", "params"),
+        ("--recipe digit_vit", "digits_vit"),
+        ("--data digit", "digits"),
+        ("--data folder:/no/such/place", "/no/such/place"),
+        ("--epochs 0", "epochs"),
+        ("--processes 0", "at least 1"),
+        ("--processes many", "--processes"),
+        ("--import missing.py", "missing.py"),
+        ("photos", "--data"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(words, told, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compare", *words.split(), "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("keymix: error: ")
+    assert told in lines[0]
+    assert captured.out == ""
+    assert not out.exists()
+
+
+def test_a_foreign_folder_and_a_file_are_refused(tmp_path, capsys):
+    (tmp_path / "note.txt").write_text("mine", encoding="utf-8")
+    for place in (tmp_path, tmp_path / "note.txt"):
+        assert main(["compare", "--out", str(place)]) == 2
+        assert str(place) in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys; from keymix.cli import main; code = main(['compare', '--help'])\n"
+        "sys.exit(code or int('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for word in ("--mixers", "--seeds", "--match", "--optim.lr", "--no-controls", "examples"):
+        assert word in done.stdout
+
+
+@pytest.fixture
+def _no_fresh_process(monkeypatch) -> None:
+    from keymix.analysis.memory import Peak
+
+    def known(builds, *args, **more):
+        del args, more
+        return dict.fromkeys(builds, Peak(inference_mib=1.0, training_mib=2.0, note=""))
+
+    monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
+
+
+@pytest.mark.usefixtures("_no_fresh_process")
+def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compare", *SMALL, "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split("\t")[:2] == ["mixer", "accuracy %"]
+    assert [line.split("\t")[0] for line in lines[1:3]] == ["softmax", "identity"]
+    assert "whether" in captured.out or "cannot be told" in captured.out
+    assert str(out / "report.html") in captured.out
+    assert "2/2 done" in captured.err
+    record = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert record["command"].startswith("keymix compare --mixers mhsa --seeds 1")
+
+    assert main(["compare", *SMALL, "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["mixer"] for row in told["mixers"]] == ["softmax", "identity"]
+    assert told["mixers"][0]["costs"]["params"] > 0
+    assert told["failed"] == []
+
+
+@pytest.mark.usefixtures("_no_fresh_process")
+def test_a_mixer_of_ones_own_is_compared_by_import(tmp_path, capsys):
+    own = Path(tmp_path) / "my_mixer.py"
+    own.write_text(
+        '''
+from keymix.mixers.base import Site, TokenMixer, Traits
+from keymix.mixers.registry import register_mixer
+
+
+@register_mixer("global_mean")
+class GlobalMean(TokenMixer):
+    """Every token becomes the mean of all."""
+
+    traits = Traits(maskable=False)
+
+    def forward(self, x, grid=None, bias=None):
+        return x.mean(-2, keepdim=True).expand_as(x)
+''',
+        encoding="utf-8",
+    )
+    words = [*SMALL[2:], "--mixers", "mhsa,global_mean", "--import", str(own), "--no-controls"]
+    assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 0
+    assert "global_mean" in capsys.readouterr().out

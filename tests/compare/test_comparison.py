@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole comparisons on a few digits: what they write, that they go on, that failures stay alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keymix.compare.folder import COLUMNS, locked
+from keymix.compare.pool import Event, Job, run_side_by_side, share_out
+from keymix.compare.run import Comparison, compare, rebuild
+from keymix.compare.worker import reason
+from keymix.errors import UserError
+
+BRITTLE = '''
+from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.registry import register_mixer
+
+
+@register_mixer("brittle_{name}")
+class Brittle(TokenMixer):
+    """Passes every check and breaks in training."""
+
+    def forward(self, x, grid=None, bias=None):
+        if self.training and len(x) > 2:  # batches of training, not the trial runs before
+            {how}
+        return x
+'''
+
+
+def brittle(folder: Path, name: str, how: str) -> str:
+    path = folder / f"brittle_{name}.py"
+    path.write_text(BRITTLE.format(name=name, how=how), encoding="utf-8")
+    return str(path)
+
+
+def small(out: Path, **more: Any) -> Comparison:
+    settings: dict[str, Any] = {
+        "data": "digits",
+        "mixers": "mhsa,ska",
+        "seeds": 1,
+        "limit": 100,
+        "epochs": 1,
+        "processes": 1,
+        "out": out,
+    }
+    return compare(**(settings | more))
+
+
+@pytest.fixture(autouse=True)
+def _no_fresh_process(monkeypatch) -> None:
+    """Peak memory needs a process of its own; only the comparison `done` takes the time."""
+    from keymix.analysis.memory import Peak
+
+    def known(builds, *args: Any, **more: Any) -> dict[str, Peak]:
+        del args, more
+        peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
+        return dict.fromkeys(builds, peak)
+
+    monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Comparison:
+    return small(tmp_path_factory.mktemp("comparison") / "out", seeds=2)
+
+
+def test_it_writes_report_results_and_runs(done):
+    for name in ("report.html", "results.csv", "results.json", "comparison.json"):
+        assert (done.out / name).is_file()
+    for slug in ("softmax", "static_key", "identity"):
+        for seed in (0, 1):
+            assert (done.out / "runs" / slug / f"seed{seed}" / "summary.json").is_file()
+    assert not (done.out / ".lock").exists()
+
+
+def test_results_csv_has_the_columns_of_the_design_and_the_runs_numbers(done):
+    with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert tuple(rows[0]) == COLUMNS
+    assert COLUMNS == (
+        "mixer", "seed", "epoch", "split", "metric", "value",
+        "params", "macs", "latency_ms", "images_per_s", "peak_mib",
+    )  # fmt: skip
+    assert {row["epoch"] for row in rows} == {"last", "best"}
+    assert {row["split"] for row in rows} == {"val", "test"}
+    for row in rows:
+        if (row["epoch"], row["split"], row["metric"]) == ("last", "test", "top1"):
+            folder = done.out / "runs" / row["mixer"] / f"seed{row['seed']}"
+            with np.load(folder / "predictions_test.npz") as stored:
+                right = float((stored["last_pred"] == stored["target"]).mean())
+            assert float(row["value"]) == pytest.approx(right)
+            assert int(row["params"]) > 0
+            assert float(row["latency_ms"]) > 0
+
+
+def test_results_json_is_strict_and_holds_what_the_report_needs(done):
+    text = (done.out / "results.json").read_text(encoding="utf-8")
+    record = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert record["data"]["fingerprint"]
+    assert record["environment"]["keymix"]
+    assert record["recipe"]["data"]["limit"] == 100
+    assert record["command"].startswith("keymix.compare(")
+    assert record["baseline"] == "softmax"
+    assert set(record["attention"]["maps"]) == {"softmax", "static_key"}
+    assert "identity" in record["attention"]["missing"]
+
+
+def test_attention_maps_are_of_the_whole_key_grid_and_sum_to_one(done):
+    for images in done.record["attention"]["maps"].values():
+        for layers in images:
+            for weights in layers:
+                assert np.asarray(weights).sum() == pytest.approx(1, abs=1e-3)
+
+
+def test_differences_are_paired_by_seed(done):
+    top1 = {(run["mixer"], run["seed"]): run["last"]["test"]["top1"] for run in done.record["runs"]}
+    row = next(row for row in done.rows if row["mixer"] == "static_key")
+    by_hand = np.mean([top1["static_key", s] - top1["softmax", s] for s in (0, 1)])
+    assert row["seeds"]["difference"] == pytest.approx(by_hand)
+    assert row["images"]["difference"] == pytest.approx(by_hand)
+    assert row["verdict"] == "no verdict"
+
+
+def test_the_report_is_rebuilt_without_training(done):
+    before = (done.out / "report.html").read_bytes()
+    stamps = {p: p.stat().st_mtime_ns for p in (done.out / "runs").rglob("*") if p.is_file()}
+    (done.out / "report.html").unlink()
+    (done.out / "results.csv").unlink()
+    rebuild(done.out)
+    assert (done.out / "report.html").read_bytes() == before
+    assert (done.out / "results.csv").is_file()
+    assert stamps == {p: p.stat().st_mtime_ns for p in stamps}
+
+
+def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
+    first = small(tmp_path / "out", controls=False)
+    stamp = (first.out / "runs/softmax/seed0/summary.json").stat().st_mtime_ns
+    started: list[tuple[str, int]] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "start":
+            started.append((event.mixer, event.seed))
+
+    again = small(first.out, controls=False, progress=watch)
+    assert started == []
+    assert [r["top1"] for r in again.rows] == [r["top1"] for r in first.rows]
+    grown = small(first.out, mixers="mhsa,ska,kv", seeds=2, controls=False, progress=watch)
+    assert sorted(started) == [
+        ("key_value", 0), ("key_value", 1), ("softmax", 1), ("static_key", 1),
+    ]  # fmt: skip
+    assert (first.out / "runs/softmax/seed0/summary.json").stat().st_mtime_ns == stamp
+    assert len(grown.record["runs"]) == 6
+
+
+def test_another_comparison_is_refused_and_overwrite_deletes_only_its_own_files(done, tmp_path):
+    out = tmp_path / "out"
+    small(out, controls=False)
+    note = out / "runs" / "softmax" / "note.txt"
+    note.write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"optim\.lr .* --overwrite"):
+        small(out, controls=False, overrides={"optim.lr": 0.01})
+    assert (out / "runs/static_key/seed0/summary.json").exists()
+    changed = small(
+        out, mixers="mhsa,kv", controls=False, overrides={"optim.lr": 0.01}, overwrite=True
+    )
+    assert note.read_text(encoding="utf-8") == "mine"
+    assert not (out / "runs/static_key").exists()
+    assert changed.record["recipe"]["optim"]["lr"] == 0.01
+
+
+def test_a_folder_with_other_files_is_refused_even_with_overwrite(tmp_path):
+    (tmp_path / "thesis.tex").write_text("important", encoding="utf-8")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds no comparison"):
+            small(tmp_path, overwrite=overwrite)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    with locked(tmp_path / "out"), pytest.raises(UserError, match="another comparison is running"):
+        small(tmp_path / "out")
+
+
+def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
+    path = brittle(tmp_path, "raises", 'raise KeyError("a bug of mine")')
+    result = small(
+        tmp_path / "out", mixers="brittle_raises,mhsa,ska", controls=False, imports=[path]
+    )
+    (failed,) = result.failed
+    assert failed["mixer"] == "brittle_raises"
+    assert "a bug of mine" in failed["reason"]
+    assert "\n" not in failed["reason"]
+    assert [row["top1"]["n"] for row in result.rows] == [0, 1, 1]
+    page = result.report.read_text(encoding="utf-8")
+    assert "did not finish" in page
+    assert "a bug of mine" in page
+
+
+def test_a_worker_that_dies_takes_one_run_with_it(tmp_path):
+    path = brittle(tmp_path, "dies", "import os; os._exit(7)")
+    result = small(
+        tmp_path / "out",
+        mixers="mhsa,brittle_dies,ska",
+        controls=False,
+        imports=[path],
+        processes=2,
+    )
+    (failed,) = result.failed
+    assert failed["mixer"] == "brittle_dies"
+    assert "code 7" in failed["reason"]
+    assert [row["top1"]["n"] for row in result.rows] == [1, 0, 1]
+
+
+def test_side_by_side_and_in_process_give_the_same_numbers(done, tmp_path):
+    other = small(tmp_path / "out", seeds=2, processes=2, overrides={"data.workers": 0})
+    assert done.record["threads"] >= other.record["threads"]
+    for ours, theirs in zip(done.record["runs"], other.record["runs"], strict=True):
+        assert ours["last"]["test"]["top1"] == pytest.approx(
+            theirs["last"]["test"]["top1"], abs=0.05
+        )
+
+
+def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
+    seen: list[str] = []
+
+    def watch(event: Event) -> None:
+        seen.append(event.kind)
+        if event.kind == "done":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "out", processes=2, progress=watch)
+    finished = list((tmp_path / "out").glob("runs/*/seed0/summary.json"))
+    assert finished
+    result = small(tmp_path / "out", processes=1)
+    assert not result.failed
+
+
+def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
+    path = brittle(tmp_path, "always", 'raise RuntimeError("no luck")')
+    twin = brittle(tmp_path, "twin", 'raise RuntimeError("no luck")')
+    with pytest.raises(UserError, match="no luck"):
+        small(
+            tmp_path / "out",
+            mixers="brittle_always,brittle_twin",
+            imports=[path, twin],
+            controls=False,
+        )
+
+
+def test_threads_rest_on_the_whole_comparison(monkeypatch):
+    monkeypatch.setattr("keymix.compare.pool.cores", lambda: 8)
+    assert share_out(18, None, cuda=False) == (8, 1)
+    assert share_out(2, None, cuda=False) == (2, 4)
+    assert share_out(18, None, cuda=True) == (1, 8)
+    assert share_out(18, 4, cuda=False) == (4, 2)
+
+
+def test_reason_is_one_short_line():
+    assert reason(RuntimeError("two\nlines")) == "RuntimeError: two lines"
+    assert reason(UserError("plain words")) == "plain words"
+    assert len(reason(RuntimeError("x" * 1000))) == 300
+
+
+def test_no_jobs_need_no_process(tmp_path):
+    jobs: list[Job] = []
+    failures = run_side_by_side(
+        jobs, processes=2, threads=1, imports=(), logs=tmp_path / "runs", watch=lambda e: None
+    )
+    assert failures == {}

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from keymix.compare.match import nearest
+from keymix.compare.plan import (
+    Plan,
+    choose_baseline,
+    choose_mixers,
+    choose_recipe,
+    choose_seeds,
+    make_plan,
+    meta_builder,
+    trainable,
+)
+from keymix.data import load
+from keymix.errors import UserError
+from keymix.mixers.registry import get_mixer_class
+from keymix.train.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def _plan(digits, mixers: str, *, model: str | None = None, controls: bool = True, **more) -> Plan:
+    recipe = more.pop("recipe", None) or choose_recipe(data="digits", recipe=None, model=model)
+    specs = choose_mixers(mixers, controls=controls)
+    settings = {"match": None, "imports": (), "out": Path("unused"), "seeds": (0,)} | more
+    return make_plan(
+        recipe=recipe,
+        data=digits,
+        specs=specs,
+        baseline=choose_baseline(specs, None),
+        **settings,
+    )
+
+
+def test_default_mixers_are_the_dense_mechanisms_softmax_first_and_identity_last():
+    labels = [spec.label for spec in choose_mixers(None, controls=True)]
+    assert labels[0] == "softmax"
+    assert labels[-1] == "identity"
+    paper = {"softmax", "static_key", "conv_static_key", "re_attention", "key_value"}
+    assert paper <= set(labels)
+    for label in labels[:-1]:
+        traits = get_mixer_class(label).traits
+        assert not traits.control
+        assert not traits.composed
+
+
+def test_controls_can_be_declined_and_are_not_doubled():
+    assert [s.label for s in choose_mixers("mhsa,ska", controls=False)] == ["softmax", "static_key"]
+    labels = [s.label for s in choose_mixers("identity,mhsa", controls=True)]
+    assert labels == ["identity", "softmax"]
+
+
+def test_one_mixer_alone_is_refused():
+    with pytest.raises(UserError, match="at least two"):
+        choose_mixers("mhsa", controls=False)
+
+
+def test_baseline_is_softmax_wherever_it_stands_else_the_first():
+    assert choose_baseline(choose_mixers("ska,mhsa", controls=True), None).label == "softmax"
+    assert choose_baseline(choose_mixers("kv,ska", controls=True), None).label == "key_value"
+    assert choose_baseline(choose_mixers("mhsa,ska", controls=True), "ska").label == "static_key"
+    with pytest.raises(UserError, match="unknown baseline"):
+        choose_baseline(choose_mixers("mhsa,ska", controls=True), "cska")
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert choose_seeds(3) == (0, 1, 2)
+    assert choose_seeds([4, 1]) == (4, 1)
+    for bad in (0, [], [1, 1], [-1]):
+        with pytest.raises(UserError):
+            choose_seeds(bad)
+
+
+def test_recipe_follows_the_data():
+    assert choose_recipe(data=None, recipe=None).name == "digits_vit"
+    chosen = choose_recipe(data="folder:somewhere", recipe=None)
+    assert chosen.name == "small_images_vit"
+    assert chosen.data.spec == "folder:somewhere"
+
+
+def test_recipe_takes_short_forms_and_overrides():
+    recipe = choose_recipe(
+        data="digits", recipe=None, epochs=3, limit=50, overrides={"optim.lr": 0.5}
+    )
+    assert (recipe.schedule.epochs, recipe.data.limit, recipe.optim.lr) == (3, 50, 0.5)
+
+
+def test_a_warmup_longer_than_the_epochs_asked_for_keeps_its_share():
+    long = choose_recipe(
+        data="digits",
+        recipe=None,
+        overrides={"schedule.epochs": 10, "schedule.warmup_epochs": 2.0},
+    )
+    short = choose_recipe(data="digits", recipe=long, epochs=2)
+    assert short.schedule.warmup_epochs == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("key", "flag"), [("seed", "--seeds"), ("model.mixer", "--mixers")])
+def test_what_a_comparison_varies_is_no_recipe_field(key, flag):
+    with pytest.raises(UserError, match=flag):
+        choose_recipe(data="digits", recipe=None, overrides={key: 1})
+
+
+def test_unknown_recipe_key_names_the_nearest():
+    with pytest.raises(UserError, match=r"optim\.lr"):
+        choose_recipe(data="digits", recipe=None, overrides={"optim.lrr": 1})
+
+
+def test_a_deaf_mixer_makes_every_model_read_out_by_the_mean(digits):
+    plan = _plan(digits, "mhsa", model="vit_micro_p4_32", controls=True)
+    assert plan.unheard == ("identity",)
+    assert plan.pooling == plan.recipe.model.global_pool == "avg"
+    for entrant in plan.entrants:
+        assert plan.recipe_for(entrant, 1).model.global_pool == "avg"
+
+
+def test_without_a_deaf_mixer_the_class_token_stays(digits):
+    plan = _plan(digits, "mhsa,ska", model="vit_micro_p4_32", controls=False)
+    assert plan.unheard == ()
+    assert plan.pooling == "token"
+    assert plan.recipe.model.global_pool is None
+
+
+def test_a_class_token_by_hand_with_a_deaf_mixer_is_refused(digits):
+    recipe = choose_recipe(data="digits", recipe=None, model="vit_micro_p4_32")
+    recipe = replace(recipe, model=replace(recipe.model, global_pool="token"))
+    with pytest.raises(UserError, match="--no-controls"):
+        _plan(digits, "mhsa", recipe=recipe)
+
+
+def test_heads_that_do_not_divide_are_told_before_training(digits):
+    with pytest.raises(UserError, match="num_heads=5"):
+        _plan(digits, "mhsa(num_heads=5),ska")
+
+
+def test_runs_differ_in_mixer_and_seed_alone(digits):
+    plan = _plan(digits, "mhsa,ska", seeds=(0, 1))
+    one, two = plan.recipe_for(plan.entrants[0], 0), plan.recipe_for(plan.entrants[1], 1)
+
+    def bare(recipe: Recipe) -> Recipe:
+        return replace(recipe, seed=0, model=replace(recipe.model, mixer=None))
+
+    assert bare(one) == bare(two)
+    assert (one.model.mixer, two.model.mixer) == ("softmax", "static_key")
+    assert (one.seed, two.seed) == (0, 1)
+
+
+def test_planning_leaves_the_random_state_alone(digits):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    _plan(digits, "mhsa,ska")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_nearest_takes_ties_to_the_smaller():
+    assert nearest(25, lambda w: 10 * w, 1, 9) == 2
+    assert nearest(26, lambda w: 10 * w, 1, 9) == 3
+    assert nearest(1000, lambda w: 10 * w, 1, 9) == 8
+    assert nearest(25, lambda w: 10 * w, 6, 0, -1) == 2
+
+
+def test_matched_width_is_the_best_of_all_heads_then_of_all_widths(digits):
+    plan = _plan(digits, "mhsa,kv", match="params", controls=False)
+    target = plan.entrants[0].params
+    chosen = plan.entrants[1]
+    specs = choose_mixers("kv,mhsa", controls=False)
+    build = meta_builder(plan.recipe, digits)
+
+    def count(heads: int, width: int) -> int:
+        return trainable(build(specs[0].with_options(num_heads=heads, head_dim=width)))
+
+    own = next(iter(build(specs[0]).modules()))
+    from keymix.hosts import find_mixers
+
+    site = next(iter(find_mixers(own).values())).site
+    width = site.dim // site.num_heads
+    heads = min(
+        range(site.num_heads, 3 * site.num_heads),
+        key=lambda h: (abs(count(h, width) - target), h),
+    )
+    best = min(range(1, 3 * width), key=lambda w: (abs(count(heads, w) - target), w))
+    assert chosen.label == f"key_value(head_dim={best},num_heads={heads})"
+    assert chosen.params == count(heads, best)
+    assert f"{heads} heads of {best}" in chosen.note
+
+
+def test_matching_leaves_the_baseline_and_larger_mixers_as_they_are(digits):
+    plan = _plan(digits, "mhsa,cska,kv(num_heads=2)", match="params")
+    assert [e.label for e in plan.entrants] == [
+        "softmax",
+        "conv_static_key",
+        "key_value(num_heads=2)",
+        "identity",
+    ]
+    assert "not widened" in plan.entrants[1].note
+    assert "by hand" in plan.entrants[2].note
+
+
+def test_labels_of_matched_mixers_read_back(digits):
+    from keymix.mixers.spec import parse_mixer
+
+    plan = _plan(digits, "mhsa,ska", match="params")
+    label = plan.entrants[1].label
+    assert parse_mixer(label).label == label

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keymix.report import formats, pictures
+from keymix.report.plots import Line, Point, Row, curves, forest, looks, pareto, scatter
+from keymix.report.svg import CHAR_WIDTH, Scale, el, place_labels, ticks
+
+NAMES = ["softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity"]
+LOOKS = looks(NAMES, baseline="softmax", controls=["identity"])
+
+
+def _points(xs: list[float], ys: list[float]) -> list[Point]:
+    return [Point(n, LOOKS[n], x, y, 0.01) for n, x, y in zip(NAMES, xs, ys, strict=False)]
+
+
+def test_pareto_front_by_hand():
+    points = _points([1, 2, 3, 4, 1], [0.5, 0.7, 0.6, 0.9, 0.4])
+    assert [p.label for p in pareto(points)] == ["softmax", "static_key", "re_attention"]
+
+
+def test_of_two_equals_one_is_on_the_front():
+    assert len(pareto(_points([1, 1], [0.5, 0.5]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (0.932, 0.951, [0.935, 0.94, 0.945, 0.95]), (3, 3, [3])],
+)
+def test_ticks_are_round_and_inside(low, high, expected):
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_scale_of_one_value_does_not_divide_by_zero():
+    scale = Scale.around([0.5, 0.5], 0, 100)
+    assert 0 < scale(0.5) < 100
+
+
+def test_text_and_attributes_are_escaped():
+    made = el("text", "<b>&", title='"quoted"')
+    assert "<b>" not in made
+    assert ET.fromstring(made).text == "<b>&"
+    assert ET.fromstring(made).get("title") == '"quoted"'
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_labels_of_crowded_points_do_not_overlap(seed):
+    rng = np.random.default_rng(seed)
+    points = [(150 + 40 * rng.random(), 100 + 30 * rng.random()) for _ in NAMES]
+    spots = place_labels(points, NAMES, (40, 0, 390, 240))
+    boxes = []
+    for spot, name in zip(spots, NAMES, strict=True):
+        width = CHAR_WIDTH * len(name)
+        left = {"start": spot.x, "middle": spot.x - width / 2, "end": spot.x - width}[spot.anchor]
+        boxes.append((left, spot.y - 9, left + width, spot.y + 3))
+        assert left >= 40 - 1e-6
+        assert left + width <= 390 + 1e-6
+    for a, b in itertools.combinations(boxes, 2):
+        assert min(a[2], b[2]) <= max(a[0], b[0]) or min(a[3], b[3]) <= max(a[1], b[1])
+
+
+def test_charts_are_well_formed_and_name_every_mixer():
+    ys = [0.95, 0.94, 0.96, 0.93, 0.94, 0.3]
+    chart = scatter(_points([1, 2, 3, 4, 5, 6], ys), x_label="x", y_label="y", name="n")
+    text = "".join(ET.fromstring(chart).itertext())
+    for name in NAMES:
+        assert name in text
+
+
+def test_a_control_far_below_does_not_squash_the_axis():
+    ys = [0.95, 0.94, 0.96, 0.93, 0.94, 0.3]
+    chart = scatter(_points([1, 2, 3, 4, 5, 6], ys), x_label="x", y_label="y", name="n")
+    drawn = [t.text for t in ET.fromstring(chart).iter("{http://www.w3.org/2000/svg}text")]
+    assert "identity (30.0 %)" in drawn
+    assert "40" not in drawn
+
+
+def test_forest_draws_both_intervals_and_survives_missing_ones():
+    rows = [
+        Row("static_key", LOOKS["static_key"], 0.01, (-0.3, 0.32), (0.0, 0.02)),
+        Row("key_value", LOOKS["key_value"], -0.01, None, None),
+        Row("identity", LOOKS["identity"], -0.6, (-0.7, -0.5), (-0.65, -0.55)),
+    ]
+    root = ET.fromstring(forest(rows, baseline="softmax", name="n"))
+    lines = [e.get("class") or "" for e in root.iter("{http://www.w3.org/2000/svg}line")]
+    assert sum(c.startswith("seeds") for c in lines) == 1
+    assert sum(c.startswith("images") for c in lines) == 1
+    text = "".join(root.itertext())
+    assert "outside the axis" in text
+    assert "−60.0" in text
+
+
+def test_curves_of_one_epoch_and_of_constant_values_are_drawn():
+    line = Line("softmax", LOOKS["softmax"], [1.0], [0.5])
+    flat = Line("key_value", LOOKS["key_value"], [1, 2], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5])
+    for lines in ([line], [flat]):
+        ET.fromstring(curves(lines, x_label="epoch", y_label="y", name="n", percent=True))
+
+
+def test_looks_are_distinct_and_baseline_and_controls_stand_apart():
+    assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(NAMES)
+    assert LOOKS["softmax"].colour == "ink"
+    assert LOOKS["identity"].colour == "ctl"
+
+
+def _decode(uri: str) -> np.ndarray:
+    head, _, body = uri.partition(",")
+    assert head == "data:image/png;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(body))))
+
+
+def test_heat_opacity_is_attention_over_even_attention():
+    even = _decode(pictures.heat_uri([[0.25, 0.25], [0.25, 0.25]]))
+    peaked = _decode(pictures.heat_uri([[1.0, 0.0], [0.0, 0.0]]))
+    assert len(np.unique(even[..., 3])) == 1
+    assert 0 < even[0, 0, 3] < 128
+    assert peaked[0, 0, 3] > 2.5 * even[0, 0, 3]
+    assert peaked[1, 1, 3] == 0
+
+
+def test_images_are_encoded_as_they_are_and_large_ones_made_small():
+    grey = np.arange(36, dtype=np.uint8).reshape(1, 6, 6)
+    assert np.array_equal(_decode(pictures.image_uri(grey)), grey[0])
+    large = np.zeros((3, 300, 200), dtype=np.uint8)
+    assert max(_decode(pictures.image_uri(large)).shape) == pictures.MAX_SIDE
+
+
+def test_quantities_are_written_for_people():
+    assert formats.count(5384) == "5,384"
+    assert formats.count(53_840) == "53.8 k"
+    assert formats.count(1_234_567) == "1.23 M"
+    assert formats.count(4.6e9) == "4.60 G"
+    assert formats.points(-0.0123) == "−1.2"
+    assert formats.span(-0.01, 0.02) == "−1.0 to +2.0"
+    assert formats.duration(3725) == "1 h 02 min"
+    assert formats.milliseconds(0.1234) == "0.123"
+    empty = (formats.percent, formats.points, formats.count, formats.rate, formats.mib)
+    assert {write(None) for write in empty} == {formats.MISSING}
