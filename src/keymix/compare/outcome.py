@@ -99,7 +99,7 @@ def lead(rows: Sequence[Mapping[str, Any]], *, baseline: str) -> str:
     n = base["top1"]["n"]
     runs = "one seed" if n == 1 else f"{n} seeds"
     text = (
-        f"The baseline {baseline} gets {base['top1']['mean'] * 100:.1f}{spread} % of the test "
+        f"The baseline {baseline} gets {base['top1']['mean'] * 100:.1f}{spread}\u00a0% of the test "
         f"images right ({runs})."
     )
     for word in ("better", "worse"):

@@ -64,7 +64,7 @@ def _images_sentence(images: Interval | None) -> str:
         return "There is no pair of runs to compare image by image."
     text = (
         f"Over the {images.n} test images the difference is {points(images.difference)} points "
-        f"(95 % interval {span(images)})"
+        f"(95\u00a0% interval {span(images)})"
     )
     if _clear(images):
         return f"{text}, more than the choice of images explains."
@@ -80,7 +80,7 @@ def _seeds_sentence(seeds: Interval) -> str:
     text = f"Over {seeds.n} seeds the difference is {points(seeds.difference)} points"
     if seeds.low is None or seeds.p_holm is None:
         return f"{text}: {seeds.note}."
-    text += f" (95 % interval {span(seeds)}, Holm-corrected {_p(seeds.p_holm)})"
+    text += f" (95\u00a0% interval {span(seeds)}, Holm-corrected {_p(seeds.p_holm)})"
     if seeds.note:
         text += f"; {seeds.note}"
     return f"{text}."
