@@ -150,10 +150,11 @@ def test_low_precision_stays_near_float64(dtype) -> None:
     close(y, wanted)
 
 
-def test_the_map_never_stands_in_memory() -> None:
+@pytest.mark.parametrize("widths", [(8, 8), (8, 24), (24, 8)])
+def test_the_map_never_stands_in_memory(widths) -> None:
     """Widths that differ are padded, since the CPU's fused kernel serves equal ones only."""
-    q, k = (torch.randn(1, 2, 96, 8) for _ in range(2))
-    v = torch.randn(1, 2, 96, 24)
+    q, k = (torch.randn(1, 2, 96, widths[0]) for _ in range(2))
+    v = torch.randn(1, 2, 96, widths[1])
     with torch.profiler.profile() as profile:
         sdpa.attention(q, k, v, scale=0.3)
     names = {event.name for event in profile.events()}
