@@ -98,7 +98,7 @@ def test_printed_config_is_the_recipe_and_runs_again(
     printed = capsys.readouterr().out
     values = yaml.safe_load(printed)
     assert values["optim"]["betas"] == [0.9, 0.95]
-    assert values["model"]["options"] == {"depth": 2}
+    assert values["model"]["options"]["depth"] == 2
     (tmp_path / "mine.yaml").write_text(printed)
     assert main(["train", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
     assert capsys.readouterr().out == printed

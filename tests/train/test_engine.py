@@ -7,12 +7,14 @@ import signal
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from keymix.errors import UserError
 from keymix.train import files
@@ -265,6 +267,34 @@ def test_ctrl_c_stays_ctrl_c(tiny: Recipe, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tiny, tmp_path / "run", progress=press)
     assert files.checkpoints(tmp_path / "run" / "checkpoints")
+
+
+def test_resume_on_changed_data_is_refused(vary: Vary, tmp_path: Path) -> None:
+    for name in ("dark", "light"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(12):
+            shade = i + (200 if name == "light" else 0)
+            Image.new("L", (12, 12), shade).save(tmp_path / "data" / name / f"{i:02d}.png")
+    recipe = vary(
+        {
+            "data.spec": f"folder:{tmp_path / 'data'}",
+            "data.limit": None,
+            "data.val_fraction": 0.2,
+        }
+    )
+    recipe = replace(recipe, model=replace(recipe.model, options={"depth": 1}))
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", progress=stop_after(1))
+    Image.new("L", (12, 12), 99).save(tmp_path / "data" / "dark" / "03.png")
+    with pytest.raises(UserError, match="began with other images"):
+        train(recipe, tmp_path / "run")
+
+
+def test_bar_is_drawn_on_standard_error_only(
+    vary: Vary, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(vary({"schedule.epochs": 1}), tmp_path / "run", progress="bar")
+    assert capfd.readouterr().out == ""
 
 
 def test_averaged_weights_are_what_is_kept(vary: Vary, tmp_path: Path) -> None:

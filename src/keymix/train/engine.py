@@ -140,6 +140,8 @@ def _fit(
         recipe, model, num_classes=len(data.classes), steps_per_epoch=len(train_loader)
     )
     done, checkpoint = usable_checkpoint(folder)
+    if checkpoint is not None:
+        _same_data(folder, data)
     lines = files.read_metrics(folder / files.METRICS, epochs=done)
     files.write_metrics(folder / files.METRICS, lines)
     record = EpochRecord(
@@ -160,6 +162,18 @@ def _fit(
             weights_only=True,
         )
     return record, task
+
+
+def _same_data(folder: Path, data: ImageData) -> None:
+    """Refuse to go on with images other than those that the run began with."""
+    _, facts = files.read_weights(folder / files.weights_file("best"))
+    began, now = facts["data"], data.record()
+    changed = [key for key in ("fingerprint", "index_sha256", "classes") if began[key] != now[key]]
+    if changed:
+        raise UserError(
+            f"the run in {str(folder)!r} began with other images: the data {data.spec!r} has "
+            f"changed since ({', '.join(changed)}). Restore it, or start anew with --overwrite."
+        )
 
 
 def _eval_loader(recipe: Recipe, data: ImageData, split: Literal["val", "test"]) -> Loader:

