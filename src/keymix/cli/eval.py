@@ -45,5 +45,5 @@ def main(argv: list[str]) -> int:
     top5 = "–" if scores["top5"] is None else f"{100 * scores['top5']:.2f}"
     row = [scores["data"], scores["split"], scores["weights"], str(scores["images"])]
     row += [f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}", top5]
-    console.table(["data", "split", "weights", "images", "loss", "top1", "top5"], [row], left=3)
+    console.table(["data", "split", "weights", "images", "loss", "top1 %", "top5 %"], [row], left=3)
     return 0

@@ -131,7 +131,9 @@ def _tell(run: Run, *, as_json: bool) -> None:
             cells += [f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}"]
             cells += ["–" if scores["top5"] is None else f"{100 * scores['top5']:.2f}"]
         rows.append(cells)
-    heads = [f"{split} {score}" for split in ("val", "test") for score in ("loss", "top1", "top5")]
+    heads = [
+        f"{split} {score}" for split in ("val", "test") for score in ("loss", "top1 %", "top5 %")
+    ]
     mixer = summary["mixer"] or "its own mixer"
     title = f"{summary['model']}, {mixer}, seed {summary['seed']}: {run.folder}"
     console.table(["weights", "epoch", *heads], rows, title=title)
