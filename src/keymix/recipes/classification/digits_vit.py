@@ -30,8 +30,7 @@ def recipe() -> Recipe:
         name="digits_vit",
         data=DataConfig(spec="digits", batch_size=64),
         augment=Augment(crop_padding=1),
-        # timm's own init (std 0.02) is far too small at width 64; AdamW then needs twice the epochs
-        model=ModelConfig(name="vit_nano_p4_12", options={"weight_init": "jax"}),
+        model=ModelConfig(name="vit_nano_p4_12"),
         optim=OptimConfig(
             name="adamw", lr=4e-3, weight_decay=0.05, betas=(0.9, 0.98), clip_grad=1.0
         ),
