@@ -63,6 +63,7 @@ def _no_fresh_process(monkeypatch) -> None:
         return dict.fromkeys(builds, peak)
 
     monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
+    monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +203,7 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
     assert "a bug of mine" in page
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_one_run_with_it(tmp_path):
     path = brittle(tmp_path, "dies", "import os; os._exit(7)")
     result = small(
@@ -217,6 +219,7 @@ def test_a_worker_that_dies_takes_one_run_with_it(tmp_path):
     assert [row["top1"]["n"] for row in result.rows] == [1, 0, 1]
 
 
+@pytest.mark.slow
 def test_side_by_side_and_in_process_give_the_same_numbers(done, tmp_path):
     other = small(tmp_path / "out", seeds=2, processes=2, overrides={"data.workers": 0})
     assert done.record["threads"] >= other.record["threads"]
@@ -226,6 +229,7 @@ def test_side_by_side_and_in_process_give_the_same_numbers(done, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
     seen: list[str] = []
 

@@ -144,6 +144,20 @@ def test_image_interval_stays_within_possible_differences():
     assert interval.high == 1.0
 
 
+def test_both_questions_are_about_the_very_same_difference():
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        a = {s: rng.random(449) < 0.9 for s in range(3)}
+        b = {s: rng.random(449) < 0.88 for s in range(3)}
+        images = over_images(a, b)
+        seeds = over_seeds(
+            {s: float(v.mean()) for s, v in a.items()}, {s: float(v.mean()) for s, v in b.items()}
+        )
+        assert images is not None
+        assert seeds is not None
+        assert images.difference == seeds.difference
+
+
 def test_different_test_sets_are_refused():
     with pytest.raises(ValueError, match="different numbers"):
         over_images(_runs([[1, 0]]), _runs([[1, 0, 1]]))

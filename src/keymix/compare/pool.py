@@ -280,11 +280,16 @@ class _Worker:
         return f"the training process ended {how}{last}"
 
     def end(self) -> None:
-        """End the process, whatever it does, and clear away an empty log."""
-        if self._process.poll() is None and self.job is None:
-            self.dismiss()
-        elif self._process.poll() is None:
-            self._process.terminate()
+        """End the process, whatever it does, and clear away an empty log.
+
+        A busy one is killed: Lightning answers a gentler signal late, and a run that is killed
+        at any moment resumes.
+        """
+        if self._process.poll() is None:
+            if self.job is None:
+                self.dismiss()
+            else:
+                self._process.kill()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

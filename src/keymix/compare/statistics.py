@@ -105,7 +105,7 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
     if missing:
         notes.append(f"{_plural(missing, 'seed')} left out because one run of the pair is missing")
     d: FloatArray = np.array([mixer[s] - baseline[s] for s in seeds], dtype=np.float64)
-    n, mean = len(d), float(d.mean())
+    n, mean = len(d), _tidy(float(d.mean()))
     if n < 2:
         notes.append("one seed has no spread, so nothing can be said about retraining")
         return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
@@ -159,7 +159,7 @@ def over_images(
         notes.append(f"only {n} test images, so the interval is rough")
     return Interval(
         n=n,
-        difference=float(x.mean()),
+        difference=_tidy(float(x.mean())),
         low=max(-1.0, center - half),
         high=min(1.0, center + half),
         p=float(2 * stats.norm.sf(abs(center) / error)),
@@ -191,6 +191,11 @@ def correct_over_mixers(intervals: Sequence[Interval | None]) -> list[Interval |
         None if i is None else replace(i, p_holm=p)
         for i, p in zip(intervals, adjusted, strict=True)
     ]
+
+
+def _tidy(difference: float) -> float:
+    """Drop the last digits, where the same mean by two roads may differ and round apart."""
+    return round(difference, 10)
 
 
 def _plural(n: int, word: str) -> str:
