@@ -130,6 +130,15 @@ def test_a_record_without_maps_costs_or_spread_renders():
     assert 'class="pm"' not in page
 
 
+def test_a_model_of_two_blocks_tells_its_similarity_in_a_table():
+    record = make_record()
+    record["collapse"]["pairs"] = ["1–2"]
+    record["collapse"]["similarity"] = {m: [0.437] for m in record["collapse"]["similarity"]}
+    page = render(record)
+    assert "similarity of blocks 1–2" in page
+    assert "0.44" in page
+
+
 def test_another_format_is_refused():
     with pytest.raises(UserError, match="format"):
         render(make_record() | {"format": 99})

@@ -39,6 +39,18 @@ def test_ticks_are_round_and_inside(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("low", [0.80, 0.875, 0.91, 0.949])
+def test_percent_ticks_are_not_rounded_to_what_they_are_not(low):
+    chart = scatter(_points([1, 2], [low, 0.95]), x_label="x", y_label="y", name="n")
+    drawn = [
+        float(t.text or "")
+        for t in ET.fromstring(chart).iter("{http://www.w3.org/2000/svg}text")
+        if t.get("class") == "tick" and t.get("text-anchor") == "end"
+    ]
+    assert len(drawn) > 1
+    assert np.diff(drawn) == pytest.approx(np.diff(drawn)[0])
+
+
 def test_scale_of_one_value_does_not_divide_by_zero():
     scale = Scale.around([0.5, 0.5], 0, 100)
     assert 0 < scale(0.5) < 100
@@ -96,6 +108,15 @@ def test_forest_draws_both_intervals_and_survives_missing_ones():
     text = "".join(root.itertext())
     assert "outside the axis" in text
     assert "−60.0" in text
+
+
+def test_a_control_within_the_axis_is_drawn_there():
+    rows = [
+        Row("static_key", LOOKS["static_key"], -0.02, (-0.12, 0.08), (-0.04, 0.0)),
+        Row("key_value", LOOKS["key_value"], -0.03, (-0.09, 0.03), (-0.05, -0.01)),
+        Row("identity", LOOKS["identity"], -0.085, (-0.09, -0.08), (-0.1, -0.07)),
+    ]
+    assert "outside the axis" not in forest(rows, baseline="softmax", name="n")
 
 
 def test_curves_of_one_epoch_and_of_constant_values_are_drawn():

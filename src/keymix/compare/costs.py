@@ -26,11 +26,11 @@ _UNKNOWN = (
     "peak_mib",
 )
 
-BATCH_SIZE, REPEATS = 64, 20
-BATCH_SECONDS = 1.0
+BATCH_SIZE, REPEATS, FEWEST = 64, 20, 7
+BATCH_SECONDS = 4.0
 """A batch is made smaller until it takes less than about so long."""
 BUDGET_SECONDS = 30.0
-"""Timing of all mixers together takes less than about so long, at five rounds at least."""
+"""Timing of all mixers together takes less than about so long, at seven rounds at least."""
 
 
 def model_of(
@@ -141,13 +141,16 @@ def _effort(models: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, int
     seconds = 1e-5
     for model in models:
         x = torch.zeros((1, *shape), device=next(model.parameters()).device)
-        with torch.inference_mode():
-            start = time.perf_counter()
-            model(x)
-        seconds = max(seconds, time.perf_counter() - start)
+        trials = []
+        for _ in range(3):  # the first is slow, and a busy machine slows any
+            with torch.inference_mode():
+                start = time.perf_counter()
+                model(x)
+            trials.append(time.perf_counter() - start)
+        seconds = max(seconds, min(trials))
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
-    return batch, max(5, min(REPEATS, rounds))
+    return batch, max(FEWEST, min(REPEATS, rounds))
 
 
 def _how(device: str, batch_size: int, repeats: int, threads: int) -> dict[str, Any]:

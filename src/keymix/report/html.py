@@ -112,21 +112,21 @@ def _forest(record: Record, looks: Mapping[str, Look]) -> Markup | None:
 
 
 COSTS = (
-    ("params", 1e6, "parameters, M"),
-    ("macs", 1e6, "multiply-adds an image, M"),
-    ("latency_ms", 1.0, "latency at batch 1, ms"),
-    ("peak_mib", 1.0, "peak memory of a training step, MiB"),
+    ("params", "parameters"),
+    ("macs", "multiply-adds an image"),
+    ("latency_ms", "latency at batch 1, ms"),
+    ("peak_mib", "peak memory of a training step, MiB"),
 )
+UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
 
 
 def _scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
     charts = []
-    for key, unit, x_label in COSTS:
-        scale, shown = unit, x_label
+    for key, x_label in COSTS:
         costs = record["costs"]
-        values = [c[key] for c in costs.values() if c.get(key) is not None]
-        if unit == 1e6 and values and max(values) >= 2e9:
-            scale, shown = 1e9, x_label.replace(", M", ", G")
+        most = max((c[key] for c in costs.values() if c.get(key) is not None), default=0)
+        scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
+        shown = x_label + unit
         points = [
             Point(
                 label=row["mixer"],
@@ -237,6 +237,8 @@ def _collapse(record: Record, looks: Mapping[str, Look]) -> Markup | None:
     if not stored or not stored["similarity"]:
         return None
     pairs = stored["pairs"]
+    if len(pairs) < 2:  # two blocks make one number a mixer: the page shows a table
+        return None
     lines = [
         Line(label, looks[label], list(range(len(pairs))), values)
         for label, values in stored["similarity"].items()

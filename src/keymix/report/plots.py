@@ -96,12 +96,17 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def _percent(value: float, step: float) -> str:
-    return f"{value * 100:.{0 if step >= 0.00999 else 1 if step >= 0.000999 else 2}f}"
+    return f"{value * 100:.{_decimals(step * 100)}f}"
+
+
+def _decimals(step: float) -> int:
+    """Return how many decimals tell multiples of a step apart."""
+    return next((d for d in range(6) if abs(round(step, d) - step) < 1e-9), 6)
 
 
 def _tick_format(values: Sequence[float]) -> Callable[[float], str]:
     step = values[1] - values[0] if len(values) > 1 else 1.0
-    decimals = next((d for d in range(6) if abs(round(step, d) - step) < 1e-9), 6)
+    decimals = _decimals(step)
     return lambda v: f"{v:.{decimals}f}"
 
 
@@ -308,6 +313,7 @@ def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
     ends = [0.0, *(e for r in inside for e in (r.difference, *(r.seeds or ()), *(r.images or ())))]
     ends = [max(-limit, min(limit, e)) for e in ends]
     x = Scale.around(ends, 8.0, WIDTH - 8.0, pad=0.06)
+    far = {i for i in far if not x.low <= rows[i].difference <= x.high}
     foot = top + row_height * len(rows)
     parts: list[Markup] = []
     values = ticks(x.low, x.high, 6)
