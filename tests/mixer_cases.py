@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import TokenMixer
-from keymix.mixers.registry import create_mixer, get_mixer_class, list_mixers, mixer_options
+from keymix.mixers.registry import create_mixer, list_mixers, mixer_options, option_hints
 
 DIM, HEADS, GRID = 12, 3, (2, 3)
 
@@ -51,8 +51,7 @@ def _values(hint: Any) -> list[Any] | None:
 
 def hints(name: str) -> dict[str, Any]:
     """Annotations of a mixer's options."""
-    found = typing.get_type_hints(get_mixer_class(name).__init__)
-    return {option: found.get(option) for option in mixer_options(name)}
+    return option_hints(name)
 
 
 def alternatives(name: str, option: str) -> list[Any]:

@@ -47,7 +47,7 @@ def by_hand(mixer: MapMixer, x: np.ndarray, scale: float, channels: int) -> torc
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("channels", [0, 3, 4, 5, 8, 11])
+@pytest.mark.parametrize("channels", [0, 1, 2, 3, 4, 5, 8, 11])
 @pytest.mark.parametrize(
     ("site", "scale"),
     [
@@ -76,12 +76,14 @@ def test_key_value_scores_are_symmetric() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_codes_of_the_query_alone_change_nothing(channels: int) -> None:
-    """The reason why fewer than three channels are refused."""
+def test_fewer_than_three_channels_code_the_query_alone_and_only_scale(channels: int) -> None:
     code = pair_code(5, channels)
     assert (code == code[:, :1]).all(), "the code depends on j"
-    with pytest.raises(ValueError, match="at least 3 channels"):
-        make("key_value", {"pos_dim": channels})
+    mixer = make("key_value", {"pos_dim": channels})
+    assert isinstance(mixer, MapMixer)
+    x = tokens(mixer)
+    scores = mixer.logits(mixer.inputs(x, None), None) * mixer.gain()
+    close(mixer.attention_map(x), scores.softmax(-1))
 
 
 def test_position_weights_start_at_plain_key_value_scores() -> None:

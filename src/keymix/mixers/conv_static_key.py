@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Site, Traits, split_prefix, take_rows
-from keymix.mixers.map_mixer import Backend, Roles, Scale
+from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.static_key import Activation, LearnedKeys
+from keymix.mixers.static_key import KeyOptions, LearnedKeys
 
 
 @register_mixer("conv_static_key", aliases=("cska",))
@@ -39,19 +39,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
         key_init_std: Standard deviation of the prefix queries' static key; the convolution starts
             as PyTorch's do.
-        head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
-        qkv_bias: Biases of q and v.
-        proj_bias: Bias of the output projection.
-        scale: Factor of the logits.
-        temperature: Learn the factor.
-        mask_diagonal: Forbid a query the key of its own position.
-        talking_heads: Mix heads before and after the activation.
-        attn_drop: Dropout probability on the map.
-        proj_drop: Dropout probability on the output.
-        backend: Computation path; the logits are no product of two factors, so only
-            ``"reference"`` serves.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.
     Cost: 3 N C^2 + (k^2 + 1) N M C multiply-adds (SKA Table 6: N (10 N D + 3 D^2) at k = 3).
@@ -67,40 +55,11 @@ class ConvStaticKeyAttention(LearnedKeys):
         site: Site,
         *,
         kernel_size: int = 3,
-        activation: Activation = "softmax",
-        key_init_std: float = 1.0,
-        head_dim: int | None = None,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        scale: Scale = "head_dim",
-        temperature: bool = False,
-        mask_diagonal: bool = False,
-        talking_heads: bool = False,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        backend: Backend = "auto",
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[KeyOptions],
     ) -> None:
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise UserError(f"{kernel_size=} must be odd and at least 1, so that the grid stays")
-        super().__init__(
-            site,
-            activation=activation,
-            key_init_std=key_init_std,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            scale=scale,
-            temperature=temperature,
-            mask_diagonal=mask_diagonal,
-            talking_heads=talking_heads,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(site, **shared)
         groups = site.windows * self.num_heads
         self.key_conv = nn.Conv2d(
             groups * self.head_dim,
@@ -108,11 +67,10 @@ class ConvStaticKeyAttention(LearnedKeys):
             kernel_size,
             padding=kernel_size // 2,
             groups=groups,
-            device=device,
-            dtype=dtype,
+            **self.factory,
         )
         if site.num_prefix_tokens:
-            self.key = nn.Parameter(torch.empty(self.key_shape(), device=device, dtype=dtype))
+            self.key = nn.Parameter(torch.empty(self.key_shape(), **self.factory))
         else:
             self.register_parameter("key", None)
         self.reset_parameters()

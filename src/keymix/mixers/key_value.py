@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Site, Traits
-from keymix.mixers.map_mixer import Backend, MapMixer, Roles, Scale
+from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 
@@ -50,18 +50,7 @@ class KeyValueAttention(MapMixer):
         site: Where the mixer sits. A position code needs its grid.
         pos_dim: Channels m of the code of the index pair, 0 for none, else at least 3: the first
             two code i alone, which the softmax over j undoes.
-        head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
-        qkv_bias: Biases of k and v.
-        proj_bias: Bias of the output projection.
-        scale: Factor of the logits.
-        temperature: Learn the factor.
-        mask_diagonal: Forbid a token itself.
-        talking_heads: Mix heads before and after the softmax.
-        attn_drop: Dropout probability on the map.
-        proj_drop: Dropout probability on the output.
-        backend: Computation path.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N = M; the site's N where ``pos_dim > 0``.
     Cost: 3 N C^2 + 2 N^2 C multiply-adds.
@@ -80,50 +69,18 @@ class KeyValueAttention(MapMixer):
         site: Site,
         *,
         pos_dim: int = 0,
-        head_dim: int | None = None,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        scale: Scale = "head_dim",
-        temperature: bool = False,
-        mask_diagonal: bool = False,
-        talking_heads: bool = False,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        backend: Backend = "auto",
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[MapOptions],
     ) -> None:
         if not isinstance(pos_dim, int) or pos_dim < 0:
             raise UserError(f"{pos_dim=} must be a whole number of channels, 0 for none")
-        if pos_dim in (1, 2):
-            raise UserError(
-                f"{pos_dim=} leaves only the code of the query's index i, which the softmax over j "
-                "undoes; give at least 3 channels, or 0 for none"
-            )
         if pos_dim and site.grid is None:
             raise UserError(f"{pos_dim=} codes positions and so needs grid=(H, W)")
-        super().__init__(
-            site,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            scale=scale,
-            temperature=temperature,
-            mask_diagonal=mask_diagonal,
-            talking_heads=talking_heads,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(site, **shared)
         self.pos_dim = pos_dim
         self.pos_proj: nn.Linear | None = None
         if pos_dim:
-            self.pos_proj = nn.Linear(pos_dim, 1, device=device, dtype=dtype)
-            code = torch.empty(
-                site.num_tokens, 2 * math.ceil(pos_dim / 4), device=device, dtype=dtype
-            )
+            self.pos_proj = nn.Linear(pos_dim, 1, **self.factory)
+            code = torch.empty(site.num_tokens, 2 * math.ceil(pos_dim / 4), **self.factory)
             self.register_buffer("pos_code", code, persistent=False)
         self.reset_parameters()
 

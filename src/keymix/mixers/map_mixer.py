@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,27 @@ from keymix.ops.attention import sdpa
 Roles = dict[str, Tensor]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+
+
+class MapOptions(TypedDict, total=False):
+    """The options of :class:`MapMixer`, for subclasses that hand them on to it.
+
+    ``def __init__(self, site, *, mine=1, **shared: Unpack[MapOptions])``: type checkers and the
+    registry read them from here on, so that they are written once.
+    """
+
+    head_dim: int | None
+    qkv_bias: bool
+    proj_bias: bool
+    scale: Scale
+    temperature: bool
+    mask_diagonal: bool
+    talking_heads: bool
+    attn_drop: float
+    proj_drop: float
+    backend: Backend
+    device: Any
+    dtype: Any
 
 
 class MapMixer(TokenMixer):
@@ -144,6 +165,11 @@ class MapMixer(TokenMixer):
         self.backend = backend
         self._own_step = _own_step(type(self))
         MapMixer.reset_parameters(self)
+
+    @property
+    def factory(self) -> dict[str, Any]:
+        """Device and dtype that the mixer was built with, for a subclass's own parameters."""
+        return {"device": self.proj.weight.device, "dtype": self.proj.weight.dtype}
 
     def reset_parameters(self) -> None:
         """Set the parameters this class itself holds to their starting values."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Site, Traits
-from keymix.mixers.map_mixer import Backend, MapMixer, Roles, Scale
+from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 Norm = Literal["batch", "layer"]
@@ -30,9 +30,8 @@ class ReMixing(MapMixer):
     theta_bias: nn.Parameter | None
     norm: nn.BatchNorm2d | nn.LayerNorm
 
-    def _init_mixing(
-        self, heads: int, norm: Norm, theta_bias: bool, factory: dict[str, Any]
-    ) -> None:
+    def _init_mixing(self, norm: Norm, theta_bias: bool) -> None:
+        heads, factory = self.num_heads, self.factory
         if norm not in ("batch", "layer"):
             raise UserError(f"{norm=} must be 'batch' (the published code) or 'layer'")
         self.theta = nn.Parameter(torch.empty(heads, heads, **factory))
@@ -121,18 +120,7 @@ class ReAttention(ReMixing):
         site: Where the mixer sits.
         norm: ``"batch"`` or ``"layer"``.
         theta_bias: Bias b of the mixing.
-        head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
-        qkv_bias: Biases of q, k and v.
-        proj_bias: Bias of the output projection.
-        scale: Factor of the logits.
-        temperature: Learn the factor.
-        mask_diagonal: Forbid a query its own position (before the mixing).
-        talking_heads: Mix heads before and after the softmax, then re-attend.
-        attn_drop: Dropout probability on the map, after the norm.
-        proj_drop: Dropout probability on the output.
-        backend: Computation path.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. In training the BatchNorm couples the
     images of a batch, as published.
@@ -150,35 +138,10 @@ class ReAttention(ReMixing):
         *,
         norm: Norm = "batch",
         theta_bias: bool = True,
-        head_dim: int | None = None,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        scale: Scale = "head_dim",
-        temperature: bool = False,
-        mask_diagonal: bool = False,
-        talking_heads: bool = False,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        backend: Backend = "auto",
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[MapOptions],
     ) -> None:
-        super().__init__(
-            site,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            scale=scale,
-            temperature=temperature,
-            mask_diagonal=mask_diagonal,
-            talking_heads=talking_heads,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
-        self._init_mixing(self.num_heads, norm, theta_bias, {"device": device, "dtype": dtype})
+        super().__init__(site, **shared)
+        self._init_mixing(norm, theta_bias)
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""

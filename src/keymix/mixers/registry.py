@@ -24,7 +24,7 @@ from keymix.mixers.base import Grid, Site, TokenMixer
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 _ALIASES: dict[str, str] = {}
-_NOT_OPTIONS = ("self", "site", "device", "dtype")
+_NOT_OPTIONS = ("site", "device", "dtype")
 
 M = TypeVar("M", bound=type[TokenMixer])
 
@@ -75,9 +75,29 @@ def _discover() -> None:
         importlib.import_module(f"keymix.mixers.{module.name}")
 
 
+def _accepted(cls: type[TokenMixer]) -> dict[str, tuple[inspect.Parameter, Any]]:
+    """What a constructor takes by name, with the annotation's value.
+
+    Where it hands the rest on (``**shared: Unpack[MapOptions]``), the constructors above it are
+    read too.
+    """
+    found: dict[str, tuple[inspect.Parameter, Any]] = {}
+    for each in cls.__mro__:
+        if "__init__" not in vars(each):
+            continue
+        init = vars(each)["__init__"]
+        parameters = list(inspect.signature(init).parameters.values())[1:]  # without self
+        hints = typing.get_type_hints(init)
+        for p in parameters:
+            if p.kind is not inspect.Parameter.VAR_KEYWORD:
+                found.setdefault(p.name, (p, hints.get(p.name, Any)))
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
 def _parameters(cls: type[TokenMixer]) -> list[inspect.Parameter]:
-    signature = inspect.signature(cls.__init__)
-    return [p for p in signature.parameters.values() if p.name not in _NOT_OPTIONS]
+    return [p for name, (p, _) in _accepted(cls).items() if name not in _NOT_OPTIONS]
 
 
 def resolve(name: str) -> str:
@@ -124,6 +144,12 @@ def mixer_options(name: str) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in _parameters(get_mixer_class(name))}
 
 
+def option_hints(name: str) -> dict[str, Any]:
+    """Return the annotations of a mixer's options, resolved."""
+    accepted = _accepted(get_mixer_class(name))
+    return {option: hint for option, (_, hint) in accepted.items() if option not in _NOT_OPTIONS}
+
+
 def _of_kind(value: Any, hint: Any) -> bool:
     """Whether a value is of the kind an option's annotation names, as far as it names one."""
     if typing.get_origin(hint) in (Union, types.UnionType):
@@ -140,9 +166,9 @@ def _of_kind(value: Any, hint: Any) -> bool:
 
 def _check_kinds(cls: type[TokenMixer], options: dict[str, Any]) -> None:
     """Refuse values of another kind than annotated, such as the text "no" for False."""
-    hints = typing.get_type_hints(cls.__init__) if options else {}
+    accepted = _accepted(cls)
     for option, value in options.items():
-        hint = hints.get(option, Any)
+        hint = accepted[option][1]
         if not _of_kind(value, hint):
             kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             raise UserError(
@@ -173,7 +199,7 @@ def build(
         if option not in known:
             raise unknown(f"option of mixer {cls.mixer_name!r}:", option, {*known, "num_heads"})
     _check_kinds(cls, options)
-    accepted = inspect.signature(cls.__init__).parameters
+    accepted = _accepted(cls)
     factory = {k: v for k, v in factory.items() if v is not None and k in accepted}
     return cls(site, **options, **factory)
 

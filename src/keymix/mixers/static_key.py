@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, unknown
 from keymix.mixers.base import Grid, Site, Traits
-from keymix.mixers.map_mixer import Backend, MapMixer, Roles, Scale
+from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 Activation = Literal["softmax", "gelu", "relu", "star_relu"]
@@ -37,12 +37,20 @@ class StarReLU(nn.Module):
         return self.scale * F.relu(x).square() + self.bias
 
 
+class KeyOptions(MapOptions, total=False):
+    """The options of :class:`LearnedKeys`, its own and those it hands on."""
+
+    activation: Activation
+    key_init_std: float
+
+
 class LearnedKeys(MapMixer):
     """What static and convolutional static keys share: activations, key grid, key parameter.
 
     Args:
         activation: What turns logits into weights (SKA Table 4).
         key_init_std: Standard deviation of the keys' normal initialisation.
+        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
     """
 
     roles = ("q", "v")
@@ -52,12 +60,9 @@ class LearnedKeys(MapMixer):
         self,
         site: Site,
         *,
-        activation: Activation,
-        key_init_std: float,
-        device: Any,
-        dtype: Any,
-        mask_diagonal: bool,
-        **shared: Any,
+        activation: Activation = "softmax",
+        key_init_std: float = 1.0,
+        **shared: Unpack[MapOptions],
     ) -> None:
         if site.grid is None:
             raise UserError(
@@ -65,13 +70,13 @@ class LearnedKeys(MapMixer):
             )
         if activation not in ACTIVATIONS:
             raise unknown("activation", activation, ACTIVATIONS)
-        if mask_diagonal and activation != "softmax":
+        if shared.get("mask_diagonal") and activation != "softmax":
             raise UserError(f"mask_diagonal=True needs the softmax, not {activation=}")
         if not key_init_std > 0:
             raise UserError(f"{key_init_std=} must be above 0")
-        super().__init__(site, mask_diagonal=mask_diagonal, device=device, dtype=dtype, **shared)
+        super().__init__(site, **shared)
         self.activation, self.key_init_std = activation, key_init_std
-        self.act = StarReLU(device, dtype) if activation == "star_relu" else None
+        self.act = StarReLU(**self.factory) if activation == "star_relu" else None
 
     @property
     def claims(self) -> Traits:
@@ -135,18 +140,7 @@ class StaticKeyAttention(LearnedKeys):
         site: Where the mixer sits; its grid fixes the number of keys.
         activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
         key_init_std: Standard deviation of the keys at the start; 1 as in Algorithm 1.
-        head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
-        qkv_bias: Biases of q and v.
-        proj_bias: Bias of the output projection.
-        scale: Factor of the logits.
-        temperature: Learn the factor.
-        mask_diagonal: Forbid a query the key of its own position.
-        talking_heads: Mix heads before and after the activation.
-        attn_drop: Dropout probability on the map.
-        proj_drop: Dropout probability on the output.
-        backend: Computation path.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.
     Cost: 3 N C^2 + 2 N M C multiply-adds, 3 C^2 + M C weights (SKA Table 6).
@@ -157,43 +151,9 @@ class StaticKeyAttention(LearnedKeys):
 
     traits = Traits(permutation="positional")
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        activation: Activation = "softmax",
-        key_init_std: float = 1.0,
-        head_dim: int | None = None,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        scale: Scale = "head_dim",
-        temperature: bool = False,
-        mask_diagonal: bool = False,
-        talking_heads: bool = False,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        backend: Backend = "auto",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(
-            site,
-            activation=activation,
-            key_init_std=key_init_std,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            scale=scale,
-            temperature=temperature,
-            mask_diagonal=mask_diagonal,
-            talking_heads=talking_heads,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
-        self.key = nn.Parameter(torch.empty(self.key_shape(), device=device, dtype=dtype))
+    def __init__(self, site: Site, **shared: Unpack[KeyOptions]) -> None:
+        super().__init__(site, **shared)
+        self.key = nn.Parameter(torch.empty(self.key_shape(), **self.factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from keymix.mixers.base import Site, Traits
-from keymix.mixers.map_mixer import Backend, Scale
 from keymix.mixers.re_attention import Norm, ReMixing
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.static_key import Activation, StaticKeyAttention
+from keymix.mixers.static_key import KeyOptions, StaticKeyAttention
 
 
 @register_mixer("static_key_re_attention", aliases=("ska_re_attention",))
@@ -26,18 +25,7 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
         theta_bias: Bias of the mixing.
         activation: As in ``static_key``.
         key_init_std: As in ``static_key``.
-        head_dim: As in :class:`keymix.mixers.map_mixer.MapMixer`, like all that follow.
-        qkv_bias: Biases of q and v.
-        proj_bias: Bias of the output projection.
-        scale: Factor of the logits.
-        temperature: Learn the factor.
-        mask_diagonal: Forbid a query the key of its own position (before the mixing).
-        talking_heads: Mix heads before and after the activation, then re-attend.
-        attn_drop: Dropout probability on the map, after the norm.
-        proj_drop: Dropout probability on the output.
-        backend: Computation path.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.
     Cost: 3 N C^2 + 2 N M C + h^2 N M multiply-adds.
@@ -51,39 +39,10 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
         *,
         norm: Norm = "batch",
         theta_bias: bool = True,
-        activation: Activation = "softmax",
-        key_init_std: float = 1.0,
-        head_dim: int | None = None,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        scale: Scale = "head_dim",
-        temperature: bool = False,
-        mask_diagonal: bool = False,
-        talking_heads: bool = False,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        backend: Backend = "auto",
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[KeyOptions],
     ) -> None:
-        super().__init__(
-            site,
-            activation=activation,
-            key_init_std=key_init_std,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            scale=scale,
-            temperature=temperature,
-            mask_diagonal=mask_diagonal,
-            talking_heads=talking_heads,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
-        self._init_mixing(self.num_heads, norm, theta_bias, {"device": device, "dtype": dtype})
+        super().__init__(site, **shared)
+        self._init_mixing(norm, theta_bias)
 
     @property
     def zero_gradients(self) -> frozenset[str]:
