@@ -102,7 +102,8 @@ def main(argv: list[str]) -> int:
     else:
         _tell(result)
     for run in result.failed:
-        console.note(f"failed: {run['mixer']}, seed {run['seed']}: {run['reason']}")
+        line = f"failed: {run['mixer']}, seed {run['seed']}: {run['reason']}"
+        console.err.print(line, markup=False, soft_wrap=True)
     return 1 if result.failed else 0
 
 

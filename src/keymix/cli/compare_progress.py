@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from keymix.compare.pool import Event, Watcher
 
 
+def _line(text: str) -> None:
+    """Write a line to standard error whole, however narrow the pipe claims to be."""
+    console.err.print(text, markup=False, style="dim", soft_wrap=True)
+
+
 @contextmanager
 def watching() -> Iterator[Watcher]:
     """Give the function that shows events, for as long as the block runs."""
@@ -41,7 +46,7 @@ class Lines:
         if event.kind == "plan":
             self._ended, self._total = event.done, event.total
             kept = f", {event.done} of them done before" if event.done else ""
-            console.note(f"{event.total} runs{kept}")
+            _line(f"{event.total} runs{kept}")
         elif event.kind == "epoch" and event.value is not None:
             self._accuracy[run] = event.value
         elif event.kind in ("done", "failed"):
@@ -50,12 +55,12 @@ class Lines:
             told = event.text if event.kind == "failed" else ""
             if event.kind == "done" and seen is not None:
                 told = f"validation accuracy {seen * 100:.1f} %"
-            console.note(
+            _line(
                 f"{self._ended}/{self._total} {event.kind}: {event.mixer}, seed {event.seed}"
                 + (f": {told}" if told else "")
             )
         elif event.kind == "stage" and self._total:  # before the plan, only mistakes are told
-            console.note(event.text)
+            _line(event.text)
 
 
 class Bars:
