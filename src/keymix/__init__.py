@@ -22,6 +22,7 @@ _getattr, __dir__, _public = attach(
         "NoAttentionMap": "keymix.errors",
         "UserError": "keymix.errors",
         "MapMixer": "keymix.mixers.map_mixer",
+        "MapOptions": "keymix.mixers.map_mixer",
         "Site": "keymix.mixers.base",
         "TokenMixer": "keymix.mixers.base",
         "Traits": "keymix.mixers.base",
