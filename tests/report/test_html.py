@@ -12,7 +12,7 @@ from synthetic import ACCURACY, make_record
 from keymix.errors import UserError
 from keymix.report.html import render
 
-VOID = {"meta", "link", "img", "br"}
+VOID = {"meta", "link", "img", "br", "wbr"}
 
 
 class Reader(html.parser.HTMLParser):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,7 @@ def costs(plan: Plan, data: ImageData, *, threads: int) -> tuple[dict[str, Any],
     models = {label: build.make().to(device) for label, build in builds.items()}
     broken = {label: why for label, model in models.items() if (why := _breaks(model, shape))}
     sound = {label: model for label, model in models.items() if label not in broken}
-    batch_size, repeats = _effort(list(sound.values()), shape)
+    batch_size, repeats = _effort(list(sound.values()), shape, threads)
     measured = {}
     if sound:
         measured = measure_interleaved(
@@ -134,20 +133,21 @@ def _breaks(model: nn.Module, shape: Sequence[int]) -> str | None:
     return None
 
 
-def _effort(models: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, int]:
+def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> tuple[int, int]:
     """Choose batch size and rounds, so that large models are measured in sensible time too."""
-    import torch
+    from keymix.analysis.measure import measure_interleaved
 
     seconds = 1e-5
-    for model in models:
-        x = torch.zeros((1, *shape), device=next(model.parameters()).device)
-        trials = []
-        for _ in range(3):  # the first is slow, and a busy machine slows any
-            with torch.inference_mode():
-                start = time.perf_counter()
-                model(x)
-            trials.append(time.perf_counter() - start)
-        seconds = max(seconds, min(trials))
+    if models:  # the fastest of a few passes: a busy machine slows any of them
+        trial = measure_interleaved(
+            {str(i): model for i, model in enumerate(models)},
+            shape,
+            batch_size=1,
+            repeats=3,
+            warmup=1,
+            threads=threads,
+        )
+        seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
     return batch, max(FEWEST, min(REPEATS, rounds))

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from keymix.errors import UserError
 from keymix.report import formats, pictures, plots
@@ -57,11 +57,20 @@ def render(record: Record) -> str:
         "rate": formats.rate,
         "mib": formats.mib,
         "duration": formats.duration,
+        "breakable": _breakable,
         "nice_json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)
     env.globals["span"] = formats.span
     return env.get_template("report.html.j2").render(_view(record))
+
+
+def _breakable(label: str) -> Markup:
+    """Let a long label break behind its brackets, commas and slashes."""
+    text = escape(label)
+    for mark in ("(", ",", "/"):
+        text = text.replace(mark, Markup(mark) + Markup("<wbr>"))
+    return text
 
 
 def _view(record: Record) -> dict[str, Any]:
