@@ -22,7 +22,7 @@ _getattr, __dir__, _public = attach(
         "NoAttentionMap": "keymix.errors",
         "UserError": "keymix.errors",
         "MapMixer": "keymix.mixers.map_mixer",
-        "MapOptions": "keymix.mixers.map_mixer",
+        "MapOptions": "keymix.mixers.options",
         "Site": "keymix.mixers.base",
         "TokenMixer": "keymix.mixers.base",
         "Traits": "keymix.mixers.base",

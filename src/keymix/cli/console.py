@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
-err = Console(stderr=True, highlight=False, emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def say(text: str = "") -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Site, Traits
-from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
+from keymix.mixers.map_mixer import MapMixer, Roles
+from keymix.mixers.options import MapOptions
 from keymix.mixers.registry import register_mixer
 
 

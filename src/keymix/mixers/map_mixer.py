@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,32 +24,10 @@ from keymix.mixers.base import (
     query_rows,
     take_rows,
 )
+from keymix.mixers.options import Backend, Scale
 from keymix.ops.attention import sdpa
 
 Roles = dict[str, Tensor]
-Scale = Literal["head_dim", "dim", False]
-Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
-
-
-class MapOptions(TypedDict, total=False):
-    """The options of :class:`MapMixer`, for subclasses that hand them on to it.
-
-    ``def __init__(self, site, *, mine=1, **shared: Unpack[MapOptions])``: type checkers and the
-    registry read them from here on, so that they are written once.
-    """
-
-    head_dim: int | None
-    qkv_bias: bool
-    proj_bias: bool
-    scale: Scale
-    temperature: bool
-    mask_diagonal: bool
-    talking_heads: bool
-    attn_drop: float
-    proj_drop: float
-    backend: Backend
-    device: Any
-    dtype: Any
 
 
 class MapMixer(TokenMixer):
