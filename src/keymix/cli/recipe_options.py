@@ -8,6 +8,7 @@ before it sees them, so that a mistake is answered in one line that names the ne
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,8 @@ def typed(parser: ArgumentParser, recipe: Recipe, fields: Mapping[str, str]) -> 
             parsed = parser.parse_args([f"--{path}={value}"])
         except (ArgumentError, argparse.ArgumentError) as error:
             told = " ".join(str(error).split()).rstrip(".")
+            told = re.sub(r'^Parser key "[^"]*": ', "", told)
+            told = re.sub(r"<class '(\w+)'>", r"\1", told)
             raise UserError(f"option --{path} {text!r}: {told}.") from None
         made[path] = parsed[path]
     return made
