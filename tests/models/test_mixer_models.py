@@ -201,3 +201,12 @@ def test_bad_names_are_refused() -> None:
         create_model("resnet18", mixer="ska")
     with pytest.raises(UserError, match="no mixer"):
         create_model("vit_tiny_patch16_224", mixer_options={"activation": "relu"}, depth=1)
+
+
+def test_options_join_those_of_the_name_and_another_mixer_leaves_them_behind() -> None:
+    with torch.device("meta"):
+        unscaled = create_model("ska_vit_small_p4_32_wide", mixer_options={"scale": False})
+        other = timm.create_model("ska_vit_small_p4_32_wide", mixer="kv")
+    mixers = [*find_mixers(unscaled).values()]
+    assert {(m.num_heads, m.scale) for m in mixers} == {(10, 1.0)}
+    assert {m.num_heads for m in find_mixers(other).values()} == {8}

@@ -9,6 +9,7 @@ temperature, masked diagonal). Dropout rates are the recipe's, not the model's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -152,6 +153,21 @@ def _cfg(name: str) -> dict[str, Any]:
 default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in VARIANTS})
 
 
+def _arguments(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Lay what was given over a variant's row.
+
+    Options for the row's own mixer join those of the row; another mixer leaves them behind.
+    """
+    row = VARIANTS[name]
+    arguments = {"num_classes": 10, **row, **given}
+    options = given.get("mixer_options")
+    if given.get("mixer") is not None:
+        arguments["mixer_options"] = options
+    elif isinstance(options, Mapping):
+        arguments["mixer_options"] = {**row.get("mixer_options", {}), **options}
+    return arguments
+
+
 def _register(name: str) -> None:
     def entry(pretrained: bool = False, **kwargs: Any) -> MixerVisionTransformer:
         model: MixerVisionTransformer = build_model_with_cfg(
@@ -160,7 +176,7 @@ def _register(name: str) -> None:
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **{"num_classes": 10, **VARIANTS[name], **kwargs},
+            **_arguments(name, kwargs),
         )
         return model
 
