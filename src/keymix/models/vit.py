@@ -14,6 +14,7 @@ from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
@@ -169,8 +170,8 @@ def _arguments(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _register(name: str) -> None:
-    def entry(pretrained: bool = False, **kwargs: Any) -> MixerVisionTransformer:
-        model: MixerVisionTransformer = build_model_with_cfg(
+    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        model: nn.Module = build_model_with_cfg(
             MixerVisionTransformer,
             name,
             pretrained,
