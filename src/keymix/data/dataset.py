@@ -16,6 +16,7 @@ from torch import Tensor
 from keymix.data import measure, splits
 from keymix.data.carve import carve
 from keymix.data.decode import Size, checked_size, convert, evaluation_array, reading
+from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
 from keymix.data.sources.base import Source, Table
 from keymix.data.specs import parse
 from keymix.data.streams import IntArray
@@ -68,7 +69,7 @@ class Split:
         """
         if self.images is not None:
             return self.images[i].clone()
-        with reading(self.ids(i)), self.table.open(i) as image:
+        with reading(self.ids(i), measure.REMEDY), self.table.open(i) as image:
             array = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
         return torch.from_numpy(array.copy())
 
@@ -78,7 +79,7 @@ class Split:
         Raises:
             UserError: If the image is damaged; it is named.
         """
-        with reading(self.ids(i)), self.table.open(i) as image:
+        with reading(self.ids(i), measure.REMEDY), self.table.open(i) as image:
             return convert(image, self.in_chans)
 
 
@@ -148,6 +149,7 @@ def load(
     limit: int | None = None,
     val_fraction: float = 0.1,
     split_seed: int = 0,
+    skip_corrupt: bool = False,
 ) -> ImageData:
     """Load a data set.
 
@@ -163,6 +165,8 @@ def load(
             same number.
         val_fraction: Share of train that becomes validation, in (0, 1).
         split_seed: Seed of the choice for ``limit`` and validation, apart from training seeds.
+        skip_corrupt: Decode every image once and leave the broken ones out; they are counted and
+            named in the record. Otherwise a broken image is an error.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -174,6 +178,10 @@ def load(
     source: Source = importlib.import_module(entry.module).open_source(argument)
     parts, notes = carve(source, spec, limit, val_fraction, split_seed)
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
+    left_out: list[LeftOut] = []
+    if skip_corrupt:
+        parts, tables, left_out = sieve(parts, tables, source, spec)
+        notes += left_out_note(left_out)
     size, pixels = _pixels(tables, source.in_chans, size)
     made = {
         name: Split(
@@ -190,7 +198,7 @@ def load(
         for name, table in tables.items()
     }
     mean, std, measured_on = _statistics(made["train"])
-    fingerprint, fingerprint_of = measure.fingerprint(tables, pixels)
+    fingerprint, fingerprint_of = measure.fingerprint(tables, pixels, rows_left_out(left_out))
     return ImageData(
         spec=spec,
         classes=source.classes,
@@ -207,6 +215,8 @@ def load(
             "fingerprint": fingerprint,
             "fingerprint_of": fingerprint_of,
             "notes": notes,
+            "left_out": [{"id": each.id, "reason": each.reason} for each in left_out[:NAMED]],
+            "left_out_count": len(left_out),
         },
     )
 

@@ -25,7 +25,7 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
-_DAMAGE = (
+DAMAGE = (
     OSError,
     SyntaxError,
     ValueError,
@@ -37,9 +37,21 @@ _DAMAGE = (
 )
 
 
+def reason(error: Exception) -> str:
+    """Say in a few words what a decoder found wrong."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    told = getattr(error, "strerror", None) or str(error)
+    return " ".join(told.split()).rstrip(".") or type(error).__name__
+
+
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def reading(name: str, remedy: str = "Replace or remove it.") -> Iterator[None]:
     """Turn what a decoder raises on a damaged image into one line that names the image.
+
+    Args:
+        name: Where the image comes from.
+        remedy: What to do about it.
 
     Raises:
         UserError: In place of the decoder's error.
@@ -48,11 +60,8 @@ def reading(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except _DAMAGE as error:
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise UserError(
-            f"cannot read image {name}: {reason or type(error).__name__}. Replace or remove it."
-        ) from error
+    except DAMAGE as error:
+        raise UserError(f"cannot read image {name}: {reason(error)}. {remedy}") from error
 
 
 def convert(image: Image.Image, in_chans: int) -> Image.Image:

@@ -11,13 +11,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data.decode import Size, evaluation_array, reading
+from keymix.data.decode import DAMAGE, Size, convert, evaluation_array, reading, reason
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray, Stream, hash64
 
 _T = TypeVar("_T")
 
 STATISTICS_SAMPLE = 2000
+REMEDY = (
+    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
+    "`keymix data check` names them all."
+)
 _THREADS = 4
 _CHUNK = 256  # images a task: threads pay for larger files, and cost little for small ones
 _CHANNEL_CHUNK = 1 << 24  # pixels counted at once
@@ -29,7 +33,7 @@ def header_size(table: Table, i: int) -> Size:
     Raises:
         UserError: If the image is damaged; it is named.
     """
-    with reading(table.name(i)), table.open(i) as image:
+    with reading(table.name(i), REMEDY), table.open(i) as image:
         size = (image.height, image.width)
         image.verify()
     return size
@@ -61,17 +65,50 @@ def decode_all(
     Raises:
         UserError: If an image is damaged; it is named.
     """
+    if table.held is not None and table.held.shape[1:] == (in_chans, *size):
+        return table.held
     pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
 
     def decode(rows: range) -> bool:
         for i in rows:
-            with reading(table.name(i)), table.open(i) as image:
+            with reading(table.name(i), REMEDY), table.open(i) as image:
                 if only_this_size and (image.height, image.width) != size:
                     return False
                 pixels[i] = evaluation_array(image, size, in_chans, 1.0)
         return True
 
     return pixels if all(_in_chunks(len(table), decode)) else None
+
+
+def broken(table: Table, in_chans: int) -> dict[int, str]:
+    """Decode every image once and say what is wrong with those that cannot be used.
+
+    JPEG files are decoded at an eighth of their size: all their data is read, but fewer pixels are
+    made of it.
+
+    Args:
+        table: The images.
+        in_chans: Channels that they will be converted to.
+
+    Returns:
+        The reason by position, in ascending order.
+    """
+
+    def find(rows: range) -> dict[int, str]:
+        found = {}
+        for i in rows:
+            try:
+                with table.open(i) as image:
+                    if image.format == "JPEG":
+                        image.draft(image.mode, (1, 1))
+                    convert(image, in_chans)
+            except DAMAGE as error:
+                found[i] = reason(error)
+        return found
+
+    if table.held is not None:
+        return {}
+    return {i: why for part in _in_chunks(len(table), find) for i, why in part.items()}
 
 
 def sample(count: int) -> IntArray:
@@ -104,9 +141,16 @@ def mean_std(images: Sequence[NDArray[np.uint8]]) -> tuple[tuple[float, ...], tu
 
 
 def fingerprint(
-    tables: Mapping[str, Table], pixels: Mapping[str, NDArray[np.uint8] | None]
+    tables: Mapping[str, Table],
+    pixels: Mapping[str, NDArray[np.uint8] | None],
+    left_out: Mapping[str, IntArray],
 ) -> tuple[str, str]:
     """Hash images and labels of all splits (sha256).
+
+    Args:
+        tables: The images of each split.
+        pixels: The same decoded, where the set is held in memory.
+        left_out: Rows of each split that were left out as broken.
 
     Returns:
         The hash, and what of an image went into it.
@@ -117,6 +161,8 @@ def fingerprint(
         held = pixels[name]
         whole.update(f"{name} {len(table)}\n".encode())
         whole.update(table.labels.astype("<i8").tobytes())
+        if len(left_out.get(name, ())):
+            whole.update(b"left out " + left_out[name].astype("<i8").tobytes())
         if held is not None:
             whole.update(f"{held.shape}\n".encode())
             whole.update(held.data)

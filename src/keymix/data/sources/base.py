@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.streams import IntArray
@@ -16,9 +18,13 @@ _HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a lar
 
 
 class Table(ABC):
-    """Labelled images that are opened by number. Labels are known at once, images on demand."""
+    """Labelled images that are opened by number. Labels are known at once, images on demand.
+
+    ``held`` are all images as uint8 ``[N, C, H, W]`` in a table that has them decoded already.
+    """
 
     labels: IntArray
+    held: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

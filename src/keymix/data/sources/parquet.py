@@ -260,7 +260,7 @@ class _ParquetTable(Table):
         if data is not None:
             return bytes(data)
         if path is None:
-            raise UserError(f"{self.name(i)}: the image is empty. Remove the row.")
+            raise ValueError("the image is empty")
         file = int(np.searchsorted(self._starts, self._rows[i], side="right")) - 1
         return self._files[file].parent / str(path)
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves broken images out, after the splits were chosen, and remembers which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keymix.data import measure
+from keymix.data.carve import Part
+from keymix.data.sources.base import Source, Table, some
+from keymix.data.streams import IntArray
+from keymix.errors import UserError
+
+NAMED = 50  # images left out that a record names
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A broken image.
+
+    Args:
+        split: The split it was meant for.
+        row: Its row in the source's table.
+        id: Where it comes from: a file, or a file and a row.
+        reason: What is wrong with it.
+    """
+
+    split: str
+    row: int
+    id: str
+    reason: str
+
+
+def sieve(
+    parts: Mapping[str, Part], tables: Mapping[str, Table], source: Source, spec: str
+) -> tuple[dict[str, Part], dict[str, Table], list[LeftOut]]:
+    """Decode every image once and drop those that are broken.
+
+    The splits stay as they were chosen, so a broken file moves no other image.
+
+    Args:
+        parts: The rows of each split.
+        tables: The same rows, opened.
+        source: Where they come from.
+        spec: The data spec as typed, for messages.
+
+    Returns:
+        Parts and tables of what is left, and what was left out.
+
+    Raises:
+        UserError: If a split is empty afterwards, or a class has no training images any more.
+    """
+    left_parts, left_tables, left_out = dict(parts), dict(tables), []
+    for name, table in tables.items():
+        reasons = measure.broken(table, source.in_chans)
+        if not reasons:
+            continue
+        part = parts[name]
+        left_out += [
+            LeftOut(name, int(part.rows[i]), table.name(i), why) for i, why in reasons.items()
+        ]
+        left_parts[name] = part.without(np.fromiter(reasons, dtype=np.int64))
+        if not len(left_parts[name].rows):
+            raise UserError(f"data {spec}: all images of {name} are broken: {_example(left_out)}.")
+        left_tables[name] = part.table.select(left_parts[name].rows)
+    gone = np.setdiff1d(parts["train"].labels, left_parts["train"].labels)
+    if len(gone):
+        names = some([repr(source.classes[i]) for i in gone])
+        raise UserError(
+            f"data {spec}: class {names} has no training images left, all are broken "
+            f"({_example(left_out)}). Replace them, or remove the class."
+        )
+    return left_parts, left_tables, left_out
+
+
+def left_out_note(left_out: Sequence[LeftOut]) -> list[str]:
+    """Tell how many images were left out, by split; nothing if none were."""
+    if not left_out:
+        return []
+    counts = [
+        f"{sum(each.split == name for each in left_out)} of {name}"
+        for name in dict.fromkeys(each.split for each in left_out)
+    ]
+    return [f"broken images left out: {', '.join(counts)}"]
+
+
+def rows_left_out(left_out: Sequence[LeftOut]) -> dict[str, IntArray]:
+    """List the rows left out, by split."""
+    names = {each.split for each in left_out}
+    return {
+        name: np.asarray([each.row for each in left_out if each.split == name], dtype=np.int64)
+        for name in names
+    }
+
+
+def _example(left_out: Sequence[LeftOut]) -> str:
+    return f"{left_out[-1].id}: {left_out[-1].reason}"
