@@ -3,19 +3,26 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from keymix.analysis.attention import attention_maps
 from keymix.compare.folder import COLUMNS, locked
+from keymix.compare.maps import normalised, spread_out
 from keymix.compare.pool import Event, Job, run_side_by_side, share_out
 from keymix.compare.run import Comparison, compare, rebuild
 from keymix.compare.worker import reason
+from keymix.data import load
 from keymix.errors import UserError
+from keymix.hosts import find_mixers
+from keymix.train.runs import load_run
 
 BRITTLE = '''
 from keymix.mixers.base import Site, TokenMixer
@@ -112,11 +119,77 @@ def test_results_json_is_strict_and_holds_what_the_report_needs(done):
     assert "identity" in record["attention"]["missing"]
 
 
-def test_attention_maps_are_of_the_whole_key_grid_and_sum_to_one(done):
-    for images in done.record["attention"]["maps"].values():
-        for layers in images:
-            for weights in layers:
-                assert np.asarray(weights).sum() == pytest.approx(1, abs=1e-3)
+def unpacked(told: dict[str, Any], layers: int, images: int = 4) -> np.ndarray:
+    """Read packed weights back, [image, layer, 1 + heads, H, W]."""
+    numbers = np.frombuffer(base64.b64decode(told["weights"]), "<u2")
+    shape = (images, layers, 1 + told["heads"], *told["grid"])
+    return numbers.reshape(shape) / 65535 * told["scale"]
+
+
+def test_attention_maps_of_all_layers_and_heads_are_whole(done):
+    stored = done.record["attention"]
+    model = load_run(done.out / "runs/softmax/seed0").model("last")
+    mixers = find_mixers(model)
+    assert len(stored["layers"]) == len(mixers) == 2
+    for told in stored["maps"].values():
+        weights = unpacked(told, len(stored["layers"]))
+        assert told["heads"] == next(iter(mixers.values())).num_heads
+        assert weights.sum(axis=(-1, -2)) == pytest.approx(np.ones(weights.shape[:3]), abs=1e-3)
+        assert weights[:, :, 0] == pytest.approx(weights[:, :, 1:].mean(2), abs=1e-4)
+
+
+def test_the_stored_weights_are_those_of_the_model(done):
+    stored = done.record["attention"]
+    data = load("digits", limit=100)
+    images = normalised(data, data.test, spread_out(data.test, 4))
+    model = load_run(done.out / "runs/static_key/seed0").model("last")
+    (rows,) = attention_maps(model, images, layers=1).values()
+    first = model.num_prefix_tokens
+    expected = rows[:, :, first:, first:].double().mean(2).reshape(4, -1, 3, 3).numpy()
+    weights = unpacked(stored["maps"]["static_key"], 2)
+    assert weights[:, 1, 1:] == pytest.approx(expected, abs=2e-5)
+
+
+def test_right_answers_are_told_image_by_image_and_class_by_class(done):
+    record = done.record
+    names, sizes = record["classes"]["names"], record["classes"]["test_images"]
+    assert names == [str(i) for i in range(10)]
+    assert sum(sizes) == record["test_images"] == record["data"]["sizes"]["test"]
+    for run in record["runs"]:
+        with np.load(done.out / run["folder"] / "predictions_test.npz") as stored:
+            order = np.argsort(stored["index"])
+            target, said = stored["target"][order], stored["last_pred"][order]
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(run["correct"]), np.uint8))
+        assert (bits[: len(target)] == (said == target)).all()
+        assert run["class_correct"] == [int((said[target == c] == c).sum()) for c in range(10)]
+        assert sum(run["class_correct"]) / len(target) == pytest.approx(run["last"]["test"]["top1"])
+
+
+def test_mix_ups_are_counted_over_seeds_the_commonest_first(done):
+    for label, rows in done.record["confusions"].items():
+        found: Counter[tuple[int, int]] = Counter()
+        for folder in (done.out / "runs" / label).iterdir():
+            with np.load(folder / "predictions_test.npz") as stored:
+                found.update(
+                    zip(stored["target"].tolist(), stored["last_pred"].tolist(), strict=True)
+                )
+        for (true, said), _ in list(found.items()):
+            if true == said:
+                del found[true, said]
+        assert len(rows) == 10
+        counts = [row["count"] for row in rows]
+        assert counts == sorted(found.values(), reverse=True)[:10]
+        assert all(found[row["true"], row["predicted"]] == row["count"] for row in rows)
+
+
+def test_it_says_what_the_runs_were_trained_with(done):
+    (env,) = done.record["trained_with"]
+    assert env["runs"] == 6
+    told = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
+    assert env["lines"]["threads"] == str(told["threads"])
+    assert told["packages"]["torch"] in env["lines"]["packages"]
+    assert done.record["environment_warning"] is None
+    assert {run["trained_with"] for run in done.record["runs"]} == {0}
 
 
 def test_differences_are_paired_by_seed(done):

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from keymix.compare import manifest
+from keymix.compare.manifest import MANIFEST
 from keymix.compare.plan import Plan
 from keymix.errors import UserError
 
-MANIFEST, RESULTS, TABLE, REPORT = "comparison.json", "results.json", "results.csv", "report.html"
+RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
 RUNS, LOCK = "runs", ".lock"
 
 COLUMNS = (
@@ -31,33 +33,35 @@ COLUMNS = (
 )
 
 
-def identity(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be equal for runs to stand in one comparison.
-
-    Mixers, seeds and the baseline may change: an existing comparison grows by them.
-    """
-    return {
-        "recipe": plan.recipe.to_dict(),
-        "match": plan.match,
-        "data": {"fingerprint": data["fingerprint"], "index_sha256": data["index_sha256"]},
-    }
-
-
-def claim(plan: Plan, data: Mapping[str, Any], *, overwrite: bool) -> None:
+def claim(
+    plan: Plan,
+    data: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    command: str,
+    processes: int,
+    threads: int,
+) -> None:
     """Take the folder for this comparison: a new one, or the one that is there to go on with.
+
+    Args:
+        plan: What is wanted.
+        data: The record of its images.
+        overwrite: Throw away another comparison that is there.
+        command: The command that repeats it, for the manifest; so are the next two.
+        processes: Training processes side by side.
+        threads: Threads of each.
 
     Raises:
         UserError: If the folder holds another comparison, or files that are no comparison's.
     """
     out = plan.out
     check_folder(out)
-    manifest = out / MANIFEST
-    wanted = identity(plan, data)
     made: list[str] = []
-    if manifest.exists():
-        there = _read(manifest)
-        made = list(there.get("runs", []))
-        differing = _differences(there["identity"], wanted)
+    if (out / MANIFEST).exists():
+        there = manifest.read(out)
+        made = there.runs
+        differing = differences(there.identity, manifest.identity(plan, data))
         if differing and not overwrite:
             told = "; ".join(
                 f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]
@@ -69,9 +73,7 @@ def claim(plan: Plan, data: Mapping[str, Any], *, overwrite: bool) -> None:
         if overwrite:
             clear(out, made)
             made = []
-    ours = [str(plan.folder(e, s).relative_to(out)) for e in plan.entrants for s in plan.seeds]
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(manifest, {"identity": wanted, "runs": sorted({*made, *ours})})
+    manifest.write(plan, data, before=made, command=command, processes=processes, threads=threads)
 
 
 def check_folder(out: Path) -> None:
@@ -130,7 +132,7 @@ def clear(out: Path, runs: Sequence[str]) -> None:
     for log in (out / RUNS).glob("worker*.log"):
         log.unlink()
     _remove_if_empty(out / RUNS)
-    for name in (RESULTS, TABLE, REPORT, MANIFEST):
+    for name in (RESULTS, TABLE, REPORT, COSTS, MANIFEST):
         (out / name).unlink(missing_ok=True)
 
 
@@ -139,21 +141,13 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    from keymix.train.files import read_json
-
-    values = read_json(path)
-    if not isinstance(values.get("identity"), dict):
-        raise UserError(f"{str(path)!r} is damaged. Delete it, or name another folder with --out.")
-    return values
-
-
-def _differences(a: Any, b: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+def differences(a: Any, b: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """List where two nested mappings differ, as dotted key and both values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         found = []
         for key in {**a, **b}:
             path = f"{prefix}.{key}" if prefix else str(key)
-            found += _differences(a.get(key), b.get(key), path)
+            found += differences(a.get(key), b.get(key), path)
         return found
     return [] if a == b else [(prefix.removeprefix("recipe."), a, b)]
 

@@ -1,100 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what the runs left behind and make the record that tables and report are rendered from."""
+"""From the runs as they were read to the record that tables and report are rendered from."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from keymix.compare import words
-from keymix.compare.outcome import Scores, caution, lead, outcome
-from keymix.compare.plan import Entrant, Plan
+from keymix.compare import environments, words
+from keymix.compare.answers import confusions, counts
+from keymix.compare.outcome import caution, lead, outcome
+from keymix.compare.plan import Plan
+from keymix.compare.runs import Reading, read_run
 from keymix.report.html import FORMAT
 
 if TYPE_CHECKING:
     from torch import nn
 
-NOT_STARTED = "it was not started"
 
-
-def is_done(plan: Plan, entrant: Entrant, seed: int) -> bool:
-    """Whether a run is finished, so that it is not trained again."""
-    from keymix.train.files import SUMMARY, read_json
-
-    path = plan.folder(entrant, seed) / SUMMARY
-    return path.exists() and read_json(path).get("status") == "done"
-
-
-def read_run(plan: Plan, entrant: Entrant, seed: int, failure: str | None) -> dict[str, Any]:
-    """Read one run as plain values; epochs are counted from 1."""
-    from keymix.train.files import METRICS, SUMMARY, read_json, read_metrics
-
-    folder = plan.folder(entrant, seed)
-    run: dict[str, Any] = {
-        "mixer": entrant.label,
-        "seed": seed,
-        "folder": folder.relative_to(plan.out).as_posix(),
-    }
-    if not is_done(plan, entrant, seed):
-        return run | {"status": "failed", "reason": failure or NOT_STARTED}
-    summary = read_json(folder / SUMMARY)
-    history = [
-        {
-            "epoch": line["epoch"] + 1,
-            **{key: _finite(line.get(key)) for key in ("train_loss", "val_loss", "val_top1")},
-        }
-        for line in read_metrics(folder / METRICS)
-    ]
-    marks = {which: _mark(summary[which]) for which in ("last", "best")}
-    return run | {
-        "status": "done",
-        "reason": None,
-        "seconds": summary["seconds"],
-        **marks,
-        "history": history,
-    }
-
-
-def _mark(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "epoch": told["epoch"] + 1,
-        **{
-            split: {metric: _finite(told[split].get(metric)) for metric in ("top1", "top5", "loss")}
-            for split in ("val", "test")
-        },
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
-
-
-def read_scores(
-    plan: Plan, runs: list[dict[str, Any]], which: Literal["last", "best"]
-) -> dict[str, dict[int, Scores]]:
-    """Read what the finished runs scored, with every test image's answer."""
-    from keymix.train.files import PREDICTIONS
-
-    table: dict[str, dict[int, Scores]] = {label: {} for label in plan.labels}
-    for run in runs:
-        if run["status"] != "done":
-            continue
-        with np.load(plan.out / run["folder"] / PREDICTIONS) as stored:
-            order = np.argsort(stored["index"], kind="stable")
-            correct = (stored[f"{which}_pred"] == stored["target"])[order]
-        table[run["mixer"]][run["seed"]] = Scores(
-            val_top1=run[which]["val"]["top1"],
-            top1=run[which]["test"]["top1"],
-            top5=run[which]["test"]["top5"],
-            correct=correct,
+def read_runs(
+    plan: Plan, *, images: Mapping[str, Any], failures: Mapping[tuple[str, int], str]
+) -> list[Reading]:
+    """Read every run of the plan, mixer by mixer."""
+    return [
+        read_run(
+            plan, entrant, seed, images=images, failure=failures.get((entrant.label, seed), None)
         )
-    return table
+        for entrant in plan.entrants
+        for seed in plan.seeds
+    ]
 
 
-def trained_models(plan: Plan, runs: list[dict[str, Any]]) -> tuple[int, dict[str, nn.Module]]:
+def trained_models(plan: Plan, runs: Sequence[Reading]) -> tuple[int, dict[str, nn.Module]]:
     """Load every mixer's model of the first seed at which any run is done, last epoch.
 
     Returns:
@@ -102,39 +39,20 @@ def trained_models(plan: Plan, runs: list[dict[str, Any]]) -> tuple[int, dict[st
     """
     from keymix.train.runs import load_run
 
-    done = {(run["mixer"], run["seed"]): run for run in runs if run["status"] == "done"}
+    done = {(r.run["mixer"], r.run["seed"]): r.run["folder"] for r in runs if r.answers is not None}
     seed = next((s for s in plan.seeds if any((m, s) in done for m in plan.labels)), plan.seeds[0])
     models = {
-        label: load_run(plan.out / done[label, seed]["folder"]).model("last")
+        label: load_run(plan.out / done[label, seed]).model("last")
         for label in plan.labels
         if (label, seed) in done
     }
     return seed, models
 
 
-def environment_lines() -> dict[str, str]:
-    """Return versions and machine as short lines."""
-    from keymix.train.environment import environment
-
-    found: Mapping[str, Any] = environment()
-    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
-    lines = {
-        "keymix": str(found["keymix"]),
-        "commit": str(found["commit"] or "not a checkout"),
-        "python": str(found["python"]),
-        "packages": packages,
-        "machine": f"{found['cpu']}, {found['cores']} cores",
-        "system": str(found["platform"]),
-    }
-    if found["device"] != "cpu":
-        lines["device"] = f"{found['device']}, CUDA {found['cuda']}"
-    return lines
-
-
 def make_record(
     plan: Plan,
     data: Mapping[str, Any],
-    runs: list[dict[str, Any]],
+    readings: Sequence[Reading],
     *,
     command: str,
     costs: Mapping[str, Any],
@@ -145,16 +63,21 @@ def make_record(
     threads: int,
 ) -> dict[str, Any]:
     """Make the content of ``results.json``: all that the report shows, plain values."""
+    from keymix.train.environment import environment
+
+    done = [r for r in readings if r.answers is not None]
     rows = {
         which: outcome(
-            plan.labels,
-            baseline=plan.baseline,
-            seeds=plan.seeds,
-            scores=read_scores(plan, runs, which),
+            plan.labels, baseline=plan.baseline, seeds=plan.seeds, scores=_scores(plan, done, which)
         )
         for which in ("last", "best")
     }
-    done = sum(run["status"] == "done" for run in runs)
+    here = environments.lines(environment())
+    trained_with, places = environments.distinct([r.environment for r in done])
+    runs = [dict(r.run) for r in readings]
+    finished = [run for run in runs if run["status"] == "done"]
+    for run, place in zip(finished, places, strict=True):
+        run["trained_with"] = place
     return {
         "format": FORMAT,
         "title": words.title(data),
@@ -163,9 +86,12 @@ def make_record(
         "caution": caution(len(plan.seeds)),
         "created": time.strftime("%Y-%m-%d %H:%M %Z"),
         "command": command,
-        "environment": environment_lines(),
+        "environment": {key: line for key, line in here.items() if key != "threads"},
+        "trained_with": trained_with,
+        "environment_warning": environments.warning(trained_with, here),
         "data": dict(data),
         "data_line": words.data_line(data),
+        "left_out": list(data.get("left_out", [])),
         "recipe": plan.recipe.to_dict(),
         "match": plan.match,
         "readout": {"pooling": plan.pooling, "because": list(plan.unheard)},
@@ -178,6 +104,7 @@ def make_record(
             for e in plan.entrants
         ],
         "outcome": rows,
+        **_class_by_class(plan, data, done),
         "costs": dict(costs),
         "measured": dict(measured),
         "method": words.method(
@@ -185,11 +112,36 @@ def make_record(
             data,
             processes=processes,
             threads=threads,
-            done=done,
+            done=len(done),
             device=str(measured["device"]),
         ),
         "curves_note": words.curves_note(plan),
         "runs": runs,
         "attention": attention,
         "collapse": collapse,
+    }
+
+
+def _scores(plan: Plan, done: Sequence[Reading], which: Any) -> dict[str, dict[int, Any]]:
+    table: dict[str, dict[int, Any]] = {label: {} for label in plan.labels}
+    for reading in done:
+        table[reading.run["mixer"]][reading.run["seed"]] = reading.scores(which)
+    return table
+
+
+def _class_by_class(plan: Plan, data: Mapping[str, Any], done: Sequence[Reading]) -> dict[str, Any]:
+    """Tell how many test images each class has, and what was taken for what."""
+    names = list(data["classes"])
+    answers = [(r.run["mixer"], r.answers) for r in done if r.answers is not None]
+    return {
+        "test_images": int(data["sizes"]["test"]),
+        "classes": {
+            "names": names,
+            "test_images": counts(answers[0][1].target, len(names)) if answers else None,
+        },
+        "confusions": {
+            label: confusions(found for mixer, found in answers if mixer == label)
+            for label in plan.labels
+            if any(mixer == label for mixer, _ in answers)
+        },
     }

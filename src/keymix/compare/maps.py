@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from keymix.compare.worker import FAILURES, reason
-from keymix.errors import NoAttentionMap
+from keymix.errors import NoAttentionMap, UserError
 from keymix.report.pictures import image_uri
 
 if TYPE_CHECKING:
@@ -16,8 +20,11 @@ if TYPE_CHECKING:
 
     from keymix.data.dataset import ImageData, Split
 
-PICTURES = 4
-COLLAPSE_IMAGES = 64
+FloatArray = npt.NDArray[np.float64]
+
+PICTURES, COLLAPSE_IMAGES = 4, 64
+MOST_LAYERS = 12
+"""Attention maps of at most so many layers are kept."""
 
 
 def spread_out(split: Split, number: int) -> list[int]:
@@ -51,42 +58,39 @@ def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
     return ((pixels - mean) / std).float()
 
 
-def attention(models: Mapping[str, nn.Module], data: ImageData, *, pooling: str) -> dict[str, Any]:
+def attention(
+    models: Mapping[str, nn.Module], data: ImageData, *, pooling: str, seed: int
+) -> dict[str, Any]:
     """Record where every mixer's trained model looks on the same few test images.
 
-    The map is the softmax stage, averaged over heads: the row of the class token where the model
-    reads out by it, else the mean of the rows of all patch tokens. Prefix keys are left out.
+    The map is the softmax stage, head by head and averaged over heads: the row of the class token
+    where the model reads out by it, else the mean of the rows of all patch tokens. Prefix keys are
+    left out.
 
     Args:
         models: Label to trained model.
         data: The images.
         pooling: How the models read out, timm's word.
+        seed: Whose weights they are, for the record.
 
     Returns:
-        ``images`` (PNG, class, origin), ``layers``, ``query``, ``maps`` (label to image to layer
-        to rows of weights), ``missing`` (label to reason).
+        ``images`` (PNG, class, origin), ``layers``, ``query``, ``maps`` (label to heads, grid and
+        packed weights, see `packed`), ``missing`` (label to reason).
     """
-    from keymix.analysis.attention import attention_maps
     from keymix.hosts import find_mixers
 
     chosen = spread_out(data.test, PICTURES)
     images = normalised(data, data.test, chosen)
     depth = max((len(find_mixers(model)) for model in models.values()), default=0)
-    layers = sorted({max(0, depth // 2 - 1), depth - 1})
+    layers = chosen_layers(depth)
     by_class_token = pooling == "token"
     maps: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
-        mixers = find_mixers(model)
         try:
-            rows = attention_maps(
-                model, images, layers=layers, queries=[0] if by_class_token else None
-            )
+            maps[label] = packed(_weights(model, images, layers, by_class_token))
         except FAILURES as error:  # UserError included
             missing[label] = _why(error)
-            continue
-        pictures = [_on_grid(rows[path], mixers[path], by_class_token) for path in rows]
-        maps[label] = [[picture[i] for picture in pictures] for i in range(len(chosen))]
     query = (
         "Attention of the class token to the patches"
         if by_class_token
@@ -102,21 +106,75 @@ def attention(models: Mapping[str, nn.Module], data: ImageData, *, pooling: str)
             for i in chosen
         ],
         "layers": [f"Block {i + 1} of {depth}" for i in layers],
-        "query": f"{query}, softmax stage, averaged over heads, weights of the last epoch.",
+        "query": f"{query}, softmax stage, weights of the last epoch, seed {seed}.",
         "maps": maps,
         "missing": missing,
     }
 
 
-def _on_grid(rows: Tensor, mixer: Any, by_class_token: bool) -> list[list[list[float]]]:
-    """Turn maps ``[B, h, Q, M]`` into weights on the key grid, one picture an image."""
+def chosen_layers(depth: int) -> list[int]:
+    """Return the numbers of all layers, or of `MOST_LAYERS` evenly, first and last included."""
+    if depth <= MOST_LAYERS:
+        return list(range(depth))
+    return [round(i * (depth - 1) / (MOST_LAYERS - 1)) for i in range(MOST_LAYERS)]
+
+
+def packed(weights: FloatArray) -> dict[str, Any]:
+    """Pack weights ``[image, layer, 1 + heads, H, W]`` as base64 of little-endian uint16.
+
+    A weight is its number / 65535 * ``scale``, the largest weight of all.
+    """
+    scale = float(weights.max())
+    numbers = np.round(weights / scale * 65535) if scale > 0 else np.zeros_like(weights)
+    return {
+        "heads": weights.shape[2] - 1,
+        "grid": list(weights.shape[3:]),
+        "weights": base64.b64encode(numbers.astype("<u2").tobytes()).decode("ascii"),
+        "scale": scale,
+    }
+
+
+def _weights(
+    model: nn.Module, images: Tensor, layers: Sequence[int], by_class_token: bool
+) -> FloatArray:
+    """Read the maps of some layers, ``[image, layer, 1 + heads, H, W]``; slice 0 is the mean.
+
+    Raises:
+        UserError: If a layer has no map, or the layers' maps do not fit beside one another.
+    """
+    from keymix.analysis.attention import attention_maps
+    from keymix.hosts import find_mixers
+
+    mixers = find_mixers(model)
+    rows = attention_maps(model, images, layers=layers, queries=[0] if by_class_token else None)
+    pictures = [_on_grid(rows[path], mixers[path], by_class_token) for path in rows]
+    for which, shapes in (
+        ("heads", {picture.shape[1] for picture in pictures}),
+        ("grids", {picture.shape[2:] for picture in pictures}),
+    ):
+        if len(shapes) > 1:
+            told = ", ".join(
+                "×".join(map(str, s)) if isinstance(s, tuple) else str(s) for s in sorted(shapes)
+            )
+            raise UserError(f"its layers differ in {which} ({told})")
+    stacked = np.stack(pictures, axis=1)
+    if not np.isfinite(stacked).all():
+        raise UserError("its attention is not finite")
+    return stacked
+
+
+def _on_grid(rows: Tensor, mixer: Any, by_class_token: bool) -> FloatArray:
+    """Turn maps ``[B, h, Q, M]`` into weights on the key grid, ``[B, 1 + h, H, W]``."""
+    if rows.ndim != 4:
+        raise UserError("its maps are of windows, not of the whole image")
     site = mixer.site
     prefix = site.num_prefix_tokens
-    picked = rows.float().mean(1)
-    picked = picked[:, 0] if by_class_token else picked[:, prefix:].mean(1)
+    picked = rows[:, :, 0] if by_class_token else rows[:, :, prefix:].double().mean(2)  # [B, h, M]
     height, width = site.key_grid or site.grid
-    weights = picked[:, prefix:].reshape(-1, height, width)
-    return [[[round(v, 6) for v in row] for row in image] for image in weights.tolist()]
+    heads = picked[..., prefix:].double()
+    heads = heads.reshape(*heads.shape[:2], height, width)
+    found: FloatArray = np.concatenate([heads.mean(1, keepdim=True), heads], axis=1)
+    return found
 
 
 def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> dict[str, Any]:

@@ -78,6 +78,11 @@ class Plan:
         """The mixers' labels, in order."""
         return tuple(entrant.label for entrant in self.entrants)
 
+    @property
+    def pairs(self) -> list[tuple[Entrant, int]]:
+        """Every run as mixer and seed: one seed of all mixers after the other."""
+        return [(entrant, seed) for seed in self.seeds for entrant in self.entrants]
+
     def recipe_for(self, entrant: Entrant, seed: int) -> Recipe:
         """Return the recipe of one run."""
         model = replace(self.recipe.model, mixer=entrant.label)

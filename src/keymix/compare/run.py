@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import folder
+from keymix.compare import folder, manifest
 from keymix.compare.plan import (
     Plan,
     choose_baseline,
@@ -18,6 +18,7 @@ from keymix.compare.plan import (
     make_plan,
 )
 from keymix.compare.pool import Event, Failures, Job, Watcher, run_here, run_side_by_side, share_out
+from keymix.compare.runs import is_done
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,8 +51,13 @@ class Comparison:
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        """The runs that did not finish, with their reasons."""
-        return [run for run in self.record["runs"] if run["status"] != "done"]
+        """The runs that failed, with their reasons."""
+        return [run for run in self.record["runs"] if run["status"] == "failed"]
+
+    @property
+    def missing(self) -> list[dict[str, Any]]:
+        """The runs that have not started, or are not finished yet."""
+        return [run for run in self.record["runs"] if run["status"] == "missing"]
 
 
 def compare(
@@ -111,8 +117,9 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
+    from keymix.compare import costs, gather, maps
     from keymix.mixers.registry import import_file
-    from keymix.train.model import load_data
+    from keymix.train.model import device_of_this_machine, load_data
 
     out = Path(out)
     watch: Watcher = progress or _ignore
@@ -141,55 +148,42 @@ def compare(
         imports=[str(path) for path in imports],
         out=out,
     )
-    with folder.locked(out):
-        folder.claim(plan, images.record(), overwrite=overwrite)
-        return _carry_out(plan, images, processes=processes, command=command, watch=watch)
-
-
-def _carry_out(
-    plan: Plan, data: ImageData, *, processes: int | None, command: str, watch: Watcher
-) -> Comparison:
-    from keymix.compare import costs, gather, maps
-    from keymix.train.model import device_of_this_machine
-
     cuda = device_of_this_machine().type == "cuda"
-    total = len(plan.entrants) * len(plan.seeds)
-    processes, threads = share_out(total, processes, cuda=cuda)
-    failures = _train(plan, data, processes=processes, threads=threads, watch=watch)
-    runs = [
-        gather.read_run(plan, entrant, seed, failures.get((entrant.label, seed)))
-        for entrant in plan.entrants
-        for seed in plan.seeds
-    ]
-    if not any(run["status"] == "done" for run in runs):
-        raise UserError(f"no run could be finished; the first says: {runs[0]['reason']}")
-    watch(Event(kind="stage", text="measuring cost"))
-    table, measured = costs.costs(plan, data, threads=1 if not cuda else threads)
-    watch(Event(kind="stage", text="reading attention maps"))
-    seed, models = gather.trained_models(plan, runs)
-    record = gather.make_record(
-        plan,
-        data.record(),
-        runs,
-        command=command,
-        costs=table,
-        measured=measured,
-        attention=maps.attention(models, data, pooling=plan.pooling),
-        collapse=maps.collapse(models, data, seed=seed),
-        processes=processes,
-        threads=threads,
-    )
-    write(record, plan.out)
-    return Comparison(out=plan.out, record=record)
+    processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
+    told = images.record()
+    with folder.locked(out):
+        folder.claim(
+            plan, told, overwrite=overwrite, command=command, processes=processes, threads=threads
+        )
+        failures = _train(plan, images, processes=processes, threads=threads, watch=watch)
+        runs = gather.read_runs(plan, images=manifest.read(out).images, failures=failures)
+        if not any(reading.answers for reading in runs):
+            reason = runs[0].run["reason"]
+            raise UserError(f"no run could be finished; the first says: {reason}")
+        watch(Event(kind="stage", text="measuring cost"))
+        table, measured = costs.costs(plan, images, threads=1 if not cuda else threads)
+        watch(Event(kind="stage", text="reading attention maps"))
+        seed, models = gather.trained_models(plan, runs)
+        record = gather.make_record(
+            plan,
+            told,
+            runs,
+            command=command,
+            costs=table,
+            measured=measured,
+            attention=maps.attention(models, images, pooling=plan.pooling, seed=seed),
+            collapse=maps.collapse(models, images, seed=seed),
+            processes=processes,
+            threads=threads,
+        )
+        write(record, out)
+    return Comparison(out=out, record=record)
 
 
 def _train(
     plan: Plan, data: ImageData, *, processes: int, threads: int, watch: Watcher
 ) -> Failures:
     """Train the runs that are not done, one seed of all mixers after the other."""
-    from keymix.compare import gather
-
-    pairs = [(entrant, seed) for seed in plan.seeds for entrant in plan.entrants]
     jobs = [
         Job(
             mixer=entrant.label,
@@ -197,10 +191,10 @@ def _train(
             recipe=plan.recipe_for(entrant, seed),
             folder=plan.folder(entrant, seed),
         )
-        for entrant, seed in pairs
-        if not gather.is_done(plan, entrant, seed)
+        for entrant, seed in plan.pairs
+        if not is_done(plan, entrant, seed)
     ]
-    watch(Event(kind="plan", done=len(pairs) - len(jobs), total=len(pairs)))
+    watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
     if not jobs:
         return {}
     if processes == 1:

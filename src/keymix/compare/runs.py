@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the run folders of a comparison: which are done, what they scored, why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from keymix.compare.answers import Answers, counts, packed, read_answers
+from keymix.compare.environments import Lines, lines
+from keymix.compare.outcome import Scores
+from keymix.compare.plan import Entrant, Plan
+from keymix.errors import UserError
+
+NOT_STARTED = "it has not started"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One run as it was found.
+
+    Args:
+        run: Plain values for the record: ``mixer, seed, folder, status, reason``, and of a run
+            that is done its scores and history.
+        answers: What it answered; ``None`` unless it is done.
+        environment: What it was trained with, as lines; empty unless it is done.
+        data: Its record of the data; empty unless it is done.
+    """
+
+    run: dict[str, Any]
+    answers: Answers | None
+    environment: Lines
+    data: dict[str, Any]
+
+    def scores(self, which: Literal["last", "best"]) -> Scores:
+        """Return what a run that is done scored at one epoch."""
+        if self.answers is None:
+            raise ValueError(f"run {self.run['folder']} is {self.run['status']}: it has no scores")
+        told = self.run[which]
+        return Scores(
+            val_top1=told["val"]["top1"],
+            top1=told["test"]["top1"],
+            top5=told["test"]["top5"],
+            correct=self.answers.correct(which),
+        )
+
+
+def is_done(plan: Plan, entrant: Entrant, seed: int) -> bool:
+    """Whether a run is finished, so that it is not trained again."""
+    from keymix.train.files import SUMMARY, read_json
+
+    path = plan.folder(entrant, seed) / SUMMARY
+    return path.exists() and read_json(path).get("status") == "done"
+
+
+def read_run(
+    plan: Plan, entrant: Entrant, seed: int, *, images: Mapping[str, Any], failure: str | None
+) -> Reading:
+    """Read one run; epochs are counted from 1.
+
+    A run whose files cannot be read, or that is another run than the plan's, is told as failed.
+
+    Args:
+        plan: The comparison.
+        entrant: Whose run.
+        seed: Which run.
+        images: Fingerprint and index hashes of the images, as `folder.identity` keeps them.
+        failure: Why it failed when it was last tried, if it did.
+    """
+    run: dict[str, Any] = {
+        "mixer": entrant.label,
+        "seed": seed,
+        "folder": plan.folder(entrant, seed).relative_to(plan.out).as_posix(),
+    }
+    try:
+        if is_done(plan, entrant, seed):
+            return _read_done(plan, entrant, seed, run, images)
+    except UserError as error:
+        run |= {"status": "failed", "reason": str(error)}
+    else:
+        reason = failure or _how_far(plan, entrant, seed)
+        run |= {"status": "failed" if failure else "missing", "reason": reason}
+    return Reading(run=run, answers=None, environment={}, data={})
+
+
+def _read_done(
+    plan: Plan, entrant: Entrant, seed: int, run: dict[str, Any], images: Mapping[str, Any]
+) -> Reading:
+    from keymix.train.files import (
+        ENVIRONMENT,
+        METRICS,
+        PREDICTIONS,
+        SUMMARY,
+        read_json,
+        read_metrics,
+    )
+
+    folder = plan.folder(entrant, seed)
+    _check_recipe(plan, entrant, seed)
+    summary = read_json(folder / SUMMARY)
+    try:
+        data = dict(summary["data"])
+        seconds, marks = summary["seconds"], {w: _mark(summary[w]) for w in ("last", "best")}
+        changed = [key for key in images if data[key] != images[key]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{str(folder / SUMMARY)!r} is damaged: {error!r}") from None
+    if changed:
+        raise UserError(
+            f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "
+            "away to train it anew."
+        )
+    answers = read_answers(folder / PREDICTIONS)
+    history = [
+        {
+            "epoch": line["epoch"] + 1,
+            **{key: _finite(line.get(key)) for key in ("train_loss", "val_loss", "val_top1")},
+        }
+        for line in read_metrics(folder / METRICS)
+    ]
+    correct = answers.correct("last")
+    found = folder / ENVIRONMENT
+    told = {
+        "status": "done",
+        "reason": None,
+        "seconds": seconds,
+        **marks,
+        "correct": packed(correct),
+        "class_correct": counts(answers.target[correct], len(data["classes"])),
+        "history": history,
+    }
+    return Reading(
+        run=run | told,
+        answers=answers,
+        environment=lines(read_json(found) if found.exists() else {}),
+        data=data,
+    )
+
+
+def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
+    """Refuse a folder that somebody filled with another run."""
+    from keymix.compare.folder import differences
+    from keymix.train.files import RECIPE, read_json
+    from keymix.train.recipe import from_dict
+
+    there = from_dict(read_json(plan.folder(entrant, seed) / RECIPE)).to_dict()
+    differing = differences(there, plan.recipe_for(entrant, seed).to_dict())
+    if differing:
+        key, found, wanted = differing[0]
+        raise UserError(
+            f"its folder holds another run: {key} is {found!r} there and {wanted!r} here. Move it "
+            "away to train this one."
+        )
+
+
+def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
+    from keymix.train.files import METRICS, read_metrics
+
+    path = plan.folder(entrant, seed) / METRICS
+    done = len(read_metrics(path)) if path.exists() else 0
+    if not done:
+        return NOT_STARTED
+    return f"it is not finished: {done} of {plan.recipe.schedule.epochs} epochs are done"
+
+
+def _mark(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "epoch": told["epoch"] + 1,
+        **{
+            split: {metric: _finite(told[split].get(metric)) for metric in ("top1", "top5", "loss")}
+            for split in ("val", "test")
+        },
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
