@@ -11,6 +11,34 @@ class UserError(ValueError):
     """Bad input. The command line prints the message without a traceback and exits with 2."""
 
 
+class WriteError(UserError):
+    """A file of a run or a comparison could not be written; the old one is whole."""
+
+
+class KeymixWarning(RuntimeWarning):
+    """Something that stops nothing but should be seen. The command line tells it in one line."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM ended the work; the message says what stands and how to go on.
+
+    A KeyboardInterrupt, so that code which lets Ctrl-C through lets this through.
+
+    Args:
+        signum: The signal.
+        message: One line.
+    """
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = int(signum)
+
+    @property
+    def exit_code(self) -> int:
+        """What a process that ends by it returns: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + self.signum
+
+
 class NoAttentionMap(UserError):
     """A mixer or layer was asked for an attention map and has none; the message says why."""
 

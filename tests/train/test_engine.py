@@ -18,6 +18,7 @@ from PIL import Image
 
 from keymix.errors import UserError
 from keymix.train import files
+from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, read_recipe
 
@@ -94,9 +95,9 @@ def test_record_of_the_environment_names_no_place(tiny: Recipe, tmp_path: Path) 
 
 def test_only_two_checkpoints_are_kept(tiny: Recipe, tmp_path: Path) -> None:
     train(tiny, tmp_path / "run")
-    kept = files.checkpoints(tmp_path / "run" / "checkpoints")
-    assert [epochs for epochs, _ in kept] == [3, 2]
-    content = torch.load(kept[0][1], weights_only=True)
+    kept = checkpoints(tmp_path / "run")
+    assert [checkpoint.epochs for checkpoint in kept] == [3, 2]
+    content = torch.load(kept[0].path, weights_only=True)
     assert "optimizer_states" in content
 
 
@@ -170,7 +171,7 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
     train(tiny, tmp_path / "whole")
     with pytest.raises(Stopped):
         train(tiny, tmp_path / "cut", progress=stop_after(2))
-    newest = files.checkpoints(tmp_path / "cut" / "checkpoints")[0][1]
+    newest = checkpoints(tmp_path / "cut")[0].path
     content = bytearray(newest.read_bytes())
     if damage == "flipped":  # within a tensor's data, where loading alone sees nothing
         with zipfile.ZipFile(newest) as archive:
@@ -179,7 +180,7 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
         content[content.index(data) + len(data) // 2] ^= 0xFF
     kept = {"truncated": len(content) // 2, "empty": 0}.get(damage, len(content))
     newest.write_bytes(content[:kept])
-    with pytest.warns(RuntimeWarning, match=r"epochs_00002\.ckpt is damaged"):
+    with pytest.warns(RuntimeWarning, match=r"epochs_00002\.ckpt' is damaged"):
         train(tiny, tmp_path / "cut")
     assert same_weights(tmp_path / "whole", tmp_path / "cut")
     assert without_times(tmp_path / "whole") == without_times(tmp_path / "cut")
@@ -226,7 +227,7 @@ def test_bad_model_leaves_no_folder(vary: Vary, tmp_path: Path) -> None:
 
 def test_diverged_loss_names_step_rate_and_remedy(vary: Vary, tmp_path: Path) -> None:
     wild = vary({"optim.name": "sgd", "optim.lr": 1e30, "schedule.warmup_epochs": 0})
-    with pytest.raises(UserError, match=r"epoch 0, step \d+, at learning rate 1e\+30.*optim\.lr"):
+    with pytest.raises(UserError, match=r"step \d+ of epoch 1, at learning rate 1e\+30.*optim\.lr"):
         train(wild, tmp_path / "run")
     assert not (tmp_path / "run" / "weights_best.safetensors").exists()
 
@@ -266,7 +267,7 @@ def test_ctrl_c_stays_ctrl_c(tiny: Recipe, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(tiny, tmp_path / "run", progress=press)
-    assert files.checkpoints(tmp_path / "run" / "checkpoints")
+    assert checkpoints(tmp_path / "run")
 
 
 def test_resume_on_changed_data_is_refused(vary: Vary, tmp_path: Path) -> None:
@@ -304,6 +305,6 @@ def test_averaged_weights_are_what_is_kept(vary: Vary, tmp_path: Path) -> None:
     plain, _ = files.read_weights(tmp_path / "plain" / "weights_last.safetensors")
     assert averaged.keys() == plain.keys()
     assert not torch.equal(averaged["head.weight"], plain["head.weight"])
-    content = torch.load(files.checkpoints(tmp_path / "ema" / "checkpoints")[0][1])
+    content = torch.load(checkpoints(tmp_path / "ema")[0].path)
     trained = content["state_dict"]["model.head.weight"]
     assert torch.equal(trained, plain["head.weight"])  # averaging does not touch training

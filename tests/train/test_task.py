@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from keymix.errors import UserError
 from keymix.train.model import build_model
+from keymix.train.nonfinite import Losses
 from keymix.train.recipe import LossConfig, OptimConfig, Recipe
 from keymix.train.scoring import Scores
 from keymix.train.task import ClassificationTask, make_mix, make_optimizer, step_seed
@@ -107,10 +109,11 @@ def test_top5_of_five_classes_is_not_told() -> None:
     assert scores.compute()["top5"] is None
 
 
-def test_average_follows_floats_and_copies_counters(vary: Vary) -> None:
+def test_average_follows_floats_and_copies_counters(vary: Vary, tmp_path: Path) -> None:
     recipe = vary({"ema": 0.9})
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    task = ClassificationTask(recipe, model, num_classes=2, steps_per_epoch=1)
+    losses = Losses(model, str, tmp_path)
+    task = ClassificationTask(recipe, model, num_classes=2, steps_per_epoch=1, losses=losses)
     start = model[0].weight.detach().clone()
     assert task.ema is not None
     with torch.no_grad():

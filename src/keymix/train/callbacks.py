@@ -14,7 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from keymix.train import files
+from keymix.train.checkpoints import checkpoint_path, prune
+from keymix.train.signals import Interrupts
 from keymix.train.task import ClassificationTask
+
+SAME_DATA = ("fingerprint", "index_sha256", "classes")
+"""What of the data's record must not change within a run."""
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -33,6 +38,12 @@ def best_of(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
         if is_better(line, best):
             best = line
     return best
+
+
+def batches_done(trainer: pl.Trainer) -> int:
+    """Batches that a run which resumes within an epoch has done of it; 0 between epochs."""
+    done = int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+    return done % int(trainer.num_training_batches)
 
 
 class EpochRecord(Callback):
@@ -61,25 +72,38 @@ class EpochRecord(Callback):
         self.folder, self.images, self.facts, self.report = folder, images, facts, report
         self.lines = list(lines)
         self.best = best_of(self.lines)
-        self._start = self._trained = 0.0
+        self._trained = self._before = 0.0
+        self._start = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds that the unfinished epoch has taken, and whose images they went into."""
+        kept = {name: self.facts["data"][name] for name in SAME_DATA}
+        return {"seconds": self._elapsed(), "data": kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the epoch's clock."""
+        self._before = float(state_dict["seconds"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock, in the middle of an epoch too."""
+        self._start = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
-        self._start = time.perf_counter()
+        """Start the clock anew."""
+        self._start, self._before = time.perf_counter(), 0.0
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the training clock: validation is not throughput."""
-        self._trained = time.perf_counter() - self._start
+        self._trained = self._elapsed()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the epoch down."""
         assert isinstance(pl_module, ClassificationTask)
-        train_loss = pl_module.take_train_loss()  # refuses an epoch that diverged
         epoch = trainer.current_epoch
-        line: dict[str, Any] = {"epoch": epoch, "train_loss": train_loss}
+        line: dict[str, Any] = {"epoch": epoch, "train_loss": pl_module.losses.mean()}
         line |= {f"val_{name}": score for name, score in pl_module.val_scores.items()}
         line["lr"] = pl_module.last_lr
-        line["seconds"] = time.perf_counter() - self._start
+        line["seconds"] = self._elapsed()
         line["images_per_s"] = self.images / max(self._trained, 1e-9)
         first = trainer.is_global_zero
         if self.best is None or is_better(line, self.best):
@@ -88,26 +112,77 @@ class EpochRecord(Callback):
                 self.write_weights("best", pl_module)
         self.lines.append(line)
         if first:
-            files.append_metrics(self.folder / files.METRICS, line)
-        self._checkpoint(trainer, epoch + 1)
-        if first and self.report is not None:
-            self.report({**line, "epochs": trainer.max_epochs, "best_epoch": self.best["epoch"]})
+            files.write_metrics(self.folder / files.METRICS, self.lines)
+        self._before, self._start = 0.0, time.perf_counter()
+        trainer.save_checkpoint(checkpoint_path(self.folder, epoch + 1))  # every process takes part
+        if first:
+            prune(self.folder)
+            if self.report is not None:
+                self.report(
+                    {**line, "epochs": trainer.max_epochs, "best_epoch": self.best["epoch"]}
+                )
 
     def write_weights(self, which: str, task: ClassificationTask) -> None:
         """Write the weights as they are now, as ``last`` or ``best``."""
         path = self.folder / files.weights_file(which)
         files.write_weights(path, task.evaluated.state_dict(), self.facts)
 
-    def _checkpoint(self, trainer: pl.Trainer, epochs: int) -> None:
-        folder = self.folder / files.CHECKPOINTS
-        folder.mkdir(exist_ok=True)
-        part = folder / ".checkpoint.part"
-        trainer.save_checkpoint(part)  # every process takes part
-        if not trainer.is_global_zero:
+    def _elapsed(self) -> float:
+        return self._before + time.perf_counter() - self._start
+
+
+class Keeper(Callback):
+    """Save within an epoch: from time to time, and when a signal ends the run.
+
+    It saves after an update, never in the middle of accumulating one, and not after an epoch's last
+    step, which its end saves. It stands behind `EpochRecord`, whose end of an epoch comes first.
+
+    Args:
+        folder: The run's folder.
+        minutes: Time between checkpoints.
+        interrupts: Tells of signals.
+    """
+
+    def __init__(self, folder: Path, *, minutes: float, interrupts: Interrupts) -> None:
+        self._folder, self._seconds, self._interrupts = folder, 60 * minutes, interrupts
+        self._saved = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the signals back from Lightning, and start the clock."""
+        self._interrupts.install()
+        self._saved = time.monotonic()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save if it is time."""
+        wanted = self._interrupts.signum is not None
+        if not wanted and time.monotonic() - self._saved < self._seconds:
             return
-        files.settle(part, files.checkpoint_path(folder, epochs))
-        for _, old in files.checkpoints(folder)[files.CHECKPOINTS_KEPT :]:
-            old.unlink()
+        steps = batch_idx + 1
+        if steps >= trainer.num_training_batches:
+            self._interrupts.look()
+        elif steps % trainer.accumulate_grad_batches == 0:
+            path = checkpoint_path(self._folder, trainer.current_epoch, steps)
+            trainer.save_checkpoint(path)
+            if trainer.is_global_zero:
+                prune(self._folder)
+            self._saved = time.monotonic()
+            self._interrupts.look()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """End a run that was asked to: a validation has nothing to save."""
+        self._interrupts.look()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End a run that was asked to: the epoch has just been saved."""
+        self._saved = time.monotonic()
+        self._interrupts.look()
 
 
 class ProgressBar(Callback):
@@ -131,7 +206,7 @@ class ProgressBar(Callback):
         self._task = self._bar.add_task(
             "train",
             total=steps * (trainer.max_epochs or 1),
-            completed=steps * trainer.current_epoch,
+            completed=steps * trainer.current_epoch + batches_done(trainer),
             epoch=trainer.current_epoch + 1,
             epochs=trainer.max_epochs,
         )

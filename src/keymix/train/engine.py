@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training run: Lightning's Trainer beneath, a folder of plain files above.
 
-A run that is killed at any moment resumes from its last epoch; a finished one returns at once.
+A run that is killed at any moment resumes from its last checkpoint; a finished one returns at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import signal
@@ -18,18 +19,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from keymix.errors import UserError
+from keymix.errors import UserError, WriteError
 from keymix.train import files
-from keymix.train.callbacks import EpochRecord, ProgressBar
+from keymix.train.callbacks import SAME_DATA, EpochRecord, Keeper, ProgressBar, batches_done
+from keymix.train.checkpoints import AtomicCheckpointIO, standing, usable
 from keymix.train.environment import environment
-from keymix.train.folder import prepare, usable_checkpoint
+from keymix.train.folder import clear, is_done
+from keymix.train.lock import locked
 from keymix.train.model import build_model, device_of_this_machine, load_data, mixer_label
+from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
 from keymix.train.runs import Run, load_run
 from keymix.train.scoring import ImageBatch, Scored, score
+from keymix.train.signals import interruptible
 from keymix.train.task import ClassificationTask, check_optimizer
 
 if TYPE_CHECKING:
@@ -44,24 +50,25 @@ PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
 
 
 class EpochLoader:
-    """A loader that asks the trainer for the epoch when its first batch is wanted.
+    """A loader that asks the trainer for epoch and batch when its first batch is wanted.
 
     Lightning makes the first iterator before it knows where a resumed run stands.
 
     Args:
         loader: Serves a given epoch.
-        epoch: Tells the current epoch.
+        place: Tells the current epoch and the batches done in it.
     """
 
-    def __init__(self, loader: Loader, epoch: Callable[[], int]) -> None:
-        self.loader, self.epoch = loader, epoch
+    def __init__(self, loader: Loader, place: Callable[[], tuple[int, int]]) -> None:
+        self.loader, self.place = loader, place
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        self.loader.set_epoch(self.epoch())
-        yield from self.loader
+        epoch, done = self.place()
+        self.loader.set_epoch(epoch)
+        yield from itertools.islice(self.loader, done, None)
 
 
 def train(
@@ -71,8 +78,13 @@ def train(
     overwrite: bool = False,
     progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None = None,
     data: ImageData | None = None,
+    checkpoint_minutes: float = 10.0,
 ) -> Run:
     """Train a recipe into a folder; resume it there, or return at once when it is done.
+
+    SIGINT and SIGTERM end the step, save a checkpoint and raise; a second one ends at once. A run
+    that was stopped or killed at any moment resumes, and on a CPU ends with the same weights, to
+    the bit, as one that was not.
 
     Args:
         recipe: The run.
@@ -81,22 +93,35 @@ def train(
         progress: ``"bar"`` draws a bar on standard error; a function gets each epoch's line of
             metrics with ``epochs`` (planned) and ``best_epoch``.
         data: The images of ``recipe.data`` if they are loaded already.
+        checkpoint_minutes: Time between checkpoints within an epoch; 0 saves after every update.
+            The end of an epoch always saves.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: If the folder holds another run or other files, the recipe does not fit the
-            data, or the loss became infinite or NaN.
+        UserError: If the folder holds another run or other files, another process works in it, the
+            recipe does not fit the data, the loss became infinite or NaN, or (`WriteError`) the
+            disk does not take a file.
+        Interrupted: On SIGINT or SIGTERM; it says what was saved.
     """
     folder = Path(out)
-    if prepare(folder, recipe, overwrite=overwrite):
+    if not checkpoint_minutes >= 0:
+        raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
+    if is_done(folder, recipe, overwrite=overwrite):
         return load_run(folder)
     check_optimizer(recipe.optim)
     if recipe.precision == "16" and device_of_this_machine().type == "cpu":
         raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=cuda), _quiet():
+    with (
+        torch.random.fork_rng(devices=cuda),
+        _quiet(),
+        interruptible(lambda: standing(folder)) as interrupts,
+        locked(folder, "run"),
+    ):
+        if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
+            return load_run(folder)
         images = data if data is not None else load_data(recipe.data)
         model = build_model(
             recipe,
@@ -104,14 +129,24 @@ def train(
             in_chans=images.in_chans,
             image_size=images.image_size,
         )
-        _start(folder, recipe)
-        record, task = _fit(recipe, folder, images, model, progress)
-        _finish(recipe, folder, images, record, task)
+        if overwrite:
+            clear(folder)
+        try:
+            _start(folder, recipe)
+            keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
+            with interrupts.held():
+                record, task = _fit(recipe, folder, images, model, progress, keeper)
+            interrupts.look()
+            _finish(recipe, folder, images, record, task)
+        except WriteError as error:
+            raise WriteError(f"{error}; {standing(folder)}.") from error
     return load_run(folder)
 
 
 def _start(folder: Path, recipe: Recipe) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    files.clear_parts(folder)
+    (folder / files.NONFINITE).unlink(missing_ok=True)
+    files.make_folder(folder / files.CHECKPOINTS)
     files.write_json(folder / files.RECIPE, recipe.to_dict())
     files.write_json(folder / files.ENVIRONMENT, environment())
 
@@ -122,6 +157,7 @@ def _fit(
     data: ImageData,
     model: nn.Module,
     progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
+    keeper: Keeper,
 ) -> tuple[EpochRecord, ClassificationTask]:
     from keymix.data.loaders import Loader
 
@@ -137,12 +173,18 @@ def _fit(
     )
     val_loader = _eval_loader(recipe, data, "val")
     task = ClassificationTask(
-        recipe, model, num_classes=len(data.classes), steps_per_epoch=len(train_loader)
+        recipe,
+        model,
+        num_classes=len(data.classes),
+        steps_per_epoch=len(train_loader),
+        losses=Losses(model, data.train.ids, folder),
     )
-    done, checkpoint = usable_checkpoint(folder)
+    checkpoint, content = usable(folder)
     if checkpoint is not None:
-        _same_data(folder, data)
-    lines = files.read_metrics(folder / files.METRICS, epochs=done)
+        _same_data(folder, data, content["callbacks"][EpochRecord.__qualname__]["data"])
+    lines = files.read_metrics(
+        folder / files.METRICS, epochs=0 if checkpoint is None else checkpoint.epochs
+    )
     files.write_metrics(folder / files.METRICS, lines)
     record = EpochRecord(
         folder,
@@ -152,23 +194,22 @@ def _fit(
         report=progress if callable(progress) else None,
     )
     bar: list[Callback] = [ProgressBar()] if progress == "bar" else []
-    trainer = _trainer(recipe, folder, [record, *bar])
+    trainer = _trainer(recipe, folder, [record, *bar, keeper])
     with _interruptible():
         trainer.fit(
             task,
-            EpochLoader(train_loader, lambda: trainer.current_epoch),
+            EpochLoader(train_loader, lambda: (trainer.current_epoch, batches_done(trainer))),
             val_loader,
-            ckpt_path=checkpoint,
+            ckpt_path=None if checkpoint is None else checkpoint.path,
             weights_only=True,
         )
     return record, task
 
 
-def _same_data(folder: Path, data: ImageData) -> None:
+def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:
     """Refuse to go on with images other than those that the run began with."""
-    _, facts = files.read_weights(folder / files.weights_file("best"))
-    began, now = facts["data"], data.record()
-    changed = [key for key in ("fingerprint", "index_sha256", "classes") if began[key] != now[key]]
+    now = data.record()
+    changed = [name for name in SAME_DATA if began[name] != now[name]]
     if changed:
         raise UserError(
             f"the run in {str(folder)!r} began with other images: the data {data.spec!r} has "
@@ -204,6 +245,7 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trai
         gradient_clip_val=recipe.optim.clip_grad or None,
         deterministic=recipe.deterministic or None,
         callbacks=callbacks,
+        plugins=[LightningEnvironment(), AtomicCheckpointIO()],  # a scheduler's signals are ours
         default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,
@@ -290,7 +332,7 @@ def _interruptible() -> Iterator[None]:
         yield
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
+            raise stop.__context__ from None
         raise
     finally:
         if main:

@@ -3,25 +3,37 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
-import pickle
-import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from keymix.errors import UserError
+from keymix.errors import UserError, WriteError
 
 RECIPE, ENVIRONMENT, SUMMARY = "recipe.json", "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
-CHECKPOINTS_KEPT = 2
+NONFINITE = "nonfinite.json"
+
+_PART = ".part"
+_MAKE_WRITABLE = "Name a folder that you may write to with --out, or make this one so"
+_REMEDIES = {
+    errno.ENOSPC: "Free space",
+    errno.EDQUOT: "Free space or ask for a larger quota",
+    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`)",
+    errno.EIO: "The disk may be failing: save what is on it",
+    errno.EROFS: _MAKE_WRITABLE,
+    errno.EACCES: _MAKE_WRITABLE,
+    errno.EPERM: _MAKE_WRITABLE,
+}
 
 
 def weights_file(which: str) -> str:
@@ -35,18 +47,69 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Args:
         path: The file.
         write: Puts the content into the open file it is given.
+
+    Raises:
+        WriteError: If the disk does not take it. The old file is whole then.
     """
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as stream:
-        write(stream)
-    settle(part, path)
+    part = part_of(path)
+    try:
+        try:
+            with part.open("wb") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(path)
+            _bring_to_disk(path.parent)
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from error
 
 
-def settle(part: Path, path: Path) -> None:
-    """Bring a finished file to the disk and give it its name in one step."""
-    with part.open("rb") as stream:
-        os.fsync(stream.fileno())
-    part.replace(path)
+def part_of(path: Path) -> Path:
+    """Name the file that becomes another once it is whole."""
+    return path.with_name(f".{path.name}{_PART}")
+
+
+def clear_parts(folder: Path) -> None:
+    """Remove what killed runs left half-written in their folder."""
+    for place in (folder, folder / CHECKPOINTS):
+        for part in place.glob(f".*{_PART}"):
+            part.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        WriteError: If the disk does not take it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    """Make the one line for a failed write, with a remedy that fits its cause."""
+    remedy = _REMEDIES.get(error.errno or 0, "See to the disk")
+    cause = error.strerror or str(error)
+    return WriteError(
+        f"cannot write {str(path)!r}: {cause}; what was there is whole. {remedy}, then run the "
+        "same command again"
+    )
+
+
+def _bring_to_disk(folder: Path) -> None:
+    """Make a rename in a folder outlast a loss of power."""
+    if os.name == "nt":  # where a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -73,11 +136,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write named arrays to a compressed ``.npz``."""
     named: dict[str, Any] = dict(arrays)
-    write_atomically(path, lambda stream: np.savez_compressed(stream, **named))
+    content = io.BytesIO()  # an archive that cannot be written hides why behind its own error
+    np.savez_compressed(content, **named)
+    write_atomically(path, lambda stream: stream.write(content.getbuffer()))
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write weights with the facts they need to be used: how to build the model, its classes.
+
+    Equal weights and facts make equal files.
 
     Args:
         path: The ``.safetensors`` file.
@@ -86,7 +153,17 @@ def write_weights(path: Path, state: Mapping[str, Tensor], facts: Mapping[str, A
     """
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     data = save(tensors, metadata={"format": "pt", "keymix": json.dumps(facts)})
-    write_atomically(path, lambda stream: stream.write(data))
+    write_atomically(path, lambda stream: stream.write(_in_order(data)))
+
+
+def _in_order(data: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, which come in an order of chance."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -131,35 +208,3 @@ def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:
     """Write all epochs' lines anew."""
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomically(path, lambda stream: stream.write(text.encode()))
-
-
-def append_metrics(path: Path, line: Mapping[str, Any]) -> None:
-    """Add an epoch's line."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """The run's checkpoints as (epochs done, file), newest first."""
-    found = [(int(path.stem.rpartition("_")[2]), path) for path in folder.glob("epochs_*.ckpt")]
-    return sorted(found, reverse=True)
-
-
-def checkpoint_path(folder: Path, epochs: int) -> Path:
-    """The file of the checkpoint after so many epochs."""
-    return folder / f"epochs_{epochs:05d}.ckpt"
-
-
-def checkpoint_damage(path: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None if it is whole: checksums and content are read."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-        if bad is not None:
-            return f"checksum of {bad} is wrong"
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return None if "state_dict" in content else "it holds no state"

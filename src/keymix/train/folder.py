@@ -4,40 +4,36 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from keymix.errors import UserError
 from keymix.train import files
+from keymix.train.lock import LOCK
 from keymix.train.recipe import Recipe, from_dict
 
 
-def prepare(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
-    """See what stands in a run's folder, and clear it where asked. Nothing else is touched.
+def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
+    """See whether a run may have a folder, and whether it is done there. Nothing is touched.
 
     Args:
         folder: The run's folder; it need not exist.
         recipe: The run that wants it.
-        overwrite: Remove the files of the run that is there.
-
-    Returns:
-        Whether this very run is done already.
+        overwrite: Whether a run that is there may be thrown away; then nothing is done.
 
     Raises:
         UserError: If the folder holds another run, or files that are no run's.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {str(folder)!r} is a file: name a folder.")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or not any(map(_is_content, folder.iterdir())):
         return False
     if not (folder / files.RECIPE).exists():
         raise UserError(
             f"the folder {str(folder)!r} is not empty and holds no run: name another with --out."
         )
     if overwrite:
-        clear(folder)
         return False
     there = _flat(from_dict(files.read_json(folder / files.RECIPE)).to_dict())
     here = _flat(recipe.to_dict())
@@ -50,6 +46,11 @@ def prepare(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
         )
     summary = folder / files.SUMMARY
     return summary.exists() and files.read_json(summary).get("status") == "done"
+
+
+def _is_content(path: Path) -> bool:
+    """Whether a file is more than what a run leaves that was killed before its first one."""
+    return path not in (path.parent / LOCK, files.part_of(path.parent / files.RECIPE))
 
 
 def run_folder(path: Path) -> Path:
@@ -69,23 +70,15 @@ def run_folder(path: Path) -> Path:
 def clear(folder: Path) -> None:
     """Remove a run's own files from its folder; the recipe goes last."""
     shutil.rmtree(folder / files.CHECKPOINTS, ignore_errors=True)
-    names = (files.SUMMARY, files.METRICS, files.PREDICTIONS, files.ENVIRONMENT)
+    names = (
+        files.SUMMARY,
+        files.METRICS,
+        files.PREDICTIONS,
+        files.ENVIRONMENT,
+        files.NONFINITE,
+    )
     for name in (*names, files.weights_file("last"), files.weights_file("best"), files.RECIPE):
         (folder / name).unlink(missing_ok=True)
-
-
-def usable_checkpoint(folder: Path) -> tuple[int, Path | None]:
-    """The newest whole checkpoint as (epochs done, file), or (0, None) to start afresh."""
-    for done, path in files.checkpoints(folder / files.CHECKPOINTS):
-        damage = files.checkpoint_damage(path)
-        if damage is None:
-            return done, path
-        warnings.warn(
-            f"checkpoint {path.name} is damaged ({damage}); resuming from the one before",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return 0, None
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

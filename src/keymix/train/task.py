@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from keymix.errors import UserError, unknown
+from keymix.train.checkpoints import OURS
+from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import LossConfig, OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, Scores
 
-_CHECK_EVERY = 50  # steps between looks at the loss: looking waits for the device
 _FUSED = (
     "adam",
     "adamw",
@@ -110,10 +111,17 @@ class ClassificationTask(pl.LightningModule):
         model: A classifier whose parameters train.
         num_classes: Its classes.
         steps_per_epoch: Batches a training epoch, for the schedule.
+        losses: Keeps the training losses.
     """
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, *, num_classes: int, steps_per_epoch: int
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        *,
+        num_classes: int,
+        steps_per_epoch: int,
+        losses: Losses,
     ) -> None:
         super().__init__()
         self.recipe = recipe
@@ -124,12 +132,9 @@ class ClassificationTask(pl.LightningModule):
         self.scores = Scores(num_classes)
         self.val_scores: dict[str, float | None] = {}
         self.last_lr = recipe.optim.lr
+        self.losses = losses
         self._mix = make_mix(recipe.loss, num_classes)
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
-        self._losses: list[Tensor] = []
-        self._rates: list[float] = []
-        self._loss_sum, self._loss_steps = 0.0, 0
-        self._averaged_at = 0
 
     @property
     def evaluated(self) -> nn.Module:
@@ -174,59 +179,69 @@ class ClassificationTask(pl.LightningModule):
         images, targets = batch.images, batch.targets
         if self._mix is not None:
             images, targets = self._mix(images, targets)
-        logits = self.model(images)
-        loss = F.cross_entropy(
-            logits.float(), targets, label_smoothing=self.recipe.loss.label_smoothing
+        logits = self.model(images).float()
+        smoothing = self.recipe.loss.label_smoothing
+        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+
+        def each() -> Tensor:
+            return F.cross_entropy(
+                logits.detach(), targets, label_smoothing=smoothing, reduction="none"
+            )
+
+        self.losses.take(
+            Step(
+                epoch=self.current_epoch,
+                step=batch_idx,
+                rate=self.last_lr,
+                loss=loss.detach(),
+                each=each,
+                index=batch.index,
+            )
         )
-        self._losses.append(loss.detach())
-        self._rates.append(self.last_lr)
-        if len(self._losses) >= _CHECK_EVERY:
-            self._look_at_losses(batch_idx)
         return loss
 
-    def on_train_start(self) -> None:
-        """Note where a resumed run stands, so that no update is averaged twice."""
-        self._averaged_at = self.global_step
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the losses note the gradients."""
+        self.losses.before_update()
 
-    def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
-        """Follow the weights with their moving average, once an update."""
-        if self.ema is not None and self.global_step > self._averaged_at:
-            self.ema.update(self.model, step=self.global_step)
-            self._averaged_at = self.global_step
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm of all gradients together."""
+        if gradient_clip_val:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.losses.clip(parameters, gradient_clip_val)
 
-    def _look_at_losses(self, batch_idx: int) -> None:
-        losses, rates = torch.stack(self._losses).double().cpu(), self._rates
-        self._losses, self._rates = [], []
-        wrong = (~torch.isfinite(losses)).nonzero()
-        if len(wrong):
-            first = int(wrong[0])
-            raise UserError(
-                f"the training loss became {losses[first].item()} in epoch {self.current_epoch}, "
-                f"step {batch_idx + 1 - len(losses) + first}, at learning rate {rates[first]:.3g}. "
-                "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1; "
-                "the last good epoch is kept."
-            )
-        self._loss_sum += float(losses.sum())
-        self._loss_steps += len(losses)
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the weights, and follow them with their moving average."""
+        super().optimizer_step(*args, **kwargs)
+        if self.ema is not None:
+            self.ema.update(self.model, step=self.global_step + 1)  # Lightning counts afterwards
 
-    def take_train_loss(self) -> float:
-        """The mean training loss since the last call, which ends an epoch."""
-        self._look_at_the_rest()
-        mean = self._loss_sum / max(1, self._loss_steps)
-        self._loss_sum, self._loss_steps = 0.0, 0
-        return mean
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what the epoch's line needs of the steps that are done."""
+        checkpoint[OURS] = {"losses": self.losses.state(), "lr": self.last_lr}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the epoch's line."""
+        self.losses.restore(checkpoint[OURS]["losses"])
+        self.last_lr = float(checkpoint[OURS]["lr"])
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Free the gradients for the validation."""
+        self.losses.before_clearing()
+        super().on_validation_model_zero_grad()
 
     def on_validation_epoch_start(self) -> None:
         """Refuse to validate an epoch that diverged.
 
         Raises:
-            UserError: If a loss was not finite; it names the step, the learning rate, a remedy.
+            UserError: If a loss was not finite.
         """
-        self._look_at_the_rest()
-
-    def _look_at_the_rest(self) -> None:
-        if self._losses:
-            self._look_at_losses(self._loss_steps + len(self._losses) - 1)
+        self.losses.look()
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Score a batch of the validation split."""

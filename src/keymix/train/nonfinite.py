@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The losses of an epoch; one that is not finite ends the run and says where it came from.
+
+On a CPU each loss is looked at as it comes. Looking at a GPU's waits for it, so there the facts of
+a few steps stay on the device and are looked at together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.train import files
+
+_LOOK_EVERY = 50  # steps on a GPU
+_NAMED = 8  # images in the message at most; the file has all
+_ROOM = 160  # characters for their names
+_REMEDY = "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What tells of a training step should its loss turn out not to be finite.
+
+    Args:
+        epoch: Its epoch.
+        step: Its number in the epoch.
+        rate: Learning rate.
+        loss: The loss, 0-dimensional.
+        each: Makes the loss of each image, ``[B]``.
+        index: The images' positions in the split, ``[B]``.
+    """
+
+    epoch: int
+    step: int
+    rate: float
+    loss: Tensor
+    each: Callable[[], Tensor]
+    index: Tensor
+
+
+class Losses:
+    """Sum up the training losses of an epoch and look for one that is not finite.
+
+    Args:
+        model: Whose gradients to tell of.
+        name: Names an image by its position in the training split.
+        folder: Where ``nonfinite.json`` goes.
+    """
+
+    def __init__(self, model: nn.Module, name: Callable[[int], str], folder: Path) -> None:
+        self._model, self._name, self._folder = model, name, folder
+        self._sum, self._steps = 0.0, 0
+        self._seen: list[tuple[Step, Tensor | None, Tensor | None]] = []
+        self._gradients: Tensor | None = None
+        self._parameters: list[str] = []
+        self._shrunk = 1.0  # what clipping multiplied the gradients by
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps; every loss before it was finite."""
+        self.look()
+        return {"sum": self._sum, "steps": self._steps}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from a checkpoint."""
+        self._sum, self._steps = float(state["sum"]), int(state["steps"])
+
+    def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> None:
+        """Clip gradients by their norm as torch does, and note by how much."""
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if norm.device.type == "cpu":
+            finite = bool(torch.isfinite(norm))
+            self._gradients = None if finite else self._largest()  # clipped, all would be NaN
+            self._shrunk = min(1.0, largest / (float(norm) + 1e-6)) if finite else 1.0
+        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+
+    def before_update(self) -> None:
+        """Note the gradients where they are not looked at in time."""
+        self._gradients, self._shrunk = None, 1.0
+        if next(self._model.parameters()).device.type != "cpu":
+            self._gradients = self._largest()
+
+    def before_clearing(self) -> None:
+        """Note the gradients that are about to be cleared for the validation."""
+        if self._gradients is None:
+            self._gradients = self._largest()
+
+    def take(self, step: Step) -> None:
+        """Take in the loss of a step.
+
+        Raises:
+            UserError: If a loss was not finite.
+        """
+        late = step.loss.device.type != "cpu"
+        self._seen.append((step, step.each() if late else None, self._gradients if late else None))
+        if not late or len(self._seen) >= _LOOK_EVERY:
+            self.look()
+
+    def mean(self) -> float:
+        """The mean loss since the last call, which ends an epoch.
+
+        Raises:
+            UserError: If a loss was not finite.
+        """
+        self.look()
+        mean = self._sum / max(1, self._steps)
+        self._sum, self._steps = 0.0, 0
+        return mean
+
+    def look(self) -> None:
+        """Look at the losses that were not looked at yet.
+
+        Raises:
+            UserError: If one is not finite; it names step, learning rate, largest gradient, images.
+        """
+        if not self._seen:
+            return
+        seen, self._seen = self._seen, []
+        losses = torch.stack([step.loss for step, _, _ in seen]).double().tolist()
+        for loss, (step, each, gradients) in zip(losses, seen, strict=True):
+            if not math.isfinite(loss):
+                if each is None:  # nothing has changed since
+                    raise self._error(step, loss, step.each(), self._gradients_now())
+                raise self._error(step, loss, each, gradients)
+            self._sum += loss  # one by one: the sum does not depend on when it is looked at
+        self._steps += len(losses)
+
+    def _gradients_now(self) -> Tensor | None:
+        return self._largest() if self._gradients is None else self._gradients
+
+    def _largest(self) -> Tensor | None:
+        """The largest absolute value of each parameter's gradient, on the device."""
+        named = self._model.named_parameters()
+        having = {name: p.grad for name, p in named if p.grad is not None}
+        if not having:
+            return None
+        self._parameters = [*having]
+        return torch.stack(torch._foreach_norm([*having.values()], math.inf)).float()
+
+    def _gradient(self, gradients: Tensor | None) -> tuple[float, str] | None:
+        """The largest gradient and its parameter; one that is not finite is the largest."""
+        if gradients is None:
+            return None
+        sizes = gradients / self._shrunk
+        place = int(torch.where(torch.isfinite(sizes), sizes, math.inf).argmax())
+        return float(sizes[place]), self._parameters[place]
+
+    def _error(self, step: Step, loss: float, each: Tensor, gradients: Tensor | None) -> UserError:
+        own = each.double().tolist()
+        images = [self._name(i) for i in step.index.tolist()]
+        gradient = self._gradient(gradients)
+        path = self._folder / files.NONFINITE
+        record: dict[str, Any] = {
+            "epoch": step.epoch,
+            "step": step.step,
+            "loss": repr(loss),
+            "learning_rate": step.rate,
+            "largest_gradient": gradient
+            and {"value": repr(gradient[0]), "parameter": gradient[1], "of": "the update before"},
+            "images": [
+                {"image": image, "loss": repr(value)}
+                for image, value in zip(images, own, strict=True)
+            ],
+        }
+        files.write_json(path, record)
+        wrong = [i for i, value in zip(images, own, strict=True) if not math.isfinite(value)]
+        return UserError(
+            f"the training loss became {loss} in step {step.step + 1} of epoch {step.epoch + 1}, "
+            f"at learning rate {step.rate:.3g}; {_told(gradient)}; {_from(wrong, images)} "
+            f"({str(path)!r} has all). {_REMEDY}"
+        )
+
+
+def _told(gradient: tuple[float, str] | None) -> str:
+    if gradient is None:
+        return "no update came before it since the start"
+    return f"the largest gradient of the update before was {gradient[0]:.3g}, of {gradient[1]}"
+
+
+def _from(wrong: list[str], images: list[str]) -> str:
+    chosen = wrong or images
+    named = chosen[:_NAMED]
+    while len(named) > 1 and len(", ".join(named)) > _ROOM:
+        named.pop()
+    more = f" and {len(chosen) - len(named)} more" if len(chosen) > len(named) else ""
+    which = f"{len(wrong)} of the batch's {len(images)} images" if wrong else "images"
+    return f"{which}: {', '.join(named)}{more}"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGINT and SIGTERM: the first asks, at a moment that suits; the second ends at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from keymix.errors import Interrupted
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """What a piece of work knows of signals.
+
+    Args:
+        told: Says what stands and how to go on, in one line, when a signal ends the work.
+    """
+
+    def __init__(self, told: Callable[[], str]) -> None:
+        self.signum: int | None = None
+        self._told = told
+        self._held = False
+        self._process = os.getpid()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let a first signal wait in ``signum`` for the work within to look at it."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def look(self) -> None:
+        """End the work here if a signal waits."""
+        if self.signum is not None:
+            raise self.interrupted(self._told())
+
+    def interrupted(self, message: str) -> Interrupted:
+        """Make the exception that ends the work."""
+        signum = self.signum or signal.SIGINT
+        return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {message}")
+
+    def install(self) -> None:
+        """Take the signals; those that the process ignores stay ignored."""
+        for signum in _SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._handle)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a loader's process, forked with this handler
+            if signum == signal.SIGTERM:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
+            return  # Ctrl-C reaches all; the parent decides
+        again, self.signum = self.signum is not None, signum
+        if again or not self._held:
+            raise self.interrupted(self._told())
+
+
+@contextmanager
+def interruptible(told: Callable[[], str]) -> Iterator[Interrupts]:
+    """Turn SIGINT and SIGTERM into `Interrupted` for as long as the block runs.
+
+    Outside the main thread, where Python handles no signals, nothing changes.
+
+    Args:
+        told: As for `Interrupts`.
+    """
+    interrupts = Interrupts(told)
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    try:
+        interrupts.install()
+        yield interrupts
+    finally:
+        for signum, handler in before.items():
+            if handler is not None:  # None: installed by another than Python
+                signal.signal(signum, handler)
