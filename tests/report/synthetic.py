@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import base64
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.report.pictures import image_uri
@@ -20,21 +24,88 @@ ACCURACY = {
 }
 CONTROLS = ("identity",)
 NO_MAP = "identity mixes no tokens, so it has no attention map"
+MACHINE = {
+    "keymix": "0.2.0",
+    "commit": "0123abcd",
+    "python": "3.11.7",
+    "packages": "torch 2.11.0, timm 1.0.31",
+    "machine": "2 cores",
+    "system": "Linux",
+    "threads": "1",
+}
+OTHER_MACHINE = MACHINE | {"packages": "torch 2.12.0, timm 1.0.31", "machine": "16 cores"}
+UNLIKE = "The runs were not all trained with one environment: packages and machine differ."
+HEADS, LAYERS, GRID = 3, 4, (6, 6)
 
 
-def make_record(seeds: int = 3, *, accuracy: dict[str, float] | None = None) -> dict[str, Any]:
+def packed(correct: npt.NDArray[np.bool_]) -> str:
+    return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
+
+
+def packed_maps(weights: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Pack ``[image, layer, 1 + heads, h, w]`` as a record does."""
+    scale = float(weights.max())
+    levels = np.round(weights / scale * 65535).astype("<u2")
+    return {
+        "heads": weights.shape[2] - 1,
+        "grid": list(weights.shape[3:]),
+        "weights": base64.b64encode(levels.tobytes()).decode("ascii"),
+        "scale": scale,
+    }
+
+
+def made_up_maps(rng: np.random.Generator, heads: int = HEADS) -> npt.NDArray[np.float64]:
+    each = rng.random((4, LAYERS, heads, *GRID)) ** 3
+    each /= each.sum((-1, -2), keepdims=True)
+    return np.concatenate([each.mean(2, keepdims=True), each], axis=2)
+
+
+def lose(record: dict[str, Any], mixer: str, seed: int, status: str, reason: str) -> None:
+    """Turn a finished run of a record into one that failed or is missing."""
+    run = next(r for r in record["runs"] if r["mixer"] == mixer and r["seed"] == seed)
+    kept = {k: run[k] for k in ("mixer", "seed", "folder")}
+    run.clear()
+    run |= kept | {"status": status, "reason": reason}
+    left = [r for r in record["runs"] if r["mixer"] == mixer and r["status"] == "done"]
+    for which in ("last", "best"):
+        row = next(r for r in record["outcome"][which] if r["mixer"] == mixer)
+        top1 = [r[which]["test"]["top1"] for r in left]
+        row["top1"] |= {"n": len(left), "mean": float(np.mean(top1)) if left else None}
+        if not left:
+            nothing = {"n": 0, "mean": None, "sd": None}
+            row |= {"seeds": None, "images": None, "top1": nothing}
+            row |= {"top5": nothing, "val_top1": nothing, "verdict": "no verdict"}
+    if not left:
+        record["costs"].pop(mixer, None)
+        record["confusions"].pop(mixer, None)
+        record["attention"]["maps"].pop(mixer, None)
+        record["attention"]["missing"][mixer] = "no run finished"
+
+
+def make_record(
+    seeds: int = 3,
+    *,
+    accuracy: dict[str, float] | None = None,
+    classes: Sequence[str] = tuple(str(i) for i in range(10)),
+    images: int = 360,
+) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     accuracy = accuracy or ACCURACY
     labels = list(accuracy)
-    difficulty = rng.random(360)
+    difficulty = rng.random(images)
+    truth = np.arange(images) % len(classes)
     scores: dict[str, dict[int, Scores]] = {}
+    mistakes: dict[str, Counter[tuple[int, int]]] = {label: Counter() for label in labels}
     runs = []
     for label, level in accuracy.items():
         scores[label] = {}
         for seed in range(seeds):
-            noisy = 0.8 * difficulty + 0.2 * rng.random(360)
+            noisy = 0.8 * difficulty + 0.2 * rng.random(images)
             correct = noisy < level + rng.normal(0, 0.006)
             top1 = float(correct.mean())
+            wrong = (truth + 1 + rng.integers(0, min(3, len(classes) - 1), images)) % len(classes)
+            pairs = zip(truth[~correct].tolist(), wrong[~correct].tolist(), strict=True)
+            mistakes[label].update(pairs)
             scores[label][seed] = Scores(
                 val_top1=top1 - 0.01, top1=top1, top5=min(1.0, top1 + 0.03), correct=correct
             )
@@ -60,21 +131,44 @@ def make_record(seeds: int = 3, *, accuracy: dict[str, float] | None = None) -> 
                     "last": mark,
                     "best": mark | {"epoch": 10},
                     "history": history,
+                    "correct": packed(correct),
+                    "class_correct": [int(correct[truth == c].sum()) for c in range(len(classes))],
+                    "trained_with": int(seed == 1),
                 }
             )
     rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores)
     mapped = [m for m in labels if m not in CONTROLS]
-    weights = rng.random((len(labels), 4, 2, 6, 6)) ** 3
+    others = len(labels) if seeds > 1 else 0
     return {
-        "format": 1,
+        "format": 2,
         "title": "Token mixers compared on digits",
         "facts": ["vit_nano_p2_12", f"{len(labels)} mixers × {seeds} seeds", "12 epochs"],
         "lead": lead(rows, baseline=labels[0]),
         "caution": caution(seeds),
         "created": "2026-03-01 12:00",
         "command": "keymix compare --data digits --mixers 'softmax,static_key(activation=relu)'",
-        "environment": {"keymix": "0.1.0", "torch": "2.11.0", "machine": "2 cores"},
-        "data": {"spec": "digits", "classes": [str(i) for i in range(10)]},
+        "environment": MACHINE,
+        "environment_warning": UNLIKE if others else None,
+        "trained_with": [
+            {"lines": lines, "runs": runs_of}
+            for lines, runs_of in ((MACHINE, len(runs) - others), (OTHER_MACHINE, others))
+            if runs_of
+        ],
+        "test_images": images,
+        "classes": {
+            "names": list(classes),
+            "test_images": [int((truth == c).sum()) for c in range(len(classes))],
+        },
+        "confusions": {
+            m: [{"true": a, "predicted": b, "count": n} for (a, b), n in found.most_common(10)]
+            for m, found in mistakes.items()
+        },
+        "data": {
+            "spec": "digits",
+            "classes": list(classes),
+            "left_out": [{"id": "7/torn.png", "reason": "broken PNG file"}],
+            "left_out_count": 1,
+        },
         "data_line": "digits, fingerprint 0123abcd",
         "recipe": {"name": "digits_vit", "optim": {"lr": 0.002}},
         "baseline": labels[0],
@@ -108,8 +202,8 @@ def make_record(seeds: int = 3, *, accuracy: dict[str, float] | None = None) -> 
                 }
                 for i in range(4)
             ],
-            "layers": ["block 2 of 4", "block 4 of 4"],
-            "maps": {m: weights[i].tolist() for i, m in enumerate(mapped)},
+            "layers": [f"Block {i + 1} of {LAYERS}" for i in range(LAYERS)],
+            "maps": {m: packed_maps(made_up_maps(rng)) for m in mapped},
             "missing": dict.fromkeys([m for m in labels if m in CONTROLS], NO_MAP),
         },
         "collapse": {

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import re
 
 import pytest
-from synthetic import ACCURACY, make_record
+from synthetic import ACCURACY, OTHER_MACHINE, UNLIKE, lose, make_record
 
 from keymix.errors import UserError
-from keymix.report.html import render
+from keymix.report.html import digest, render
 
-VOID = {"meta", "link", "img", "br", "wbr"}
+VOID = {"meta", "link", "img", "br", "wbr", "input"}
 
 
 class Reader(html.parser.HTMLParser):
@@ -24,6 +25,7 @@ class Reader(html.parser.HTMLParser):
         self.addresses: list[str] = []
         self.text: list[str] = []
         self.open: list[str] = []
+        self.scripts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -35,7 +37,10 @@ class Reader(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        else:
+            self.text.append(data)
 
 
 def read(page: str) -> Reader:
@@ -43,6 +48,10 @@ def read(page: str) -> Reader:
     reader.feed(page)
     reader.close()
     return reader
+
+
+def words(page: str) -> str:
+    return " ".join(" ".join(read(page).text).split())
 
 
 @pytest.fixture(scope="module")
@@ -58,66 +67,152 @@ def test_page_asks_nothing_of_the_network(page):
     reader = read(page)
     assert reader.addresses
     assert all(address.startswith("data:") for address in reader.addresses)
-    assert "script" not in reader.tags
     assert "@import" not in page
     assert not re.search(r"url\((?!['\"]?data:)", page)
 
 
+def test_the_policy_lets_the_page_s_own_script_run_and_nothing_else(page):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in html.unescape(policy[1]).split(";"))
+    stored, code = read(page).scripts
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    assert rules["script-src"] == f"'{digest(code)}'"
+    assert json.loads(stored)["baseline"] == "softmax"
+
+
 def test_page_tells_the_verdicts_the_numbers_and_the_record(page):
     record = make_record()
-    text = " ".join(" ".join(read(page).text).split())
+    text = words(page)
     for row in record["outcome"]["last"]:
         assert row["headline"] in text
         assert f"{row['top1']['mean'] * 100:.1f}" in text
-    for word in (record["command"], record["environment"]["torch"], "0123abcd", record["caution"]):
+    for word in (
+        record["command"],
+        record["environment"]["packages"],
+        "0123abcd",
+        record["caution"],
+    ):
         assert word in text
     for item in record["method"]:
         assert item["text"].strip() in text
 
 
-def test_every_text_of_the_record_is_escaped():
-    evil = "<script>alert('x')</script>&\"'"
-    record = make_record(accuracy={"softmax": 0.95, evil: 0.94, "identity": 0.4})
+EVIL = "<script>alert('x')</script>&\"'"
+
+
+def evil_record() -> dict:
+    """Make a record in which every text tries to be more than text."""
+    names = (EVIL, '"><img src=x onerror=alert(1)>', "</script><script>alert(2)</script>")
+    accuracy = {"softmax": 0.9, EVIL: 0.8, "identity": 0.4, "gone": 0.7}
+    record = make_record(accuracy=accuracy, classes=(*names, "]]>"))
     for key in ("title", "lead", "caution", "command", "data_line", "curves_note", "created"):
-        record[key] = evil
-    record["facts"] = record["data"]["classes"] = [evil]
-    record["environment"][evil] = evil
-    record["recipe"][evil] = evil
-    record["runs"][0] |= {"status": "failed", "reason": evil}
-    record["attention"]["images"][0] |= {"label": evil, "id": evil}
-    record["attention"]["missing"]["identity"] = evil
-    record["attention"]["layers"] = [evil, evil]
-    record["collapse"]["pairs"] = [evil, "2–3", "3–4"]
-    record["method"] = [{"title": evil, "text": evil}]
+        record[key] = EVIL
+    record["facts"] = [EVIL]
+    record["environment_warning"] = EVIL
+    record["environment"][EVIL] = EVIL
+    record["trained_with"][0]["lines"] = {EVIL: EVIL}
+    record["recipe"][EVIL] = EVIL
+    record["data"]["left_out"] = [{"id": EVIL, "reason": EVIL}]
+    lose(record, EVIL, 0, "failed", EVIL)
+    for seed in range(3):
+        lose(record, "gone", seed, "missing", EVIL)
+    record["attention"]["images"][0] |= {"label": EVIL, "id": EVIL}
+    record["attention"]["missing"]["identity"] = EVIL
+    record["attention"]["query"] = EVIL
+    record["attention"]["layers"] = [f"{EVIL} {i}" for i in range(4)]
+    record["collapse"]["pairs"] = [EVIL, "2–3", "3–4"]
+    record["collapse"]["missing"] = {"identity": EVIL}
+    record["method"] = [{"title": EVIL, "text": EVIL}]
+    for row in record["outcome"]["last"]:
+        row["headline"] = row["detail"] = EVIL
     for cost in record["costs"].values():
-        cost["note"] = evil
+        cost["note"] = EVIL
     for mixer in record["mixers"]:
-        mixer["note"] = evil
-    page = render(record)
-    assert "<script" not in page
-    assert "alert" in page
-    assert read(page).open == []
+        mixer["note"] = EVIL
+    return record
+
+
+def test_every_text_of_the_record_is_escaped():
+    page = render(evil_record())
+    reader = read(page)
+    assert reader.open == []
+    assert reader.tags.count("script") == page.count("<script") == 2
+    assert "onerror" not in " ".join(reader.scripts[1:])
+    assert not re.search(r"<img[^>]*onerror", page)
+    assert words(page).count("alert('x')") > 30
+    assert EVIL in json.loads(reader.scripts[0])["classes"]["names"]
+
+
+def test_an_attention_image_that_is_no_png_is_refused():
+    record = make_record()
+    record["attention"]["images"][1]["png"] = 'data:image/png;base64,AAAA"); } body { x: url("y'
+    with pytest.raises(UserError, match="row 1"):
+        render(record)
 
 
 def test_every_mixer_has_its_chart_points_and_maps(page):
-    assert page.count("<svg") >= 9
+    assert page.count("<svg") == 10
     for label in ACCURACY:
         assert page.count(f">{label}<") >= 4
     mapped = [m for m in ACCURACY if m != "identity"]
     assert page.count('class="heat"') == len(mapped) * 4 * 2
 
 
-def test_failed_runs_are_told_and_do_not_break_the_page():
+def test_failed_and_missing_runs_are_told_in_words_and_never_as_figures():
     record = make_record()
-    for run in record["runs"]:
-        if run["mixer"] == "key_value":
-            run |= {"status": "failed", "reason": "RuntimeError: out of luck"}
-    row = record["outcome"]["last"][4]
-    row |= {"seeds": None, "images": None}
-    row["top1"] = row["top5"] = row["val_top1"] = {"n": 0, "mean": None, "sd": None}
+    lose(record, "re_attention", 2, "failed", "RuntimeError: out of luck")
+    for seed in range(3):
+        lose(record, "key_value", seed, "missing", "it was not started")
     page = render(record)
-    assert "3 of 18 runs did not finish" in page
-    assert "out of luck" in page
+    text = words(page)
+    assert "1 of 18 runs failed." in text
+    assert "3 of 18 runs are not finished" in text
+    assert "re_attention , seed 2: RuntimeError: out of luck" in text
+    assert "14 of 18 runs finished" in text
+    assert "not finished : it was not started" in text
+    assert "Not drawn, since no run finished: key_value" in text
+    accuracy = page.split("Accuracy after the last epoch</caption>")[1].split("</table>")[0]
+    row = accuracy.split('data-value="key_value"')[1].split("</tr>")[0]
+    assert "no run finished" in row
+    assert "0 of 3" in row
+    assert not re.search(r">\s*0\.0", row)
+    assert "2 of 3" in accuracy.split('data-value="re_attention"')[1].split("</tr>")[0]
+    assert "not measured" in page.split("Cost of each mixer")[1].split("</table>")[0]
+
+
+def test_a_comparison_of_which_nothing_finished_is_still_a_page():
+    record = make_record(seeds=1)
+    for mixer in ACCURACY:
+        lose(record, mixer, 0, "failed", "OSError: disk full")
+    record["attention"] = record["collapse"] = None
+    record["trained_with"] = []
+    text = words(render(record))
+    assert "6 of 6 runs failed" in text
+    assert "0 of 6 runs finished" in text
+    assert "By class" not in text
+
+
+def test_unlike_environments_are_told_with_what_differs(page):
+    text = words(page)
+    assert UNLIKE in text
+    assert "Environment 2: 6 runs" in text
+    assert "softmax seeds 0, 2" in text
+    for line in (OTHER_MACHINE["packages"], OTHER_MACHINE["machine"]):
+        assert f'<dd class="differs">{line}</dd>' in page
+    assert f"<dd>{OTHER_MACHINE['python']}</dd>" in page
+
+
+def test_images_left_out_are_counted_and_named():
+    record = make_record()
+    assert "1 image that could not be read" in words(render(record))
+    record["data"]["left_out_count"] = 1234
+    text = words(render(record))
+    assert "1,234 images that could not be read" in text
+    assert "The first 1 7/torn.png : broken PNG file" in text
+    record["data"] |= {"left_out": [], "left_out_count": 0}
+    assert "could not be read" not in words(render(record))
 
 
 def test_a_record_without_maps_costs_or_spread_renders():
@@ -127,7 +222,7 @@ def test_a_record_without_maps_costs_or_spread_renders():
         cost.update(dict.fromkeys(("macs", "latency_ms", "latency_low_ms", "peak_mib")))
     page = render(record)
     assert "Where they look" not in page
-    assert 'class="pm"' not in page
+    assert not re.search(r"± \d", words(page))
 
 
 def test_a_model_of_two_blocks_tells_its_similarity_in_a_table():

@@ -17,6 +17,9 @@ HEAT = (255, 122, 24)
 FULL = 3.0
 """Times even attention at which a patch is drawn opaque."""
 
+OPACITY = 240
+"""Opacity of a patch that is drawn opaque, of 255: the image shows through a little."""
+
 MAX_SIDE = 128
 
 
@@ -54,5 +57,5 @@ def heat_uri(values: Sequence[Sequence[float]]) -> str:
     alpha = weights / (FULL * even) if even > 0 else weights
     rgba = np.zeros((*weights.shape, 4), dtype=np.uint8)
     rgba[..., :3] = HEAT
-    rgba[..., 3] = np.round(240 * np.clip(alpha, 0, 1))
+    rgba[..., 3] = np.round(OPACITY * np.clip(alpha, 0, 1))
     return _uri(Image.fromarray(rgba))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from keymix.report.svg import (
-    CHAR_WIDTH,
     Box,
     Scale,
     canvas,
@@ -19,7 +18,9 @@ from keymix.report.svg import (
     number,
     path,
     place_labels,
+    shorten,
     text,
+    text_width,
     ticks,
 )
 
@@ -27,6 +28,8 @@ WIDTH, HEIGHT = 400.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 12.0, 44.0
 MARKERS = ("square", "diamond", "triangle", "down", "circle")
 HUES = 8
+LABEL = 150.0
+"""Room for a label beside its point, px; longer ones lose their middle."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,8 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -
         px = x(p.x)
         py = y.start - 9 if i in below else y(p.y)
         marks.append((px, py))
-        labels.append(f"{p.label} ({p.y * 100:.1f} %)" if i in below else p.label)
+        short = shorten(p.label, LABEL)
+        labels.append(f"{short} ({p.y * 100:.1f} %)" if i in below else short)
         if i in below:
             arrow = path([(px - 4, y.start - 7), (px, y.start - 2), (px + 4, y.start - 7)])
             parts.append(
@@ -264,8 +268,7 @@ def curves(
     x = Scale(x_low - room, x_high + room, LEFT, WIDTH - RIGHT)
     y = Scale.around(ys, HEIGHT - BOTTOM, TOP, pad=0.06)
     if x_ticks is None:
-        whole = sorted({round(v) for v in ticks(x_low, x_high, 6)})
-        x_ticks = [(v, str(v)) for v in whole if x_low <= v <= x_high]
+        x_ticks = [(v, f"{v:.0f}") for v in ticks(x_low, x_high, 6) if v == round(v)]
     parts = _frame(x, y, x_label, y_label, percent=percent, x_ticks=x_ticks)
     for line in lines:
         if line.low is not None and line.high is not None and len(line.xs) > 1:
@@ -327,7 +330,7 @@ def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
         text(
             WIDTH / 2,
             foot + 33,
-            f"difference from {baseline}, percentage points",
+            f"difference from {shorten(baseline, 190)}, percentage points",
             anchor="middle",
             class_="title",
         )
@@ -341,10 +344,11 @@ def _forest_row(row: Row, x: Scale, y: float, *, outside: bool) -> list[Markup]:
     colour = row.look.colour
     sign = "−" if row.difference < 0 else "+"
     value = f"{sign}{abs(row.difference) * 100:.1f}"
+    label = shorten(row.label, WIDTH - 70)
     parts = [
-        el("rect", x=8, y=y + 2, width=CHAR_WIDTH * len(row.label) + 4, height=14, class_="ground"),
+        el("rect", x=8, y=y + 2, width=text_width(label) + 4, height=14, class_="ground"),
         el("rect", x=WIDTH - 46, y=y + 2, width=40, height=14, class_="ground"),
-        text(8, y + 13, row.label, class_=f"label t-{colour}"),
+        el("g", el("title", row.label), text(8, y + 13, label, class_=f"label t-{colour}")),
         text(WIDTH - 8, y + 13, value, anchor="end", class_="label num"),
     ]
     if outside:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,26 @@ from markupsafe import Markup, escape
 
 CHAR_WIDTH = 6.3
 """Mean width of a character of 11.5 px label text, px; a little generous."""
+
+
+def text_width(content: str) -> float:
+    """Estimate the width of label text, px; wide characters (CJK, emoji) count double."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in content)
+    return CHAR_WIDTH * (len(content) + wide)
+
+
+def shorten(content: str, room: float) -> str:
+    """Cut a label's middle out so that it fits into so many px; its ends tell it apart best."""
+    if text_width(content) <= room:
+        return content
+    head, tail = content[: len(content) // 2], content[len(content) // 2 :]
+    while (head or tail) and text_width(f"{head}…{tail}") > room:
+        if len(head) > len(tail):
+            head = head[:-1]
+        else:
+            tail = tail[1:]
+    return f"{head}…{tail}"
+
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
@@ -168,7 +189,7 @@ def place_labels(
         return sum(math.dist(points[i], p) < 60 for p in points)
 
     for i in sorted(range(len(points)), key=crowd, reverse=True):
-        (x, y), width = points[i], CHAR_WIDTH * len(labels[i])
+        (x, y), width = points[i], text_width(labels[i])
         best: tuple[float, Placed, Box] | None = None
         for rank, (dx, dy, anchor) in enumerate(_places()):
             left = {"start": x + dx, "middle": x + dx - width / 2, "end": x + dx - width}[anchor]

@@ -1,0 +1,204 @@
+// Part 4: two runs side by side: answers by image, McNemar's exact test, classes, curves.
+
+/** Probability, both tails, of so uneven a split of b + c disputed images by fair coins. */
+function mcnemar(b, c) {
+  const n = b + c;
+  const smaller = Math.min(b, c);
+  if (b === c) return 1;
+  let log = -n * Math.LN2; // of C(n, smaller) / 2^n
+  for (let i = 1; i <= smaller; i += 1) log += Math.log((n - smaller + i) / i);
+  let term = 1;
+  let tail = 1;
+  for (let k = smaller; k > 0 && term > tail * 1e-18; k -= 1) {
+    term *= k / (n - k + 1);
+    tail += term;
+  }
+  return Math.min(1, 2 * tail * Math.exp(log));
+}
+
+function inWords(p) {
+  if (p < 0.001) return "p < 0.001";
+  return `p = ${p.toFixed(p < 0.1 ? 3 : 2)}`;
+}
+
+const BITS = Uint8Array.from({ length: 256 }, (_, byte) => [...byte.toString(2)].filter((b) => b === "1").length);
+
+/** Count test images by who had them right; the packed bits' padding is zero in both. */
+function agreement(a, b) {
+  const [first, second] = [bytes(a.correct), bytes(b.correct)];
+  let both = 0;
+  let onlyA = 0;
+  let onlyB = 0;
+  first.forEach((byte, i) => {
+    both += BITS[byte & second[i]];
+    onlyA += BITS[byte & ~second[i] & 255];
+    onlyB += BITS[~byte & second[i] & 255];
+  });
+  return { both, onlyA, onlyB, neither: data.testImages - both - onlyA - onlyB };
+}
+
+const runName = (run) => `${isolated(run.mixer)}, seed ${run.seed}`;
+
+function cells(row) {
+  return row.map(([label, text, value]) => make("td", { "data-label": label, "data-value": value }, text));
+}
+
+function agreementTable(counts) {
+  const rows = [
+    ["both", "both right", counts.both],
+    ["a", "only A right", counts.onlyA],
+    ["b", "only B right", counts.onlyB],
+    ["neither", "neither right", counts.neither],
+  ];
+  const bar = make("div", { class: "share", "aria-hidden": "true" });
+  for (const [kind, , n] of rows) {
+    const part = make("i", { class: kind });
+    part.style.flexGrow = n;
+    bar.append(part);
+  }
+  const body = rows.map(([kind, name, n]) =>
+    make("tr", { "data-kind": kind }, make("th", { scope: "row" }, make("span", { class: `key ${kind}` }), name),
+      ...cells([["images", count(n), n], ["share, %", percent(n / data.testImages), n / data.testImages]])));
+  const head = make("thead", {}, make("tr", {}, ...["answers", "images", "share, %"].map((t) => make("th", { scope: "col" }, t))));
+  return [bar, make("table", { id: "pair-agreement" }, head, make("tbody", {}, ...body))];
+}
+
+const MOST = 10;
+
+function classTable(a, b) {
+  const rows = data.classes.names
+    .map((name, i) => ({ name, n: data.classes.images[i], a: a.classCorrect[i], b: b.classCorrect[i] }))
+    .filter((row) => row.a !== row.b)
+    .sort((x, y) => Math.abs(y.b - y.a) / y.n - Math.abs(x.b - x.a) / x.n)
+    .slice(0, MOST);
+  if (rows.length === 0) return make("p", { class: "note" }, "None: both have as many right in every class.");
+  const heads = ["class", "test images", "A, %", "B, %", "B minus A, points"];
+  const head = make("thead", {}, make("tr", {}, ...heads.map((t) => make("th", { scope: "col" }, t))));
+  const body = rows.map((row) =>
+    make("tr", {}, make("th", { scope: "row" }, make("bdi", {}, row.name)),
+      ...cells([
+        [heads[1], count(row.n), row.n],
+        [heads[2], percent(row.a / row.n), row.a / row.n],
+        [heads[3], percent(row.b / row.n), row.b / row.n],
+        [heads[4], points((row.b - row.a) / row.n), (row.b - row.a) / row.n],
+      ])));
+  return make("table", { id: "pair-classes" }, head, make("tbody", {}, ...body));
+}
+
+function ticks(low, high) {
+  if (!(high > low)) return [low];
+  const raw = (high - low) / 4;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) found.push(i * step);
+  return found;
+}
+
+const plain = (value) => String(Number(value.toPrecision(6)));
+
+/** Draw both runs' curves of one quantity; a chart like those of the page, 400 units wide. */
+function curveChart(a, b, { key, label, percent: isPercent }) {
+  const factor = isPercent ? 100 : 1;
+  const lines = [[a, "run-a"], [b, "run-b"]].map(([run, kind]) => ({
+    kind,
+    spots: run.epochs.map((x, i) => [x, run.history[key][i]]).filter(([, y]) => y !== null).map(([x, y]) => [x, y * factor]),
+  }));
+  const all = lines.flatMap((line) => line.spots);
+  if (all.length === 0) return null;
+  const [left, right, top, foot] = [54, 390, 12, 236];
+  const range = (values, room) => {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const pad = (high - low) * room || Math.abs(high) * 0.05 || 1;
+    return room === 0 && high > low ? [low, high] : [low - pad, high + pad];
+  };
+  const [xLow, xHigh] = range(all.map(([x]) => x), 0);
+  const [yLow, yHigh] = range(all.map(([, y]) => y), 0.06);
+  const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
+  const toY = (y) => foot - ((y - yLow) / (yHigh - yLow)) * (foot - top);
+  const text = (x, y, content, anchor, kind) => makeSvg("text", { x, y, "text-anchor": anchor, class: kind }, content);
+  const svg = makeSvg("svg", { viewBox: "0 0 400 280", role: "img", "aria-label": `${label} by epoch, both runs` });
+  for (const y of ticks(yLow, yHigh)) {
+    svg.append(makeSvg("line", { x1: left, x2: right, y1: toY(y), y2: toY(y), class: "grid" }),
+      text(left - 6, toY(y) + 4, plain(y), "end", "tick"));
+  }
+  for (const x of ticks(xLow, xHigh).filter(Number.isInteger)) svg.append(text(toX(x), foot + 17, plain(x), "middle", "tick"));
+  svg.append(makeSvg("line", { x1: left, x2: right, y1: foot, y2: foot, class: "axis" }),
+    text((left + right) / 2, foot + 36, "epoch", "middle", "title"),
+    makeSvg("text", { "text-anchor": "middle", class: "title", transform: "translate(11 124) rotate(-90)" }, label));
+  for (const { kind, spots } of lines) {
+    const drawn = spots.map(([x, y], i) => `${i ? "L" : "M"}${toX(x).toFixed(2)} ${toY(y).toFixed(2)}`).join("");
+    // a round cap draws a curve of one epoch as a point
+    svg.append(makeSvg("path", { d: drawn + (spots.length === 1 ? "h0" : ""), class: `curve ${kind}`, "stroke-linecap": "round" }));
+  }
+  return make("figure", {}, svg);
+}
+
+function environmentLines(a, b) {
+  const [first, second] = [a, b].map((run) => data.environments[run.environment]);
+  const list = make("dl", {});
+  for (const key of new Set([...Object.keys(first), ...Object.keys(second)])) {
+    const [x, y] = [first[key] ?? DASH, second[key] ?? DASH];
+    list.append(make("dt", {}, key), x === y
+      ? make("dd", {}, x)
+      : make("dd", {}, make("b", {}, "A "), x, make("br"), make("b", {}, "B "), y));
+  }
+  const told = a.environment === b.environment
+    ? "Both were trained with the same environment."
+    : "They were trained with different environments; where two lines stand, they differ.";
+  return [make("p", { class: "note" }, told), list];
+}
+
+function legend(a, b) {
+  const item = (kind, letter, run) => make("li", {}, make("span", { class: `key ${kind}` }), `${letter}: ${runName(run)}`);
+  return make("ul", { class: "legend" }, item("a", "A", a), item("b", "B", b));
+}
+
+function compareRuns(a, b) {
+  const counts = agreement(a, b);
+  const p = mcnemar(counts.onlyA, counts.onlyB);
+  const lead = make("p", { class: "lead", role: "status" },
+    `A, ${runName(a)}, has ${percent(a.top1)}\u00a0% right and B, ${runName(b)}, ${percent(b.top1)}\u00a0%: ` +
+    `a difference of ${points(b.top1 - a.top1)} points (B minus A). They disagree on who is right for ` +
+    `${count(counts.onlyA + counts.onlyB)} of ${count(data.testImages)} images; McNemar's exact test gives `,
+    make("data", { id: "pair-p", value: p }, inWords(p)), ".");
+  const charts = data.curves.map((curve) => curveChart(a, b, curve)).filter((chart) => chart);
+  const halves = make("div", { class: "split even" },
+    make("div", {}, make("h3", {}, "Who was right"), ...agreementTable(counts)),
+    make("div", {}, make("h3", {}, "Classes they differ on most"), classTable(a, b)));
+  return [lead, legend(a, b), halves, make("div", { class: "grid3" }, ...charts),
+    make("h3", {}, "What they were trained with"), ...environmentLines(a, b)];
+}
+
+function startPair() {
+  const result = byId("pair-result");
+  if (!result) return;
+  const selects = [byId("pair-a"), byId("pair-b")];
+  for (const select of selects) {
+    for (const { label } of data.mixers) {
+      const group = make("optgroup", { label });
+      data.runs.forEach((run, i) => {
+        if (run.mixer !== label) return;
+        const option = make("option", { value: i }, runName(run) + (run.done ? "" : ` (${run.status})`));
+        option.disabled = !run.done;
+        group.append(option);
+      });
+      select.append(group);
+    }
+  }
+  const done = data.runs.filter((run) => run.done);
+  const first = done.find((run) => run.mixer === data.baseline) ?? done[0];
+  const others = done.filter((run) => run !== first);
+  const second = others.find((run) => run.mixer !== first.mixer && run.seed === first.seed) ?? others[0];
+  const chosen = () => selects.map((select) => data.runs[Number(select.value)]);
+  const draw = () => result.replaceChildren(...compareRuns(...chosen()));
+  [first, second].forEach((run, i) => { selects[i].value = data.runs.indexOf(run); });
+  for (const select of selects) select.addEventListener("change", draw);
+  byId("pair-swap").addEventListener("click", () => {
+    [selects[0].value, selects[1].value] = [selects[1].value, selects[0].value];
+    draw();
+  });
+  draw();
+}
+
+startPair();

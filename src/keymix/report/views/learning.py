@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Curves on the page: how the mixers learned, and how alike the maps of their blocks are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from keymix.report import plots
+from keymix.report.plots import Line, Look
+from keymix.report.views.runs import finished
+
+Record = Mapping[str, Any]
+
+HISTORY = (
+    ("train_loss", "training loss", False),
+    ("val_loss", "validation loss", False),
+    ("val_top1", "validation accuracy, %", True),
+)
+
+
+def curves(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
+    """Draw the mean over seeds by epoch with its band, one chart a quantity."""
+    charts = []
+    for key, y_label, is_percent in HISTORY:
+        lines = []
+        for mixer in looks:
+            histories = [run["history"] for run in finished(record, mixer) if run["history"]]
+            line = _line(mixer, looks[mixer], histories, key)
+            if line is not None:
+                lines.append(line)
+        if lines:
+            charts.append(
+                plots.curves(
+                    lines,
+                    x_label="epoch",
+                    y_label=y_label,
+                    percent=is_percent,
+                    name=f"{y_label} by epoch",
+                )
+            )
+    return charts
+
+
+def _line(
+    mixer: str, look: Look, histories: Sequence[Sequence[Mapping[str, Any]]], key: str
+) -> Line | None:
+    if not histories:
+        return None
+    length = min(len(h) for h in histories)
+    rows = [[entry[key] for entry in history[:length]] for history in histories]
+    if any(value is None for row in rows for value in row):
+        return None
+    values = np.array(rows, dtype=np.float64)
+    mean = values.mean(axis=0)
+    xs = [float(entry["epoch"]) for entry in histories[0][:length]]
+    if len(values) < 2:
+        return Line(mixer, look, xs, mean.tolist())
+    sd = values.std(axis=0, ddof=1)
+    return Line(mixer, look, xs, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist())
+
+
+def collapse(record: Record, looks: Mapping[str, Look]) -> Markup | None:
+    """Draw how alike the maps of neighbouring blocks are; two blocks make no chart."""
+    stored = record.get("collapse")
+    if not stored or not stored["similarity"]:
+        return None
+    pairs = stored["pairs"]
+    if len(pairs) < 2:  # two blocks make one number a mixer: the page shows a table
+        return None
+    lines = [
+        Line(label, looks[label], list(range(len(values))), values)
+        for label, values in stored["similarity"].items()
+        if label in looks
+    ]
+    every = -(-len(pairs) // 8)  # at most eight names on the axis
+    return plots.curves(
+        lines,
+        x_label="blocks compared",
+        y_label="similarity of their maps",
+        name="Similarity of the attention maps of neighbouring blocks",
+        x_ticks=[(i, pair) for i, pair in enumerate(pairs) if i % every == 0],
+        markers=True,
+    )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page's script reads: the runs' answers by image, their curves and the packed maps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from keymix.report import pictures
+from keymix.report.plots import Look
+from keymix.report.views.attention import LEVELS
+from keymix.report.views.learning import HISTORY
+from keymix.report.views.runs import STATUS
+
+Record = Mapping[str, Any]
+
+DIGITS = 5
+"""Significant digits of the curves' values."""
+
+
+def payload(record: Record, looks: Mapping[str, Look]) -> Markup:
+    """Make the JSON that stands in the page; no text in it can end its element."""
+    content = {
+        "baseline": record["baseline"],
+        "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
+        "runs": [_run(run) for run in record["runs"]],
+        "testImages": record["test_images"],
+        "classes": {
+            "names": record["classes"]["names"],
+            "images": record["classes"]["test_images"],
+        },
+        "environments": [group["lines"] for group in record["trained_with"]],
+        "curves": [
+            {"key": key, "label": label, "percent": percent} for key, label, percent in HISTORY
+        ],
+        "attention": _attention(record),
+    }
+    return as_element_text(content)
+
+
+def as_element_text(content: object) -> Markup:
+    """Write JSON that is safe inside a script element: ``<``, ``>`` and ``&`` as escapes."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)
+
+
+def _run(run: Mapping[str, Any]) -> dict[str, Any]:
+    told = {"mixer": run["mixer"], "seed": run["seed"], "status": STATUS[run["status"]]}
+    if run["status"] != "done":
+        return told | {"done": False}
+    return told | {
+        "done": True,
+        "top1": run["last"]["test"]["top1"],
+        "seconds": run["seconds"],
+        "correct": run["correct"],
+        "classCorrect": run["class_correct"],
+        "environment": run["trained_with"],
+        "epochs": [entry["epoch"] for entry in run["history"]],
+        "history": {key: [_short(entry[key]) for entry in run["history"]] for key, _, _ in HISTORY},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def _attention(record: Record) -> dict[str, Any] | None:
+    stored = record.get("attention")
+    if not stored or not stored["maps"]:
+        return None
+    return {
+        "images": [{"label": image["label"], "id": image["id"]} for image in stored["images"]],
+        "layers": stored["layers"],
+        "maps": stored["maps"],
+        "missing": stored["missing"],
+        "levels": LEVELS,
+        "heat": pictures.HEAT,
+        "full": pictures.FULL,
+        "opacity": pictures.OPACITY,
+    }
