@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError
+from keymix.report import csv_cells
 
 if TYPE_CHECKING:
     from keymix.train.runs import Prediction
@@ -72,14 +71,12 @@ def _table(answers: Sequence[Prediction]) -> None:
 
 
 def _csv(answers: Sequence[Prediction]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "rank", "class", "probability"])
+    rows = []
     for answer in answers:
         pairs = zip(answer.classes, answer.probabilities, strict=True)
         for rank, (name, share) in enumerate(pairs, start=1):
-            writer.writerow([answer.path, rank, name, f"{share:.6f}"])
-    return text.getvalue()
+            rows.append([answer.path, rank, name, f"{share:.6f}"])
+    return csv_cells.write(["image", "rank", "class", "probability"], rows)
 
 
 def _json(answers: Sequence[Prediction]) -> str:
