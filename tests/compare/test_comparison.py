@@ -7,70 +7,22 @@ import base64
 import csv
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from few_digits import brittle, small
 
 from keymix.analysis.attention import attention_maps
 from keymix.compare.folder import COLUMNS, locked
 from keymix.compare.maps import normalised, spread_out
 from keymix.compare.pool import Event, Job, run_side_by_side, share_out
-from keymix.compare.run import Comparison, compare, rebuild
+from keymix.compare.run import Comparison
 from keymix.compare.worker import reason
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.train.runs import load_run
-
-BRITTLE = '''
-from keymix.mixers.base import Site, TokenMixer
-from keymix.mixers.registry import register_mixer
-
-
-@register_mixer("brittle_{name}")
-class Brittle(TokenMixer):
-    """Passes every check and breaks in training."""
-
-    def forward(self, x, grid=None, bias=None):
-        if self.training and len(x) > 2:  # batches of training, not the trial runs before
-            {how}
-        return x
-'''
-
-
-def brittle(folder: Path, name: str, how: str) -> str:
-    path = folder / f"brittle_{name}.py"
-    path.write_text(BRITTLE.format(name=name, how=how), encoding="utf-8")
-    return str(path)
-
-
-def small(out: Path, **more: Any) -> Comparison:
-    settings: dict[str, Any] = {
-        "data": "digits",
-        "mixers": "mhsa,ska",
-        "seeds": 1,
-        "limit": 100,
-        "epochs": 1,
-        "processes": 1,
-        "out": out,
-    }
-    return compare(**(settings | more))
-
-
-@pytest.fixture(autouse=True)
-def _no_fresh_process(monkeypatch) -> None:
-    """Peak memory needs a process of its own; only the comparison `done` takes the time."""
-    from keymix.analysis.memory import Peak
-
-    def known(builds, *args: Any, **more: Any) -> dict[str, Peak]:
-        del args, more
-        peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
-        return dict.fromkeys(builds, peak)
-
-    monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
-    monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +151,6 @@ def test_differences_are_paired_by_seed(done):
     assert row["seeds"]["difference"] == pytest.approx(by_hand)
     assert row["images"]["difference"] == pytest.approx(by_hand)
     assert row["verdict"] == "no verdict"
-
-
-def test_the_report_is_rebuilt_without_training(done):
-    before = (done.out / "report.html").read_bytes()
-    stamps = {p: p.stat().st_mtime_ns for p in (done.out / "runs").rglob("*") if p.is_file()}
-    (done.out / "report.html").unlink()
-    (done.out / "results.csv").unlink()
-    rebuild(done.out)
-    assert (done.out / "report.html").read_bytes() == before
-    assert (done.out / "results.csv").is_file()
-    assert stamps == {p: p.stat().st_mtime_ns for p in stamps}
 
 
 def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):

@@ -12,6 +12,7 @@ from keymix.errors import UserError, unknown
 
 VERBS = {
     "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
+    "report": "make the page and tables of a comparison anew from its runs",
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images or a folder with a trained run",

@@ -7,14 +7,12 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keymix.cli import console
+from keymix.cli.compare_result import plain, tell, tell_open
 from keymix.cli.recipe_options import flat, recipe_parser, sort_words, typed
 from keymix.errors import UserError
-
-if TYPE_CHECKING:
-    from keymix.compare.run import Comparison
 
 _SHORT = {
     "--data": "data.spec",
@@ -98,12 +96,10 @@ def main(argv: list[str]) -> int:
             progress=watch,
         )
     if "--json" in words.flags:
-        console.say(json.dumps(_plain(result), ensure_ascii=False))
+        console.say(json.dumps(plain(result), ensure_ascii=False))
     else:
-        _tell(result)
-    for run in result.failed:
-        line = f"failed: {run['mixer']}, seed {run['seed']}: {run['reason']}"
-        console.err.print(line, markup=False, soft_wrap=True)
+        tell(result)
+    tell_open(result)
     return 1 if result.failed else 0
 
 
@@ -193,67 +189,3 @@ examples:
   keymix compare --import my_mixer.py --mixers mhsa,my_mixer
 """
     )
-
-
-_COLUMNS = (
-    "mixer",
-    "accuracy %",
-    "difference",
-    "95% seeds",
-    "95% images",
-    "params",
-    "MACs",
-    "ms",
-    "images/s",
-    "MiB",
-)
-
-
-def _tell(result: Comparison) -> None:
-    """Print the table, the verdicts and where the report is."""
-    from keymix.report import formats
-
-    record = result.record
-    rows = []
-    for row in result.rows:
-        cost = record["costs"][row["mixer"]]
-        top1, seeds, images = row["top1"], row["seeds"], row["images"]
-        spread = "" if top1["sd"] is None else f" ± {formats.percent(top1['sd'])}"
-        base = row["mixer"] == record["baseline"]
-        rows.append(
-            [
-                row["mixer"],
-                formats.percent(top1["mean"]) + spread,
-                "baseline" if base else formats.points(seeds and seeds["difference"]),
-                formats.span(seeds["low"], seeds["high"]) if seeds else formats.MISSING,
-                formats.span(images["low"], images["high"]) if images else formats.MISSING,
-                formats.count(cost["params"]),
-                formats.count(cost["macs"]),
-                formats.milliseconds(cost["latency_ms"]),
-                formats.rate(cost["images_per_s"]),
-                formats.mib(cost["peak_mib"]),
-            ]
-        )
-    console.table(_COLUMNS, rows, title=f"{record['title']}: test accuracy, last epoch")
-    console.say()
-    console.say(record["lead"])
-    for row in result.rows:
-        if row["headline"]:
-            console.say(f"- {row['headline']}")
-    if record["caution"]:
-        console.say(record["caution"])
-    console.say()
-    console.say(f"report   {result.report}")
-    console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
-
-
-def _plain(result: Comparison) -> dict[str, Any]:
-    record = result.record
-    return {
-        "report": str(result.report),
-        "results": str(result.out / "results.json"),
-        "baseline": record["baseline"],
-        "seeds": record["seeds"],
-        "mixers": [{**row, "costs": record["costs"][row["mixer"]]} for row in result.rows],
-        "failed": [{key: run[key] for key in ("mixer", "seed", "reason")} for run in result.failed],
-    }

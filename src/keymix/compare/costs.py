@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from keymix.compare.plan import Plan
+from keymix.compare.plan import Entrant, Plan
 from keymix.compare.worker import FAILURES, reason
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from keymix.data.dataset import ImageData
+    from keymix.analysis.memory import Build
 
 _UNKNOWN = (
     "macs",
@@ -44,79 +45,132 @@ def model_of(
     )
 
 
-def costs(plan: Plan, data: ImageData, *, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Count and measure every mixer's model.
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How large the batches are and how many rounds are taken, the same for all mixers.
+
+    Args:
+        batch_size: Images a batch.
+        repeats: Rounds.
+    """
+
+    batch_size: int
+    repeats: int
+
+
+def costs(
+    plan: Plan, data: Mapping[str, Any], *, threads: int, effort: Effort | None = None
+) -> tuple[dict[str, Any], Effort]:
+    """Count and measure the models of the mixers of a plan.
 
     Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
 
     Args:
-        plan: The comparison.
-        data: For the shape of the images.
+        plan: The mixers.
+        data: The record of the images, for their shape and classes.
         threads: CPU threads of the measurement.
+        effort: Batch size and rounds of mixers that were measured before; chosen if ``None``.
 
     Returns:
-        Costs by label, and the record of how they were measured.
+        Costs by label, and the batch size and rounds.
     """
-    from keymix.analysis.counting import count
     from keymix.analysis.measure import measure_interleaved, with_peak
-    from keymix.analysis.memory import Build, peak_memory
+    from keymix.analysis.memory import peak_memory
     from keymix.train.model import device_of_this_machine
 
-    shape = (data.in_chans, *data.image_size)
-    builds = {
+    shape = _shape(data)
+    builds = _builds(plan, data)
+    device = device_of_this_machine()
+    models = {label: build.make().to(device) for label, build in builds.items()}
+    broken = {label: why for label, model in models.items() if (why := _breaks(model, shape))}
+    sound = {label: model for label, model in models.items() if label not in broken}
+    effort = effort or _effort(list(sound.values()), shape, threads)
+    measured = {}
+    if sound:
+        measured = measure_interleaved(
+            sound,
+            shape,
+            batch_size=effort.batch_size,
+            repeats=effort.repeats,
+            threads=threads,
+        )
+    if sound and device.type == "cpu":
+        chosen = {label: builds[label] for label in sound}
+        peaks = peak_memory(
+            chosen, shape, batch_size=effort.batch_size, threads=threads, phases=("training",)
+        )
+        measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
+    table: dict[str, Any] = {}
+    for entrant in plan.entrants:
+        label = entrant.label
+        if label in broken:
+            row = {"params": entrant.params, **dict.fromkeys(_UNKNOWN)}
+            table[label] = row | {"note": f"its model does not run: {broken[label]}"}
+            continue
+        row, cost = _counted(entrant, models[label], shape), measured[label]
+        row |= {
+            "latency_ms": cost.latency_ms,
+            "latency_low_ms": cost.latency_q1_ms,
+            "latency_high_ms": cost.latency_q3_ms,
+            "images_per_s": cost.images_per_s,
+            "peak_mib": cost.peak_mib,
+        }
+        if cost.peak_mib is None:
+            note = f"peak memory: {cost.peak_note}"
+            row["note"] = f"{row['note']}; {note}" if row["note"] else note
+        table[label] = row
+    return table, effort
+
+
+def counted(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Count the models of the mixers of a plan and measure nothing.
+
+    Args:
+        plan: The mixers.
+        data: The record of the images, for their shape and classes.
+    """
+    table: dict[str, Any] = {}
+    builds, shape = _builds(plan, data), _shape(data)
+    for entrant in plan.entrants:
+        try:
+            table[entrant.label] = _counted(entrant, builds[entrant.label].make(), shape)
+        except FAILURES as error:  # a mixer of the user's may be gone
+            row = {"params": entrant.params, **dict.fromkeys(_UNKNOWN)}
+            table[entrant.label] = row | {"note": f"not counted: {reason(error)}"}
+    return table
+
+
+def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> dict[str, Any]:
+    from keymix.analysis.counting import count
+
+    row: dict[str, Any] = {"params": entrant.params, **dict.fromkeys(_UNKNOWN), "note": ""}
+    try:
+        found = count(model, shape)
+    except FAILURES as error:  # a mixer of the user's may fail in training mode alone
+        return row | {"note": f"not counted: {reason(error)}"}
+    return row | {"macs": found.macs, "activation_bytes": found.activation_bytes}
+
+
+def _shape(data: Mapping[str, Any]) -> tuple[int, ...]:
+    return (data["in_chans"], *data["image_size"])
+
+
+def _builds(plan: Plan, data: Mapping[str, Any]) -> dict[str, Build]:
+    from keymix.analysis.memory import Build
+
+    return {
         entrant.label: Build(
             factory="keymix.compare.costs:model_of",
             kwargs={
                 "recipe": plan.recipe_for(entrant, 0).to_dict(),
-                "num_classes": len(data.classes),
-                "in_chans": data.in_chans,
-                "image_size": list(data.image_size),
+                "num_classes": len(data["classes"]),
+                "in_chans": data["in_chans"],
+                "image_size": list(data["image_size"]),
             },
             imports=plan.imports,
         )
         for entrant in plan.entrants
     }
-    device = device_of_this_machine()
-    models = {label: build.make().to(device) for label, build in builds.items()}
-    broken = {label: why for label, model in models.items() if (why := _breaks(model, shape))}
-    sound = {label: model for label, model in models.items() if label not in broken}
-    batch_size, repeats = _effort(list(sound.values()), shape, threads)
-    measured = {}
-    if sound:
-        measured = measure_interleaved(
-            sound, shape, batch_size=batch_size, repeats=repeats, threads=threads
-        )
-    if sound and device.type == "cpu":
-        chosen = {label: builds[label] for label in sound}
-        peaks = peak_memory(
-            chosen, shape, batch_size=batch_size, threads=threads, phases=("training",)
-        )
-        measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
-    table: dict[str, Any] = {}
-    for entrant in plan.entrants:
-        label, notes = entrant.label, []
-        row: dict[str, Any] = {"params": entrant.params, **dict.fromkeys(_UNKNOWN)}
-        if label in broken:
-            notes.append(f"its model does not run: {broken[label]}")
-        else:
-            try:
-                counted = count(models[label], shape)
-                row |= {"macs": counted.macs, "activation_bytes": counted.activation_bytes}
-            except FAILURES as error:  # a mixer of the user's may fail in training mode alone
-                notes.append(f"not counted: {reason(error)}")
-            cost = measured[label]
-            row |= {
-                "latency_ms": cost.latency_ms,
-                "latency_low_ms": cost.latency_q1_ms,
-                "latency_high_ms": cost.latency_q3_ms,
-                "images_per_s": cost.images_per_s,
-                "peak_mib": cost.peak_mib,
-            }
-            if cost.peak_mib is None:
-                notes.append(f"peak memory: {cost.peak_note}")
-        row["note"] = "; ".join(notes)
-        table[label] = row
-    return table, _how(device.type, batch_size, repeats, threads)
 
 
 def _breaks(model: nn.Module, shape: Sequence[int]) -> str | None:
@@ -133,7 +187,7 @@ def _breaks(model: nn.Module, shape: Sequence[int]) -> str | None:
     return None
 
 
-def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> tuple[int, int]:
+def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> Effort:
     """Choose batch size and rounds, so that large models are measured in sensible time too."""
     from keymix.analysis.measure import measure_interleaved
 
@@ -150,21 +204,4 @@ def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> 
         seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
-    return batch, max(FEWEST, min(REPEATS, rounds))
-
-
-def _how(device: str, batch_size: int, repeats: int, threads: int) -> dict[str, Any]:
-    where = "one thread" if threads == 1 else f"{threads} threads"
-    where = f"on the CPU with {where}" if device == "cpu" else "on the GPU"
-    return {
-        "device": device,
-        "batch_size": batch_size,
-        "repeats": repeats,
-        "threads": threads,
-        "text": (
-            f"Parameters and multiply-adds are counted. Times were measured {where} after all "
-            f"training had ended, all mixers in turns: the median of {repeats} rounds and the "
-            "range of their middle half. Peak memory is what one forward and backward pass of a "
-            f"batch of {batch_size} adds to weights and input."
-        ),
-    }
+    return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))

@@ -75,18 +75,26 @@ def warning(trained_with: Sequence[Mapping[str, Any]], here: Lines) -> str | Non
         )
     if not trained_with:
         return None
-    both = [trained_with[0]["lines"], here]
-    parts = []
-    for key in _keys(both):
-        if key != "threads":
-            then, now = _values(both, key)
-            parts.append(f"{key} ({then} then, {now} now)")
-    if not parts:
+    there = trained_with[0]["lines"]
+    told = changes(
+        {key: line for key, line in there.items() if key != "threads"},
+        {key: line for key, line in here.items() if key != "threads"},
+    )
+    if not told:
         return None
     return (
-        f"The runs were trained in another environment than the one that made this record; they "
-        f"differ in {_listing(parts)}."
+        "The runs were trained in another environment than the one that made this record; they "
+        f"differ in {told}."
     )
+
+
+def changes(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say in words which lines of an environment have changed; empty if none."""
+    parts = []
+    for key in _keys([then, now]):
+        a, b = _values([then, now], key)
+        parts.append(f"{key} ({a} then, {b} now)")
+    return _listing(parts) if parts else ""
 
 
 def _keys(environments: Sequence[Mapping[str, str]]) -> list[str]:

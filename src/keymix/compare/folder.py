@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,8 @@ COLUMNS = (
     "images_per_s",
     "peak_mib",
 )
+MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
+"""Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
 
 
 def claim(
@@ -55,8 +56,11 @@ def claim(
     Raises:
         UserError: If the folder holds another comparison, or files that are no comparison's.
     """
+    from keymix.train.files import clear_parts
+
     out = plan.out
     check_folder(out)
+    clear_parts(out)
     made: list[str] = []
     if (out / MANIFEST).exists():
         there = manifest.read(out)
@@ -85,7 +89,8 @@ def check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {str(out)!r} is a file. Name a folder.")
     foreign = out.exists() and not (out / MANIFEST).exists()
-    if foreign and any(path.name != LOCK for path in out.iterdir()):
+    before_the_first = (LOCK, f".{MANIFEST}.part")  # what a killed one leaves
+    if foreign and any(path.name not in before_the_first for path in out.iterdir()):
         raise UserError(
             f"the folder {str(out)!r} is not empty and holds no comparison. Name another with "
             "--out."
@@ -99,34 +104,23 @@ def locked(out: Path) -> Iterator[None]:
     Raises:
         UserError: If another process holds it.
     """
-    try:
-        import fcntl
-    except ImportError:  # not on Windows; there two at a time are the user's to avoid
+    from keymix.train.lock import locked as held
+
+    with held(out, "comparison"):
         yield
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / LOCK).open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another comparison is running in {str(out)!r}. Wait for it, or name another "
-                "folder with --out."
-            ) from None
-        try:
-            yield
-        finally:
-            (out / LOCK).unlink(missing_ok=True)
 
 
 def clear(out: Path, runs: Sequence[str]) -> None:
     """Delete what a comparison made in its folder, and nothing else."""
     from keymix.train import folder as run_folder
+    from keymix.train.files import clear_parts
 
     for name in runs:
         place = out / name
         if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
+            clear_parts(place)
             run_folder.clear(place)
+            (place / LOCK).unlink(missing_ok=True)  # of a run that was killed
             for empty in (place, place.parent):
                 _remove_if_empty(empty)
     for log in (out / RUNS).glob("worker*.log"):
@@ -171,13 +165,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_csv(path: Path, record: Mapping[str, Any]) -> None:
     """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
-    import io
+    from keymix.report import csv_cells
 
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(csv_rows(record))
-    write_text(path, stream.getvalue())
+    write_text(path, csv_cells.write(COLUMNS, csv_rows(record)))
 
 
 def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -197,9 +187,5 @@ def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
                             split,
                             metric,
                             value,
-                            *(_blank(cost.get(name)) for name in COLUMNS[6:]),
+                            *(cost.get(name) for name in COLUMNS[6:]),
                         ]
-
-
-def _blank(value: Any) -> Any:
-    return "" if value is None else value

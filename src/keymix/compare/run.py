@@ -33,10 +33,12 @@ class Comparison:
     Args:
         out: The comparison's folder.
         record: The content of ``results.json``.
+        notes: What could not be done, in words.
     """
 
     out: Path
     record: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def report(self) -> Path:
@@ -117,12 +119,12 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.compare import costs, gather, maps
+    from keymix.compare import cost_store, gather, maps
     from keymix.mixers.registry import import_file
     from keymix.train.model import device_of_this_machine, load_data
 
     out = Path(out)
-    watch: Watcher = progress or _ignore
+    watch: Watcher = progress or ignore
     if command is None:
         command = _call(locals())
     if processes is not None and processes < 1:
@@ -160,8 +162,12 @@ def compare(
         if not any(reading.answers for reading in runs):
             reason = runs[0].run["reason"]
             raise UserError(f"no run could be finished; the first says: {reason}")
-        watch(Event(kind="stage", text="measuring cost"))
-        table, measured = costs.costs(plan, images, threads=1 if not cuda else threads)
+        table, measured = cost_store.settled(
+            plan,
+            told,
+            threads=threads if cuda else 1,
+            say=lambda text: watch(Event(kind="stage", text=text)),
+        )
         watch(Event(kind="stage", text="reading attention maps"))
         seed, models = gather.trained_models(plan, runs)
         record = gather.make_record(
@@ -224,26 +230,8 @@ def write(record: Mapping[str, Any], out: Path) -> None:
     folder.write_text(out / folder.REPORT, render(record))
 
 
-def rebuild(out: str | Path) -> Path:
-    """Make ``report.html`` and ``results.csv`` anew from ``results.json``; nothing is trained.
-
-    Args:
-        out: The comparison's folder.
-
-    Returns:
-        The report.
-
-    Raises:
-        UserError: If the folder holds no results, or of another format.
-    """
-    from keymix.train.files import read_json
-
-    record = read_json(Path(out) / folder.RESULTS)
-    write(record, Path(out))
-    return Path(out) / folder.REPORT
-
-
-def _ignore(event: Event) -> None:
+def ignore(event: Event) -> None:
+    """Watch nothing."""
     del event
 
 

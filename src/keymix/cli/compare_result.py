@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the result of a comparison is told: a table with the verdicts, or JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli import console
+
+if TYPE_CHECKING:
+    from keymix.compare.run import Comparison
+
+COLUMNS = (
+    "mixer",
+    "accuracy %",
+    "difference",
+    "95% seeds",
+    "95% images",
+    "params",
+    "MACs",
+    "ms",
+    "images/s",
+    "MiB",
+)
+
+
+def tell(result: Comparison) -> None:
+    """Print the table, the verdicts and where the report is.
+
+    Args:
+        result: The comparison.
+    """
+    from keymix.report import formats
+
+    record = result.record
+    rows = []
+    for row in result.rows:
+        cost = record["costs"][row["mixer"]]
+        top1, seeds, images = row["top1"], row["seeds"], row["images"]
+        spread = "" if top1["sd"] is None else f" ± {formats.percent(top1['sd'])}"
+        base = row["mixer"] == record["baseline"]
+        rows.append(
+            [
+                row["mixer"],
+                formats.percent(top1["mean"]) + spread,
+                "baseline" if base else formats.points(seeds and seeds["difference"]),
+                formats.span(seeds["low"], seeds["high"]) if seeds else formats.MISSING,
+                formats.span(images["low"], images["high"]) if images else formats.MISSING,
+                formats.count(cost["params"]),
+                formats.count(cost["macs"]),
+                formats.milliseconds(cost["latency_ms"]),
+                formats.rate(cost["images_per_s"]),
+                formats.mib(cost["peak_mib"]),
+            ]
+        )
+    console.table(COLUMNS, rows, title=f"{record['title']}: test accuracy, last epoch")
+    console.say()
+    console.say(record["lead"])
+    for row in result.rows:
+        if row["headline"]:
+            console.say(f"- {row['headline']}")
+    if record["caution"]:
+        console.say(record["caution"])
+    console.say()
+    console.say(f"report   {result.report}")
+    console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+
+
+def tell_open(result: Comparison) -> None:
+    """Say on standard error which runs failed or are missing, and what could not be done.
+
+    Args:
+        result: The comparison.
+    """
+    for run in result.failed + result.missing:
+        line = f"{run['status']}: {run['mixer']}, seed {run['seed']}: {run['reason']}"
+        console.err.print(line, markup=False, soft_wrap=True)
+    for note in filter(None, (*result.notes, result.record["environment_warning"])):
+        console.err.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def plain(result: Comparison) -> dict[str, Any]:
+    """Return the result as plain values for ``--json``.
+
+    Args:
+        result: The comparison.
+    """
+    record = result.record
+    return {
+        "report": str(result.report),
+        "results": str(result.out / "results.json"),
+        "baseline": record["baseline"],
+        "seeds": record["seeds"],
+        "mixers": [{**row, "costs": record["costs"][row["mixer"]]} for row in result.rows],
+        **{
+            status: [{key: run[key] for key in ("mixer", "seed", "reason")} for run in runs]
+            for status, runs in (("failed", result.failed), ("missing", result.missing))
+        },
+    }

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix report``: make a comparison's page and tables anew from its run folders."""
+
+from __future__ import annotations
+
+import json
+
+from keymix.cli import console
+from keymix.cli.compare_result import plain, tell, tell_open
+from keymix.cli.parser import VerbParser
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix report``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0; mistakes are raised as UserError.
+    """
+    parser = VerbParser(
+        prog="keymix report",
+        description="Make report.html, results.csv and results.json of a comparison anew from its "
+        "run folders. Runs that finished since are read, wherever they were trained; nothing is "
+        "trained and no cost is measured.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="the folder given as --out to compare")
+    parser.add_argument("--json", action="store_true", help="tell the result as JSON")
+    parser.add_imports()
+    given = parser.parse_args(argv)
+
+    from keymix.cli.compare_progress import watching
+    from keymix.compare.rebuild import rebuild
+
+    with watching() as watch:
+        result = rebuild(given.folder, imports=given.imports, progress=watch)
+    if given.json:
+        console.say(json.dumps(plain(result), ensure_ascii=False))
+    else:
+        tell(result)
+    tell_open(result)
+    return 0

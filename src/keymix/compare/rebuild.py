@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gather a comparison again from its folder: nothing is trained, no cost is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from keymix.compare import cost_store, folder, gather, manifest
+from keymix.compare.manifest import MANIFEST, Manifest
+from keymix.compare.plan import Plan
+from keymix.compare.pool import Event, Watcher
+from keymix.compare.run import Comparison, ignore, write
+from keymix.compare.runs import Reading
+from keymix.compare.worker import FAILURES, reason
+from keymix.errors import UserError
+from keymix.report.html import FORMAT
+
+
+def rebuild(
+    out: str | Path, *, imports: Sequence[str | Path] = (), progress: Watcher | None = None
+) -> Comparison:
+    """Make ``report.html``, ``results.csv`` and ``results.json`` anew from the run folders.
+
+    Runs that finished since are read, wherever they were trained. Costs are those that were
+    measured before. Where the images cannot be read any more, the attention maps of the earlier
+    record stay.
+
+    Args:
+        out: The comparison's folder.
+        imports: Files that register mixers of one's own, if they are not where they were.
+        progress: Called with every :class:`keymix.compare.pool.Event`.
+
+    Returns:
+        The results.
+
+    Raises:
+        UserError: If the folder holds no comparison, or no run of it is finished.
+    """
+    out = Path(out)
+    watch = progress or ignore
+    _check(out)
+    watch(Event(kind="stage", text="reading the runs"))
+    stamp = _stamp(out)
+    before = _record(out)
+    there = manifest.read(out)
+    plan = manifest.plan_of(out, there, before)
+    if imports:
+        plan = replace(plan, imports=tuple(str(Path(path).resolve()) for path in imports))
+    command = str(there.planned.get("command") or before.get("command") or "keymix compare")
+    runs = gather.read_runs(plan, images=there.images, failures=_failures(before))
+    data = next((reading.data for reading in runs if reading.answers is not None), None)
+    if data is None:
+        raise UserError(
+            f"no run of the comparison in {str(out)!r} is finished yet. Go on with: {command}"
+        )
+    table, measured = cost_store.known(plan, data, before)
+    watch(Event(kind="stage", text="reading attention maps"))
+    maps, note = _maps(plan, there, runs, before)
+    record = gather.make_record(
+        plan,
+        data,
+        runs,
+        command=command,
+        costs=table,
+        measured=measured,
+        processes=_number("processes", there, before),
+        threads=_number("threads", there, before),
+        **maps,
+    )
+    if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
+        return Comparison(out=out, record=_record(out))
+    write(record, out)
+    return Comparison(out=out, record=record, notes=(note,) if note else ())
+
+
+def _check(out: Path) -> None:
+    from keymix.train.files import RECIPE
+
+    if (out / MANIFEST).is_file():
+        return
+    if not out.exists():
+        raise UserError(
+            f"there is no folder {str(out)!r}. Name the one given as --out to `keymix compare`."
+        )
+    if (out / RECIPE).is_file():
+        raise UserError(
+            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` tells how good "
+            "it is."
+        )
+    raise UserError(
+        f"{str(out)!r} holds no comparison: it has no {MANIFEST}. Name the folder given as --out "
+        "to `keymix compare`."
+    )
+
+
+def _stamp(out: Path) -> int | None:
+    path = out / folder.RESULTS
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _record(out: Path) -> dict[str, Any]:
+    """Return the earlier record, of any format; an empty one if there is none or it is damaged."""
+    from keymix.train.files import read_json
+
+    try:
+        return read_json(out / folder.RESULTS)
+    except UserError:
+        return {}
+
+
+def _failures(before: dict[str, Any]) -> dict[tuple[str, int], str]:
+    """Return why runs failed when they were last tried."""
+    if before.get("format") != FORMAT:
+        return {}
+    return {
+        (run["mixer"], run["seed"]): run["reason"]
+        for run in before["runs"]
+        if run["status"] == "failed"
+    }
+
+
+def _number(key: str, there: Manifest, before: dict[str, Any]) -> int:
+    return int(there.planned.get(key) or before.get(key) or 1)
+
+
+def _maps(
+    plan: Plan, there: Manifest, runs: Sequence[Reading], before: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Read attention and collapse; where that cannot be done, keep the earlier ones and say why."""
+    from keymix.compare import maps
+    from keymix.mixers.registry import import_file
+    from keymix.train.model import load_data
+
+    try:
+        for path in plan.imports:
+            import_file(path)
+        images = load_data(plan.recipe.data)
+        found = images.record()
+        if any(found[key] != value for key, value in there.images.items()):
+            raise UserError(f"the data {images.spec!r} has changed since")
+        seed, models = gather.trained_models(plan, runs)
+        read = {
+            "attention": maps.attention(models, images, pooling=plan.pooling, seed=seed),
+            "collapse": maps.collapse(models, images, seed=seed),
+        }
+    except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
+        same = before.get("format") == FORMAT
+        kept = {key: before.get(key) if same else None for key in ("attention", "collapse")}
+        what = "kept as they were" if kept["attention"] else "left out"
+        return kept, f"attention maps are {what}: {reason(error)}"
+    return read, ""

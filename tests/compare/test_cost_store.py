@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Costs are measured once, and again where they would not hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from few_digits import small
+
+from keymix.compare.pool import Event
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[list[str]]:
+    """What was measured, call by call."""
+    from keymix.analysis import measure
+
+    calls: list[list[str]] = []
+    really = measure.measure_interleaved
+
+    def watched(models: Any, *args: Any, **options: Any) -> Any:
+        if options["batch_size"] > 1 or options["repeats"] > 3:  # not the choice of the effort
+            calls.append(list(models))
+        return really(models, *args, **options)
+
+    monkeypatch.setattr(measure, "measure_interleaved", watched)
+    return calls
+
+
+def test_costs_are_measured_once_and_joined_by_those_of_new_mixers(tmp_path, measured):
+    said: list[str] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "stage":
+            said.append(event.text)
+
+    first = small(tmp_path / "out", controls=False)
+    assert measured == [["softmax", "static_key"]]
+    again = small(tmp_path / "out", controls=False, progress=watch)
+    assert len(measured) == 1
+    assert not any("cost" in text for text in said)
+    assert again.record["costs"] == first.record["costs"]
+    assert again.record["measured"] == first.record["measured"]
+    (when,) = first.record["measured"]["when"]
+    assert when["measured"] in first.record["measured"]["text"]
+
+    grown = small(tmp_path / "out", mixers="mhsa,ska,kv", controls=False, progress=watch)
+    assert measured[1:] == [["key_value"]]
+    assert "measuring cost: key_value" in said
+    for label in ("softmax", "static_key"):
+        assert grown.record["costs"][label] == first.record["costs"][label]
+    assert grown.record["measured"]["batch_size"] == first.record["measured"]["batch_size"]
+    if grown.record["costs"]["key_value"]["measured"] != when["measured"]:
+        assert "Not all were measured together" in grown.record["measured"]["text"]
+
+
+def test_on_another_machine_all_are_measured_again_and_it_is_said(tmp_path, measured):
+    said: list[str] = []
+    small(tmp_path / "out", controls=False)
+    path = tmp_path / "out" / "costs.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert kept["setting"]["threads"] == "1"
+    kept["setting"]["machine"] = "a pocket calculator, 1 cores"
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    small(tmp_path / "out", controls=False, progress=lambda event: said.append(event.text))
+    assert measured[1:] == [["softmax", "static_key"]]
+    (line,) = [text for text in said if "cost" in text]
+    assert line.startswith("measuring cost again, since it was measured with other machine (a pock")
+
+
+def test_a_damaged_store_is_measured_anew_and_overwrite_forgets_it(tmp_path, measured):
+    small(tmp_path / "out", controls=False)
+    (tmp_path / "out" / "costs.json").write_text('{"costs": []}', encoding="utf-8")
+    small(tmp_path / "out", controls=False)
+    assert len(measured) == 2
+    small(tmp_path / "out", controls=False, overwrite=True)
+    assert len(measured) == 3
