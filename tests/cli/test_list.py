@@ -55,6 +55,16 @@ def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(json.loads(run(capsys, "--json"))) == {"models", "mixers", "recipes", "data"}
 
 
+def test_data_sets_tell_how_to_write_them_and_whether_they_download(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = {line.split("\t")[0]: line.split("\t") for line in run(capsys, "data").splitlines()}
+    assert rows["data"] == ["data", "comes from", "what it is"]
+    assert rows["cifar10[:ROOT]"][1] == rows["hf:OWNER/NAME"][1] == "a download"
+    assert rows["digits"][1] == rows["imagenet:PATH"][1] == "this machine"
+    assert run(capsys, "data", "svhn").splitlines()[1].startswith("svhn[:ROOT]\t")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

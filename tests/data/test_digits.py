@@ -11,6 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from keymix.data import ImageData, load
+from keymix.data.sources.base import Faults
 from keymix.data.sources.digits import open_source
 from keymix.errors import UserError
 
@@ -21,7 +22,7 @@ def digits() -> ImageData:
 
 
 def test_every_digit_is_whole_at_one_of_25_places() -> None:
-    table, bunch = open_source("").train, load_digits()
+    table, bunch = open_source("", Faults()).train, load_digits()
     places = set()
     for i, small in enumerate(np.rint(bunch.images * (255 / 16)).astype(np.uint8)):
         canvas = np.asarray(table.open(i))
@@ -36,7 +37,7 @@ def test_every_digit_is_whole_at_one_of_25_places() -> None:
 
 
 def test_places_are_spread_evenly_and_independent_of_the_label() -> None:
-    table = open_source("").train
+    table = open_source("", Faults()).train
     column_sums = np.stack([np.asarray(table.open(i)).sum(0) for i in range(len(table))])
     centres = (column_sums * np.arange(12)).sum(1) / column_sums.sum(1)
     means = [centres[table.labels == digit].mean() for digit in range(10)]

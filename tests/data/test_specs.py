@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from keymix.data.specs import SPECS, parse
+from keymix.data.specs import SPECS, kind_of, parse
 from keymix.errors import UserError
 
 
 @pytest.mark.parametrize("row", SPECS, ids=lambda row: row.name)
 def test_every_spec_names_a_module_that_opens_sources(row) -> None:
-    assert callable(importlib.import_module(row.module).open_source)
+    assert callable(getattr(importlib.import_module(row.module), row.function))
     assert row.summary
 
 
@@ -32,7 +32,10 @@ def test_specs_split_at_the_first_colon() -> None:
         ("folder", "Write folder:PATH"),
         ("folder:", "Write folder:PATH"),
         ("digits:8", "Write digits"),
-        ("zzz:there", "unknown data 'zzz'. Choose from digits, folder, parquet."),
+        ("zzz:there", "unknown data 'zzz'. Choose from cifar10, cifar100, digits, fashion_mnist,"),
+        ("cifr10", "Did you mean 'cifar10'"),
+        ("cifar10:", "Write cifar10 or cifar10:ROOT"),
+        ("hf", "Write hf:OWNER/NAME"),
     ],
 )
 def test_bad_specs_are_answered_with_the_remedy(spec: str, message: str) -> None:
@@ -47,6 +50,33 @@ def test_a_bare_path_is_answered_with_its_kind(tmp_path: Path) -> None:
     (tmp_path / "train-0.parquet").touch()
     with pytest.raises(UserError, match=f"Write parquet:{tmp_path}"):
         parse(str(tmp_path))
+
+
+def test_an_argument_in_brackets_may_be_left_out() -> None:
+    assert parse("cifar10")[1] == ""
+    assert parse("cifar10:~/images")[1] == "~/images"
+    assert [row.usage for row in SPECS if row.name in ("digits", "svhn", "folder")] == [
+        "digits",
+        "svhn[:ROOT]",
+        "folder:PATH",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folders", "kind"),
+    [
+        (["train/n01440764", "val/n01440764"], "imagenet"),
+        (["train/n01440764", "val"], "imagenet"),
+        (["ILSVRC/Data"], "imagenet"),
+        (["train/n01440764", "train/cat", "val"], "folder"),
+        (["train/n01440764"], "folder"),
+        (["n01440764"], "folder"),
+    ],
+)
+def test_the_kind_of_a_folder_is_told(tmp_path: Path, folders: list[str], kind: str) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    assert kind_of(tmp_path) == kind
 
 
 def test_specs_and_augment_load_without_torch() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keymix.data.carve import carve
-from keymix.data.sources.base import Source
+from keymix.data.sources.base import Faults, Source
 from keymix.data.sources.digits import open_source
 from keymix.data.splits import choose, digest, rest
 from keymix.data.streams import Stream
@@ -64,7 +64,7 @@ def test_digest_tells_rows_and_tables_apart() -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Source:
-    return open_source("")
+    return open_source("", Faults())
 
 
 @pytest.mark.parametrize("limit", [None, 20, 300])

@@ -71,7 +71,15 @@ def build() -> dict[str, list[dict[str, Any]]]:
         "models": _models(),
         "mixers": _mixers(),
         "recipes": [{"name": n, "summary": recipes.summary(n)} for n in recipes.names()],
-        "data": [{"name": s.usage, "summary": s.summary} for s in SPECS],
+        "data": [
+            {
+                "name": s.usage,
+                "aliases": [s.name] if s.name != s.usage else [],
+                "downloads": s.downloads,
+                "summary": s.summary,
+            }
+            for s in SPECS
+        ],
     }
 
 

@@ -84,6 +84,8 @@ def _cells(kind: str, row: Row) -> list[str]:
     if kind == "mixers":
         note = " (control)" if row["control"] else ""
         return [row["name"], ", ".join(row["aliases"]), row["summary"] + note]
+    if kind == "data":
+        return [row["name"], "a download" if row["downloads"] else "this machine", row["summary"]]
     return [row["name"], row["summary"]]
 
 
@@ -91,7 +93,7 @@ HEADINGS = {
     "models": ["model", "mixer", "input", "params"],
     "mixers": ["mixer", "alias", "what it is"],
     "recipes": ["recipe", "what it is"],
-    "data": ["data", "what it is"],
+    "data": ["data", "comes from", "what it is"],
 }
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from keymix.data import measure, splits
 from keymix.data.carve import carve
 from keymix.data.decode import Size, checked_size, convert, evaluation_array, reading
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
-from keymix.data.sources.base import Source, Table
+from keymix.data.sources.base import Faults, Table
 from keymix.data.specs import parse
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
@@ -175,14 +174,15 @@ def load(
     size = None if image_size is None else checked_size(image_size)
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
-    source: Source = importlib.import_module(entry.module).open_source(argument)
+    source = entry.open(argument, Faults())
     parts, notes = carve(source, spec, limit, val_fraction, split_seed)
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
     left_out: list[LeftOut] = []
     if skip_corrupt:
         parts, tables, left_out = sieve(parts, tables, source, spec)
         notes += left_out_note(left_out)
-    size, pixels = _pixels(tables, source.in_chans, size)
+    size, pixels = _pixels(tables, source.in_chans, size or source.image_size)
+    notes += _resized(tables, size)
     made = {
         name: Split(
             name=name,
@@ -249,6 +249,15 @@ def _pixels(
     if not small(size):
         return size, dict.fromkeys(tables)
     return size, {name: measure.decode_all(table, size, in_chans) for name, table in tables.items()}
+
+
+def _resized(tables: dict[str, Table], size: Size) -> list[str]:
+    """Note that images which a source has as pixels got another size."""
+    own = {held.shape[2:] for table in tables.values() if (held := table.held) is not None}
+    return [
+        f"images of {own_size[0]}x{own_size[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
+        for own_size in own - {size}
+    ]
 
 
 def _statistics(train: Split) -> tuple[tuple[float, ...], tuple[float, ...], str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -18,6 +18,10 @@ from keymix.data.streams import IntArray, Stream, hash64
 _T = TypeVar("_T")
 
 STATISTICS_SAMPLE = 2000
+LARGE = 100_000  # images: of a larger table, headers and contents are read of a sample only
+_OF_ALL = "length and first 64 KiB of the encoded images, and labels"
+_OF_SAMPLE = "name and length of the image files, first 64 KiB of a fixed sample of 2,000 a split, and labels"
+_WHATS = ("pixels and labels", _OF_ALL, _OF_SAMPLE)  # from the strictest to the loosest
 REMEDY = (
     "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
     "`keymix data check` names them all."
@@ -33,6 +37,8 @@ def header_size(table: Table, i: int) -> Size:
     Raises:
         UserError: If the image is damaged; it is named.
     """
+    if table.held is not None:
+        return (table.held.shape[2], table.held.shape[3])
     with reading(table.name(i), REMEDY), table.open(i) as image:
         size = (image.height, image.width)
         image.verify()
@@ -40,14 +46,21 @@ def header_size(table: Table, i: int) -> Size:
 
 
 def header_sizes(tables: Sequence[Table]) -> set[Size]:
-    """Check the header of every image and give the sizes that occur."""
+    """Check the headers of images and give the sizes that occur.
+
+    Of a table with more than 100,000 images a fixed sample of 2,000 is checked.
+    """
     sizes: set[Size] = set()
     for table in tables:
+        rows = sample(len(table)).tolist() if len(table) > LARGE else range(len(table))
 
-        def check(rows: range, table: Table = table) -> set[Size]:
-            return {header_size(table, i) for i in rows}
+        def check(some: range, table: Table = table, rows: Sequence[int] = rows) -> set[Size]:
+            return {header_size(table, rows[k]) for k in some}
 
-        sizes.update(*_in_chunks(len(table), check))
+        if table.held is not None:
+            sizes.add(header_size(table, 0))
+            continue
+        sizes.update(*_in_chunks(len(rows), check))
     return sizes
 
 
@@ -65,8 +78,8 @@ def decode_all(
     Raises:
         UserError: If an image is damaged; it is named.
     """
-    if table.held is not None and table.held.shape[1:] == (in_chans, *size):
-        return table.held
+    if table.held is not None:
+        return _fitted(table, table.held, size, in_chans)
     pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
 
     def decode(rows: range) -> bool:
@@ -78,6 +91,21 @@ def decode_all(
         return True
 
     return pixels if all(_in_chunks(len(table), decode)) else None
+
+
+def _fitted(table: Table, held: NDArray[np.uint8], size: Size, in_chans: int) -> NDArray[np.uint8]:
+    """Resize pixels where they have another size, and repeat grey ones to ``in_chans``."""
+    count, channels = held.shape[:2]
+    if held.shape[2:] != size:
+        resized = np.empty((count, channels, *size), dtype=np.uint8)
+
+        def resize(rows: range) -> None:
+            for i in rows:
+                resized[i] = evaluation_array(table.open(i), size, channels, 1.0)
+
+        _in_chunks(count, resize)
+        held = resized
+    return held if channels == in_chans else np.repeat(held, in_chans, axis=1)
 
 
 def broken(table: Table, in_chans: int) -> dict[int, str]:
@@ -156,7 +184,7 @@ def fingerprint(
         The hash, and what of an image went into it.
     """
     whole = hashlib.sha256()
-    what = "pixels and labels"
+    what = _WHATS[0]
     for name, table in tables.items():
         held = pixels[name]
         whole.update(f"{name} {len(table)}\n".encode())
@@ -167,10 +195,12 @@ def fingerprint(
             whole.update(f"{held.shape}\n".encode())
             whole.update(held.data)
             continue
-        what = "length and first 64 KiB of the encoded images, and labels"
+        large = len(table) > LARGE
+        read = frozenset(sample(len(table)).tolist()) if large else range(len(table))
+        what = max(what, _OF_ALL if not large else _OF_SAMPLE, key=_WHATS.index)
 
-        def digests(rows: range, table: Table = table) -> bytes:
-            return b"".join(table.digest(i) for i in rows)
+        def digests(rows: range, table: Table = table, read: Container[int] = read) -> bytes:
+            return b"".join(table.digest(i, content=i in read) for i in rows)
 
         for digest in _in_chunks(len(table), digests):
             whole.update(digest)

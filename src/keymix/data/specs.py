@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of data specs, ``NAME`` or ``NAME:PATH``. Reading it costs no heavy import."""
+"""The table of data specs, ``NAME`` or ``NAME:ARGUMENT``. Reading it costs no heavy import."""
 
 from __future__ import annotations
 
+import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from keymix.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from keymix.data.sources.base import Faults, Source
+
+_WORDNET_ID = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,21 +23,50 @@ class DataSpec:
 
     Args:
         name: What stands before the colon.
-        argument: What stands after it (``"PATH"``), or nothing.
+        argument: What stands after it (``"PATH"``), in brackets where it may be left out
+            (``"[ROOT]"``), or nothing.
         summary: One line of help.
-        module: The module whose ``open_source(argument)`` opens it.
+        module: The module that opens it.
+        function: Its function there, which takes the argument and a `sources.base.Faults`.
+        downloads: Whether it comes from the network the first time.
     """
 
     name: str
     argument: str
     summary: str
     module: str
+    function: str = "open_source"
+    downloads: bool = False
+
+    @property
+    def optional(self) -> bool:
+        """Whether the argument may be left out."""
+        return not self.argument or self.argument.startswith("[")
 
     @property
     def usage(self) -> str:
-        """How to write it: ``digits``, ``folder:PATH``."""
-        return f"{self.name}:{self.argument}" if self.argument else self.name
+        """How to write it: ``digits``, ``folder:PATH``, ``cifar10[:ROOT]``."""
+        if not self.argument:
+            return self.name
+        if self.optional:
+            return f"{self.name}[:{self.argument[1:-1]}]"
+        return f"{self.name}:{self.argument}"
 
+    def open(self, argument: str, faults: Faults) -> Source:
+        """Open the images.
+
+        Args:
+            argument: What stood after the colon.
+            faults: What to do about faults of the data: raise, or collect them.
+
+        Raises:
+            UserError: If nothing can be opened, or on a fault that is not collected.
+        """
+        opener = getattr(importlib.import_module(self.module), self.function)
+        return cast("Source", opener(argument, faults))
+
+
+_SMALL = "keymix.data.sources.torchvision_sets"
 
 SPECS: tuple[DataSpec, ...] = (
     DataSpec(
@@ -40,10 +77,48 @@ SPECS: tuple[DataSpec, ...] = (
         module="keymix.data.sources.digits",
     ),
     DataSpec(
+        name="cifar10",
+        argument="[ROOT]",
+        summary="60,000 colour images of 32x32 pixels in 10 classes, 170 MB",
+        module=_SMALL,
+        function="open_cifar10",
+        downloads=True,
+    ),
+    DataSpec(
+        name="cifar100",
+        argument="[ROOT]",
+        summary="60,000 colour images of 32x32 pixels in 100 classes, 169 MB",
+        module=_SMALL,
+        function="open_cifar100",
+        downloads=True,
+    ),
+    DataSpec(
+        name="svhn",
+        argument="[ROOT]",
+        summary="99,289 house-number digits of 32x32 pixels, without the extra set, 246 MB",
+        module=_SMALL,
+        function="open_svhn",
+        downloads=True,
+    ),
+    DataSpec(
+        name="fashion_mnist",
+        argument="[ROOT]",
+        summary="70,000 grey images of 28x28 pixels, resized to 32x32 and three channels, 31 MB",
+        module=_SMALL,
+        function="open_fashion_mnist",
+        downloads=True,
+    ),
+    DataSpec(
         name="folder",
         argument="PATH",
         summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
         module="keymix.data.sources.folder",
+    ),
+    DataSpec(
+        name="imagenet",
+        argument="PATH",
+        summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
+        module="keymix.data.sources.imagenet",
     ),
     DataSpec(
         name="parquet",
@@ -51,6 +126,13 @@ SPECS: tuple[DataSpec, ...] = (
         summary="Hugging Face image layout: a parquet file, or a folder of train-*.parquet, "
         "test-*.parquet, validation-*.parquet",
         module="keymix.data.sources.parquet",
+    ),
+    DataSpec(
+        name="hf",
+        argument="OWNER/NAME",
+        summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
+        module="keymix.data.sources.hf",
+        downloads=True,
     ),
 )
 
@@ -65,14 +147,16 @@ def parse(spec: str) -> tuple[DataSpec, str]:
     known = {s.name: s for s in SPECS}
     if name not in known:
         if Path(spec).expanduser().exists():
-            kind = "parquet" if _holds_parquet(Path(spec).expanduser()) else "folder"
+            kind = kind_of(Path(spec).expanduser())
             raise UserError(f"data {spec!r} is a path without its kind. Write {kind}:{spec}")
         raise unknown("data", name, known)
     row = known[name]
-    if row.argument and not argument:
-        raise UserError(f"data {spec!r} needs its {row.argument}. Write {row.usage}")
-    if colon and not row.argument:
+    if not row.argument and colon:
         raise UserError(f"data {spec!r}: {name} takes nothing after the name. Write {row.usage}")
+    if not argument and (colon or not row.optional):
+        argument = row.argument.strip("[]")
+        usage = f"{name} or {name}:{argument}" if row.optional else row.usage
+        raise UserError(f"data {spec!r} needs its {argument}. Write {usage}")
     return row, argument
 
 
@@ -86,6 +170,33 @@ def existing_path(spec_name: str, argument: str) -> Path:
     if not path.exists():
         raise UserError(f"data {spec_name}:{argument}: there is no {str(path)!r}. Check the path.")
     return path
+
+
+def existing_folder(spec_name: str, argument: str) -> Path:
+    """Make the folder behind ``spec_name:argument``.
+
+    Raises:
+        UserError: If nothing is there, or a file.
+    """
+    path = existing_path(spec_name, argument)
+    if not path.is_dir():
+        raise UserError(
+            f"data {spec_name}:{argument}: {path} is a file. Give the folder of the classes."
+        )
+    return path
+
+
+def kind_of(path: Path) -> str:
+    """Tell by what lies there which spec a path belongs to: parquet, imagenet or folder."""
+    if _holds_parquet(path):
+        return "parquet"
+    if (path / "ILSVRC").is_dir():
+        return "imagenet"
+    if (path / "train").is_dir() and (path / "val").is_dir():
+        inside = [p.name for p in (path / "train").iterdir() if p.is_dir()]
+        if inside and all(_WORDNET_ID.fullmatch(name) for name in inside):
+            return "imagenet"
+    return "folder"
 
 
 def _holds_parquet(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.streams import IntArray
+from keymix.errors import UserError
 
+_STRETCH = 1024
 _HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a large set
 
 
@@ -38,12 +40,65 @@ class Table(ABC):
         """Open image ``i`` without decoding it. Pillow's errors pass through."""
 
     @abstractmethod
-    def digest(self, i: int) -> bytes:
-        """Hash enough of the encoded image ``i`` to notice another one in its place."""
+    def digest(self, i: int, *, content: bool = True) -> bytes:
+        """Hash enough of the encoded image ``i`` to notice another one in its place.
+
+        Args:
+            i: The image.
+            content: Whether some of its content is read from disk for it.
+        """
 
     @abstractmethod
     def select(self, rows: IntArray) -> Table:
         """Make the table of ``rows`` (ascending); a source may read what it needs for them here."""
+
+    def stretches(self) -> Iterator[IntArray]:
+        """Cut the table into rows that are read well together, in order."""
+        for start in range(0, len(self), _STRETCH):
+            yield np.arange(start, min(len(self), start + _STRETCH), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with the data as a whole.
+
+    Args:
+        kind: What, in a few words that are the same for all faults of the kind.
+        message: The line for the user, with culprit and remedy.
+        culprit: The folder, file or row alone.
+    """
+
+    kind: str
+    message: str
+    culprit: str
+
+
+class Faults:
+    """What to do about faults of the data: raise the first, or collect them and go on.
+
+    Args:
+        collect: Collect them.
+    """
+
+    def __init__(self, *, collect: bool = False) -> None:
+        self.collect = collect
+        self.found: list[Fault] = []
+        self.strangers: list[str] = []
+
+    def tell(self, kind: str, culprit: object, message: str) -> None:
+        """Take a fault that training must not meet.
+
+        Raises:
+            UserError: With the message, unless faults are collected.
+        """
+        if not self.collect:
+            raise UserError(message)
+        self.found.append(Fault(kind, message, str(culprit)))
+
+    def stranger(self, file: object) -> None:
+        """Take a file among the images that is none by its name."""
+        if self.collect:
+            self.strangers.append(str(file))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +111,8 @@ class Source:
         val: The source's own validation split, if it has one.
         test: The source's own test split, if it has one.
         in_chans: Channels of an image, 1 or 3.
+        image_size: Height and width that images get where the user names no size; None takes their
+            own.
         test_fraction: Share of ``train`` carved as test where the source has no split for it.
         notes: What a reader of a result should know about the source.
     """
@@ -65,6 +122,7 @@ class Source:
     val: Table | None = None
     test: Table | None = None
     in_chans: int = 3
+    image_size: tuple[int, int] | None = None
     test_fraction: float = 0.2
     notes: tuple[str, ...] = ()
 

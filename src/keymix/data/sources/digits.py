@@ -8,13 +8,10 @@ of tokens; a digit that may lie at any of 25 places makes tokens talk to each ot
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
-from keymix.data.sources.base import Source, Table
+from keymix.data.sources.arrays import Arrays
+from keymix.data.sources.base import Faults, Source
 from keymix.data.streams import IntArray, Stream, hash64
 
 CANVAS = 12  # pixels a side
@@ -22,7 +19,7 @@ _DIGIT = 8
 _PLACE_SEED = 20260  # fixed: the place of image i is part of the data set, not of a split
 
 
-def open_source(argument: str) -> Source:
+def open_source(argument: str, faults: Faults) -> Source:
     """Open the digits; they have no split of their own, so the test split (25 %) is carved."""
     from sklearn.datasets import load_digits
 
@@ -32,10 +29,9 @@ def open_source(argument: str) -> Source:
     canvas = np.zeros((len(small), CANVAS, CANVAS), dtype=np.uint8)
     for image, digit, (top, left) in zip(canvas, small, places, strict=True):
         image[top : top + _DIGIT, left : left + _DIGIT] = digit
-    rows = np.arange(len(small), dtype=np.int64)
     return Source(
         classes=tuple(str(d) for d in range(10)),
-        train=_Digits(canvas, bunch.target.astype(np.int64), rows),
+        train=Arrays("digits", canvas[:, None], bunch.target.astype(np.int64)),
         in_chans=1,
         test_fraction=0.25,
         notes=(f"digits of 8x8 pixels, each at its own place on a {CANVAS}x{CANVAS} canvas",),
@@ -48,22 +44,3 @@ def _places(count: int) -> IntArray:
     rows = np.arange(count, dtype=np.int64)
     place = (hash64(_PLACE_SEED, Stream.PLACE, rows) % np.uint64(side * side)).astype(np.int64)
     return np.stack([place // side, place % side], axis=1)
-
-
-class _Digits(Table):
-    def __init__(self, pixels: NDArray[np.uint8], labels: IntArray, rows: IntArray) -> None:
-        self.labels = labels
-        self._pixels = pixels
-        self._rows = rows
-
-    def name(self, i: int) -> str:
-        return f"digits image {self._rows[i]}"
-
-    def open(self, i: int) -> Image.Image:
-        return Image.fromarray(self._pixels[i])
-
-    def digest(self, i: int) -> bytes:
-        return hashlib.sha256(self._pixels[i].tobytes()).digest()
-
-    def select(self, rows: IntArray) -> Table:
-        return _Digits(self._pixels[rows], self.labels[rows], self._rows[rows])

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from keymix.data.sources.base import Source, Table, head_digest, some
-from keymix.data.specs import existing_path
+from keymix.data.sources.base import Faults, Source, Table, head_digest, some
+from keymix.data.specs import existing_folder
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
@@ -20,108 +21,156 @@ SUFFIXES = frozenset(
 _VALIDATION = ("val", "validation", "valid")
 
 
-def open_source(argument: str) -> Source:
+def open_source(argument: str, faults: Faults) -> Source:
     """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``.
 
     Raises:
-        UserError: If there is one class only, a class without images, or a class in another split
-            that train does not have.
+        UserError: If there are no class folders, or no training images; on one class only, a class
+            without images, or a class in another split that train does not have, unless ``faults``
+            collects these.
     """
-    root = existing_path("folder", argument)
-    if not root.is_dir():
-        raise UserError(
-            f"data folder:{argument}: {root} is a file. Give the folder of the classes."
-        )
-    inside = _folders(root)
+    root = existing_folder("folder", argument)
+    inside = folders(root)
     if "train" not in inside:
         if inside and set(inside) <= {"test", *_VALIDATION}:
             raise UserError(f"{root} has {' and '.join(inside)}, but no folder train. Add it.")
-        return _flat(root, root, ())
+        classes, train, notes = training(root, root, faults)
+        return Source(classes=tuple(classes), train=train, notes=notes)
     held_out = [name for name in _VALIDATION if name in inside]
     if len(held_out) > 1:
         raise UserError(f"{root} has both {' and '.join(held_out)}. Keep one of them.")
-    known = {"train", "test", *held_out}
-    left = sorted(set(inside) - known)
-    notes = (f"folders left out: {some(left)}",) if left else ()
-    source = _flat(root, root / "train", notes)
+    left = sorted(set(inside) - {"train", "test", *held_out})
+    classes, train, notes = training(root, root / "train", faults)
+    if left:
+        notes = (f"folders left out: {some(left)}", *notes)
     others = {
-        name: _table(root, root / name, source.classes)
+        name: class_table(root, root / name, classes, faults)
         for name in (*held_out, "test")
         if name in inside
     }
     return Source(
-        classes=source.classes,
-        train=source.train,
+        classes=tuple(classes),
+        train=train,
         val=others.get(held_out[0]) if held_out else None,
         test=others.get("test"),
         notes=notes,
     )
 
 
-def _flat(root: Path, folder: Path, notes: tuple[str, ...]) -> Source:
-    classes = tuple(_folders(folder))
+def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table, tuple[str, ...]]:
+    """Find the classes and the training images below ``folder``.
+
+    Args:
+        root: The data set's folder; images are hashed with their path below it.
+        folder: The folder of the class folders.
+        faults: What to do about one class only, and an empty one.
+
+    Returns:
+        The classes, the images, and notes.
+
+    Raises:
+        UserError: If there is nothing; on faults, unless they are collected.
+    """
+    classes = folders(folder)
     if not classes:
         raise UserError(
             f"{folder} has no folders inside. Lay the images as {folder.name}/<class>/<image>."
         )
     if len(classes) == 1:
-        raise UserError(
-            f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each."
+        faults.tell(
+            "one class",
+            folder,
+            f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each.",
         )
-    loose = [file for file in folder.iterdir() if _is_image(file)]
-    if loose:
-        notes += (f"{len(loose)} images beside the class folders are left out",)
-    return Source(classes=classes, train=_table(root, folder, classes), notes=notes)
+    loose = sum(is_image(file.name) for file in folder.iterdir() if file.is_file())
+    notes = (f"{loose} images beside the class folders are left out",) if loose else ()
+    return classes, class_table(root, folder, classes, faults), notes
 
 
-def _table(root: Path, folder: Path, classes: Sequence[str]) -> Table:
-    files: list[Path] = []
+def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) -> Table:
+    """List the images of ``folder``'s class folders.
+
+    A class that is not among ``classes`` is a fault; where faults are collected, it is added.
+    """
+    files: list[str] = []
     labels: list[int] = []
-    for name in _folders(folder):
+    for name in folders(folder):
         if name not in classes:
-            raise UserError(
+            faults.tell(
+                "unknown class",
+                folder / name,
                 f"{folder / name}: class {name!r} is not in train. "
-                "Add training images of it, or remove the folder."
+                "Add training images of it, or remove the folder.",
             )
-        found = sorted(file for file in (folder / name).rglob("*") if _is_image(file))
+            classes.append(name)
+        found = images_below(folder / name, faults)
         if not found:
-            raise UserError(
-                f"{folder / name}: class {name!r} is empty. Add images, or remove the folder."
+            faults.tell(
+                "empty class",
+                folder / name,
+                f"{folder / name}: class {name!r} is empty. Add images, or remove the folder.",
             )
-        files += found
+        files += [os.path.relpath(file, root) for file in found]
         labels += [classes.index(name)] * len(found)
     if not files:
-        raise UserError(f"{folder} has no class folders. Add them, or remove the folder.")
-    return _Files(root, files, np.asarray(labels, dtype=np.int64))
+        raise UserError(f"{folder} has no images in class folders. Add some, or remove the folder.")
+    return Files(root, files, np.asarray(labels, dtype=np.int64))
 
 
-def _folders(path: Path) -> list[str]:
+def folders(path: Path) -> list[str]:
+    """List the visible folders inside, sorted."""
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+def is_image(name: str) -> bool:
+    """Tell by its name whether a file is an image and not hidden."""
+    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
 
 
-class _Files(Table):
-    def __init__(self, root: Path, files: Sequence[Path], labels: IntArray) -> None:
+def images_below(folder: Path, faults: Faults) -> list[str]:
+    """List the image files of a folder and those below it, sorted by path, one stat a folder."""
+    found = []
+    for where, _, names in os.walk(folder):
+        for name in names:
+            file = os.path.join(where, name)  # noqa: PTH118  # a million Paths would take a GB
+            if is_image(name):
+                found.append(file)
+            elif not name.startswith("."):
+                faults.stranger(file)
+    return sorted(found, key=lambda file: file.split(os.sep))  # noqa: PTH206
+
+
+class Files(Table):
+    """Image files.
+
+    Args:
+        root: The folder that the paths start from.
+        files: Paths below it.
+        labels: Class numbers.
+    """
+
+    def __init__(self, root: Path, files: Sequence[str], labels: IntArray) -> None:
         self.labels = labels
         self._root = root
         self._files = files
 
     def name(self, i: int) -> str:
-        return str(self._files[i])
+        """Give the file's path."""
+        return str(self._root / self._files[i])
 
     def open(self, i: int) -> Image.Image:
-        return Image.open(self._files[i])
+        """Open the file."""
+        return Image.open(self._root / self._files[i])
 
-    def digest(self, i: int) -> bytes:
-        file = self._files[i]
-        with file.open("rb") as stream:
-            head = stream.read(1 << 16)
-        return head_digest(
-            file.stat().st_size, file.relative_to(self._root).as_posix().encode() + head
-        )
+    def digest(self, i: int, *, content: bool = True) -> bytes:
+        """Hash length, path below the root and, with ``content``, the first 64 KiB."""
+        file = self._root / self._files[i]
+        head = b""
+        if content:
+            with file.open("rb") as stream:
+                head = stream.read(1 << 16)
+        return head_digest(file.stat().st_size, Path(self._files[i]).as_posix().encode() + head)
 
     def select(self, rows: IntArray) -> Table:
-        return _Files(self._root, [self._files[i] for i in rows], self.labels[rows])
+        """Keep the files of ``rows``."""
+        return Files(self._root, [self._files[i] for i in rows], self.labels[rows])

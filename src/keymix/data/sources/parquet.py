@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from keymix.data.sources.base import Source, Table, head_digest, some
+from keymix.data.sources.base import Faults, Source, Table, head_digest, some
 from keymix.data.specs import existing_path
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
@@ -39,31 +39,53 @@ class _Columns:
     names: tuple[str, ...] | None  # ClassLabel's
 
 
-def open_source(argument: str) -> Source:
+def open_source(argument: str, faults: Faults) -> Source:
     """Open a parquet file, or a folder of parquet files named by split.
 
     Raises:
-        UserError: If there are no files, no image column, no labels, or a label is out of range.
+        UserError: If there are no files, no image column or no labels; on an unreadable file, one
+            class only or a label out of range, unless ``faults`` collects these.
     """
-    path = existing_path("parquet", argument)
-    files, notes = _files(path)
+    files, notes = _files(existing_path("parquet", argument))
+    return open_files(files, notes, f"parquet:{argument}", faults)
+
+
+def open_files(
+    files: Mapping[str, list[Path]], notes: list[str], spec: str, faults: Faults
+) -> Source:
+    """Open parquet files that were sorted by split.
+
+    Args:
+        files: Those of ``train``, and of ``validation`` and ``test`` where there are any.
+        notes: What a reader of a result should know about them.
+        spec: The data spec, for messages.
+        faults: What to do about faults.
+
+    Raises:
+        UserError: As `open_source` does.
+    """
     columns = _columns(files["train"][0])
-    raw = {split: _Labels.read(paths, columns) for split, paths in files.items()}
+    raw = {split: _Labels.read(paths, columns, faults) for split, paths in files.items()}
     if "test" in raw and raw["test"].hidden():
         del raw["test"]
-        notes.append("the test split's labels are hidden (all -1), so it is not used")
+        notes = [*notes, "the test split's labels are hidden (all -1), so it is not used"]
     if not raw["train"].values:
-        raise UserError(f"data parquet:{argument} has no rows in {files['train'][0]}.")
-    classes, number = _classes(raw["train"], columns)
+        raise UserError(f"data {spec} has no rows in {files['train'][0]}.")
+    classes, number = _classes(raw["train"], columns, faults)
     tables = {
         split: _ParquetTable(labels.files, columns.image, number(labels), labels.starts)
         for split, labels in raw.items()
+        if labels.values
     }
     absent = np.setdiff1d(np.arange(len(classes)), tables["train"].labels)
     if len(classes) - len(absent) < 2:
-        raise UserError(f"data parquet:{argument} has one class only; at least 2 are needed.")
+        faults.tell(
+            "one class",
+            files["train"][0],
+            f"data {spec} has one class only; at least 2 are needed.",
+        )
     if len(absent):
-        notes.append(f"classes without training images: {some([classes[i] for i in absent])}")
+        notes = [*notes, f"classes without training images: {some([classes[i] for i in absent])}"]
     return Source(
         classes=classes,
         train=tables["train"],
@@ -170,18 +192,18 @@ class _Labels:
     starts: IntArray
 
     @staticmethod
-    def read(files: list[Path], columns: _Columns) -> _Labels:
+    def read(files: list[Path], columns: _Columns, faults: Faults) -> _Labels:
         values: list[Any] = []
-        starts = [0]
+        starts, good = [0], []
         for file in files:
-            parquet = _opened(file)
-            for name in (columns.image, columns.label):
-                if name not in parquet.schema_arrow.names:
-                    raise UserError(f"{file} has no column {name!r}, which other files have.")
-            with _readable(file):
-                values += parquet.read(columns=[columns.label]).column(0).to_pylist()
+            try:
+                values += _label_column(file, columns)
+            except UserError as error:
+                faults.tell("unreadable file", file, str(error))
+                continue
+            good.append(file)
             starts.append(len(values))
-        return _Labels(files, values, np.asarray(starts, dtype=np.int64))
+        return _Labels(good, values, np.asarray(starts, dtype=np.int64))
 
     def where(self, row: int) -> str:
         return _where(self.files, self.starts, row)
@@ -190,24 +212,33 @@ class _Labels:
         return bool(self.values) and all(v is None or v == -1 for v in self.values)
 
 
+def _label_column(file: Path, columns: _Columns) -> list[Any]:
+    parquet = _opened(file)
+    for name in (columns.image, columns.label):
+        if name not in parquet.schema_arrow.names:
+            raise UserError(f"{file} has no column {name!r}, which other files have.")
+    with _readable(file):
+        return list(parquet.read(columns=[columns.label]).column(0).to_pylist())
+
+
 def _where(files: Sequence[Path], starts: IntArray, row: int) -> str:
     file = int(np.searchsorted(starts, row, side="right")) - 1
     return f"{files[file]} row {row - int(starts[file])}"
 
 
 def _classes(
-    train: _Labels, columns: _Columns
+    train: _Labels, columns: _Columns, faults: Faults
 ) -> tuple[tuple[str, ...], Callable[[_Labels], IntArray]]:
-    """Make the names of the classes, and the function from labels as written to class numbers."""
+    """Make the names of the classes, and the function from labels as written to class numbers.
+
+    A bad label is a fault; where faults are collected, its number is -1.
+    """
     names = columns.names
     if names is not None:
         to_number: dict[Any, int] = {i: i for i in range(len(names))}
         to_number.update({name: i for i, name in enumerate(names)})
     else:
-        for row, value in enumerate(train.values):
-            if not isinstance(value, int | str) or value == -1:
-                raise _bad_label(train, columns, row)
-        distinct = set(train.values)
+        distinct = {v for v in train.values if isinstance(v, int | str) and v != -1}
         if len({type(v) for v in distinct}) > 1:
             raise UserError(f"{train.files[0]}: column {columns.label!r} mixes numbers and text.")
         to_number = {value: i for i, value in enumerate(sorted(distinct))}
@@ -218,17 +249,19 @@ def _classes(
         for row, value in enumerate(labels.values):
             known = to_number.get(value) if isinstance(value, int | str) else None
             if known is None:
-                raise _bad_label(labels, columns, row)
-            out[row] = known
+                _bad_label(labels, columns, row, faults)
+            out[row] = -1 if known is None else known
         return out
 
     return names, number
 
 
-def _bad_label(labels: _Labels, columns: _Columns, row: int) -> UserError:
-    value = labels.values[row]
+def _bad_label(labels: _Labels, columns: _Columns, row: int, faults: Faults) -> None:
+    value, where = labels.values[row], labels.where(row)
     why = "missing" if value is None else f"{value!r}, which is no class of the training data"
-    return UserError(f"{labels.where(row)}: {columns.label!r} is {why}. Correct or remove the row.")
+    faults.tell(
+        "bad label", where, f"{where}: {columns.label!r} is {why}. Correct or remove the row."
+    )
 
 
 class _ParquetTable(Table):
@@ -268,11 +301,22 @@ class _ParquetTable(Table):
         content = self._content(i)
         return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
 
-    def digest(self, i: int) -> bytes:
-        content = self._content(i)
-        if isinstance(content, Path):
-            content = content.read_bytes()
-        return head_digest(len(content), content)
+    def digest(self, i: int, *, content: bool = True) -> bytes:
+        held = self._content(i)
+        if isinstance(held, Path):
+            held = held.read_bytes() if content else str(held.stat().st_size).encode()
+        return head_digest(len(held), held)
+
+    def stretches(self) -> Iterator[IntArray]:
+        """Cut at the borders of files and of their row groups, which are read as a whole."""
+        borders = []
+        for file, start in zip(self._files, self._starts, strict=False):
+            metadata = _opened(file).metadata
+            groups = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+            borders.append(start + np.cumsum(groups, dtype=np.int64))
+        cuts = np.searchsorted(self._rows, np.concatenate(borders))
+        every = np.arange(len(self), dtype=np.int64)
+        yield from (stretch for stretch in np.split(every, cuts) if len(stretch))
 
     def select(self, rows: IntArray) -> Table:
         labels = self.labels[rows]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ImageNet (ILSVRC 2012) in folders named by WordNet id, or as Kaggle's download unpacks.
+
+Test is its validation split; validation is carved from train.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.sources.folder import Files, class_table, folders, images_below, training
+from keymix.data.specs import existing_folder
+from keymix.errors import UserError
+
+_KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
+_WORDS, _SOLUTION = "LOC_synset_mapping.txt", "LOC_val_solution.csv"
+_SIZE = (224, 224)
+
+
+def open_source(argument: str, faults: Faults) -> Source:
+    """Open ``PATH/{train,val}/<WordNet id>/``, or the folder that holds Kaggle's ``ILSVRC``.
+
+    Raises:
+        UserError: If train or val is missing, or the answers of a flat val; on an empty class or
+            one that train does not have, unless ``faults`` collects these.
+    """
+    root = existing_folder("imagenet", argument)
+    base = root / _KAGGLE if (root / _KAGGLE).is_dir() else root
+    missing = [name for name in ("train", "val") if not (base / name).is_dir()]
+    if missing:
+        raise UserError(
+            f"data imagenet:{argument}: {base} has no folder {' and no '.join(missing)}. Lay the "
+            "images as train/<WordNet id>/ and val/<WordNet id>/, or give the folder of ILSVRC."
+        )
+    ids, train, notes = training(root, base / "train", faults)
+    if folders(base / "val"):
+        val = class_table(root, base / "val", ids, faults)
+    else:
+        val = _flat(root, base, ids, faults)
+    words = _beside(root, base, _WORDS)
+    return Source(
+        classes=tuple(ids) if words is None else _named(ids, words),
+        train=train,
+        val=val,
+        image_size=_SIZE,
+        notes=notes,
+    )
+
+
+def _beside(root: Path, base: Path, name: str) -> Path | None:
+    """Find a file of Kaggle's: beside the images or a few folders above."""
+    for folder in dict.fromkeys((root, base, *base.absolute().parents[:3])):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
+    """List validation images that lie in one folder, with their classes from Kaggle's answers."""
+    solution = _beside(root, base, _SOLUTION)
+    if solution is None:
+        raise UserError(
+            f"{base / 'val'} has no class folders, and there is no {_SOLUTION} with its answers. "
+            "Sort the images into val/<WordNet id>/, or put that file beside ILSVRC."
+        )
+    with solution.open(encoding="utf-8", newline="") as stream:
+        answers = {row[0]: row[1].split(" ")[0] for row in csv.reader(stream) if len(row) > 1}
+    number = {wnid: i for i, wnid in enumerate(ids)}
+    files, labels = [], []
+    for file in images_below(base / "val", faults):
+        path = Path(file)
+        answer = answers.get(path.stem)
+        if answer not in number:
+            why = "has no answer" if answer is None else f"is {answer!r}, which train does not have"
+            faults.tell("bad label", file, f"{file} {why} ({solution}). Correct or remove it.")
+        files.append(str(path.relative_to(root)))
+        labels.append(number.get(answer, -1) if answer is not None else -1)
+    if not files:
+        raise UserError(f"{base / 'val'} has no images. Add them.")
+    return Files(root, files, np.asarray(labels, dtype=np.int64))
+
+
+def _named(ids: Sequence[str], words: Path) -> tuple[str, ...]:
+    """Name classes by the first word of each; those that share it get their ids beside it."""
+    pairs = (line.split(" ", 1) for line in words.read_text(encoding="utf-8").splitlines() if line)
+    first = {pair[0]: pair[-1].split(",")[0].strip() for pair in pairs}
+    names = [first.get(wnid, wnid) for wnid in ids]
+    shared = {name for name, count in Counter(names).items() if count > 1}
+    return tuple(
+        f"{name} ({wnid})" if name in shared else name
+        for name, wnid in zip(names, ids, strict=True)
+    )

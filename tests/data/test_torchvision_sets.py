@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CIFAR-10, CIFAR-100, SVHN and Fashion-MNIST: from archives in the real layouts, made small."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import archives
+import numpy as np
+import pytest
+from PIL import Image
+
+from keymix.data import load
+from keymix.data.sources import torchvision_sets
+from keymix.data.sources.arrays import Arrays
+from keymix.data.sources.base import Source
+from keymix.errors import UserError
+
+NAMES = ["cifar10", "cifar100", "svhn", "fashion_mnist"]
+NOWHERE = "http://127.0.0.1:9"  # the port "discard": nobody listens
+
+
+@pytest.fixture
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Serve a set's small archives; the server's record of requests comes with the root."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    with archives.served(shelf) as (address, asked):
+
+        def put(name: str) -> tuple[list[Path], list[str]]:
+            return archives.write(name, shelf, address, monkeypatch), asked
+
+        yield put
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write a set's small archives where no address leads to."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    return lambda name: archives.write(name, shelf, NOWHERE, monkeypatch)
+
+
+def place(name: str, root: Path) -> Path:
+    folder = root / "FashionMNIST" / "raw" if name == "fashion_mnist" else root
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def told(spec: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_set_is_downloaded_once_and_its_pixels_arrive_as_they_are(
+    online, tmp_path: Path, name: str
+) -> None:
+    _, asked = online(name)
+    data = load(f"{name}:{tmp_path / 'root'}", val_fraction=0.2)
+    assert any(line.startswith("GET") for line in asked)
+    assert [len(split) for split in data.splits] == [48, 12, 20]
+    assert data.image_size == (32, 32)
+    assert (data.in_chans, len(data.classes)) == (3, 10)
+    assert data.record()["cached"]
+    for split in data.splits:
+        wanted = archives.pixels(name, split.origin)[split.rows]
+        assert split.labels.tolist() == archives.labels(split.origin)[split.rows].tolist()
+        if name != "fashion_mnist":
+            assert (split.images.numpy() == wanted).all()
+    assert data.test.ids(3) == f"{name} test image 3"
+    asked.clear()
+    again = load(f"{name}:{tmp_path / 'root'}", val_fraction=0.2)
+    assert not asked
+    assert again.record() == data.record()
+
+
+def test_fashion_mnist_is_resized_and_repeated_and_says_so(online, tmp_path: Path) -> None:
+    online("fashion_mnist")
+    spec = f"fashion_mnist:{tmp_path / 'root'}"
+    data = load(spec)
+    image = Image.fromarray(archives.pixels("fashion_mnist", "test")[5, 0])
+    wanted = np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC))
+    assert (data.test.images[5].numpy() == wanted).all()  # all three channels
+    notes = data.record()["notes"]
+    assert "grey images, repeated to three channels" in notes
+    assert "images of 28x28 pixels resized to 32x32 (bicubic)" in notes
+    assert data.classes[0] == "T-shirt/top"
+    own = load(spec, image_size=28)
+    assert (own.test.images[:, 1].numpy() == archives.pixels("fashion_mnist", "test")[:, 0]).all()
+    assert not any("resized" in note for note in own.record()["notes"])
+
+
+def test_svhn_s_ten_is_zero_and_its_extra_set_is_not_used(online, tmp_path: Path) -> None:
+    online("svhn")
+    data = load(f"svhn:{tmp_path / 'root'}")
+    assert data.classes == tuple("0123456789")
+    assert data.test.labels[0] == 0
+    assert "the extra training images of SVHN are not used" in data.record()["notes"]
+
+
+def test_without_a_root_the_cache_folder_is_used(
+    online, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online("cifar10")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load("cifar10")
+    assert (tmp_path / "cache" / "keymix" / "cifar-10-batches-py").is_dir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert torchvision_sets.cache_folder() == tmp_path / "home" / ".cache" / "keymix"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_archives_put_there_by_hand_serve_without_a_network(
+    offline, tmp_path: Path, name: str
+) -> None:
+    for file in offline(name):
+        shutil.copy(file, place(name, tmp_path / "root"))
+    assert len(load(f"{name}:{tmp_path / 'root'}").test) == archives.TEST
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_network_the_line_tells_address_folder_and_ways_out(
+    offline, tmp_path: Path, name: str
+) -> None:
+    files, root = offline(name), tmp_path / "root"
+    line = told(f"{name}:{root}")
+    assert all(f"{NOWHERE}/{file.name}" in line for file in files)
+    for words in ("Connection refused", f"into {place(name, root)}", "or use hf:", "parquet:PATH"):
+        assert words in line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_an_archive_is_named(offline, tmp_path: Path, name: str) -> None:
+    files, root = offline(name), tmp_path / "root"
+    for file in files:
+        shutil.copy(file, place(name, root))
+    victim = place(name, root) / files[0].name
+    victim.write_bytes(victim.read_bytes()[:-40])
+    line = told(f"{name}:{root}")
+    assert f"{victim} is damaged or incomplete (its MD5 differs)" in line
+    assert f"Put {NOWHERE}/{victim.name} into" in line
+
+
+def test_half_an_archive_is_fetched_anew_where_there_is_a_network(online, tmp_path: Path) -> None:
+    (archive,), _ = online("cifar10")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / archive.name).write_bytes(archive.read_bytes()[:-40])
+    assert len(load(f"cifar10:{root}").test) == archives.TEST
+
+
+def test_a_server_that_sends_something_else_is_told(online, tmp_path: Path) -> None:
+    (archive,), _ = online("cifar10")
+    archive.write_bytes(b"<html>moved</html>")
+    line = told(f"cifar10:{tmp_path / 'root'}")
+    assert "cifar-10-python.tar.gz is damaged or incomplete (its MD5 differs)" in line
+
+
+def test_a_damaged_batch_is_unpacked_again(offline, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copy(offline("cifar10")[0], place("cifar10", root))
+    load(f"cifar10:{root}")
+    batch = root / "cifar-10-batches-py" / "data_batch_3"
+    batch.write_bytes(b"half")
+    assert len(load(f"cifar10:{root}").test) == archives.TEST
+
+
+def test_a_damaged_unpacked_file_of_fashion_mnist_is_told(offline, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for file in offline("fashion_mnist"):
+        shutil.copy(file, place("fashion_mnist", root))
+    spec = f"fashion_mnist:{root}"
+    load(spec)
+    raw = place("fashion_mnist", root) / "train-images-idx3-ubyte"
+    raw.write_bytes(raw.read_bytes()[:1000])
+    line = told(spec)
+    assert "the unpacked files in" in line
+    raw.unlink()
+    load(spec)
+
+
+def test_processes_that_start_together_download_once(online, tmp_path: Path) -> None:
+    _, asked = online("svhn")
+    with ThreadPoolExecutor(4) as pool:
+        specs = [f"svhn:{tmp_path / 'root'}"] * 4
+        sizes = list(pool.map(lambda spec: len(load(spec).test), specs))
+    assert sizes == [archives.TEST] * 4
+    # torchvision asks twice a file, the first time for redirections
+    assert sorted(asked) == ["GET /test_32x32.mat"] * 2 + ["GET /train_32x32.mat"] * 2
+
+
+def test_the_limit_on_waiting_is_taken_back(offline, tmp_path: Path) -> None:
+    offline("cifar10")
+    told(f"cifar10:{tmp_path}")
+    assert socket.getdefaulttimeout() is None
+
+
+def test_sixty_thousand_arrays_load_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)
+    table = Arrays("images", pixels, np.arange(60_000) % 10)
+    source = Source(classes=tuple("0123456789"), train=table)
+    monkeypatch.setattr("keymix.data.specs.DataSpec.open", lambda *_: source)
+    start = time.process_time()
+    data = load("digits")
+    assert time.process_time() - start < 10  # PIL would decode for 20 and more
+    assert sum(map(len, data.splits)) == 60_000
