@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from keymix.data import tensor_streams
 from keymix.data.streams import Stream, hash64, uniforms
 
 N = 200_000
@@ -57,3 +59,24 @@ def test_keys_do_not_collide_or_commute() -> None:
 
 def test_streams_have_different_numbers() -> None:
     assert len({int(s) for s in Stream}) == len(Stream)
+
+
+@pytest.mark.parametrize("keys", [(), (0,), (-5, 3, 7), (2**63 + 11, 0, 11), (2**64 - 1, 1, 10)])
+def test_tensors_draw_the_same_numbers(keys: tuple[int, ...]) -> None:
+    edges = np.array([0, 1, -1, 2**62, 2**63 - 1, -(2**63)], dtype=np.int64)
+    index = np.concatenate([edges, INDEX[:10_000]])
+    drawn = tensor_streams.uniforms(5, *keys, index=torch.from_numpy(index))
+    assert drawn.dtype == torch.float64
+    assert (drawn.numpy() == uniforms(5, *keys, index)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_draws_the_same_numbers() -> None:
+    drawn = tensor_streams.uniforms(5, 3, 0, 11, index=torch.from_numpy(INDEX).cuda())
+    assert (drawn.cpu().numpy() == uniforms(5, 3, 0, 11, INDEX)).all()
+
+
+def test_numbers_stay_what_they_are() -> None:
+    assert hash64(1, 2, np.array([3, 4])).tolist() == [2423678087732800124, 17244063197885422049]
+    assert uniforms(2, 1, 2, np.array([3])).tolist() == [[0.10629144683711467, 0.466066879853289]]

@@ -3,7 +3,7 @@
 
 The mixing step is SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014). Integer arithmetic only, so a number is the same on every machine
-and with every version of NumPy.
+and with every version of NumPy. `keymix.data.tensor_streams` draws the same numbers on a device.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Stream(IntEnum):
     FLIP = 8
     RAND_AUGMENT = 9
     ERASING = 10
+    MIXING = 11
 
 
 def hash64(*keys: Key) -> NDArray[np.uint64]:
