@@ -16,6 +16,7 @@ from keymix.errors import UserError
         ("crop_padding", 1.5),
         ("crop_padding", True),
         ("flip", 0.5),
+        ("rand_augment_first", 1),
         ("erasing", 1.01),
         ("erasing", -0.1),
         ("erasing", float("nan")),

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from keymix.data import Augment, ImageData, Loader, load
+from keymix.data.batches import Batch, Made
+from keymix.data.held import HeldImages
+from keymix.data.lazy import LazyImages
 from keymix.errors import UserError
 
 EVERYTHING = Augment(crop_padding=2, flip=True, rand_augment=(2, 9), erasing=0.5)
 FAST = Augment(crop_padding=2, flip=True, erasing=0.5)
+WHOLE = Augment(random_resized_crop=(1.0, 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +72,9 @@ def test_augmentation_is_independent_of_other_random_numbers(digits: ImageData) 
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_workers_leave_the_model_s_random_numbers_alone(digits: ImageData) -> None:
+def test_workers_leave_the_model_s_random_numbers_alone(photos: ImageData) -> None:
     state = torch.get_rng_state()
-    served(train_loader(digits, EVERYTHING, workers=1))
+    served(train_loader(photos, EVERYTHING, workers=1))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -89,18 +96,130 @@ def test_epochs_and_seeds_differ_in_order_and_augmentation(digits: ImageData) ->
         assert sum(torch.equal(base[i], other[i]) for i in base) < 0.2 * len(base)
 
 
-def test_workers_follow_the_epoch_and_can_be_iterated_again(digits: ImageData) -> None:
-    plain, ahead = (train_loader(digits, EVERYTHING, workers=w) for w in (0, 2))
+def test_workers_follow_the_epoch_and_can_be_iterated_again(photos: ImageData) -> None:
+    plain, ahead = (train_loader(photos, EVERYTHING, workers=w, batch_size=5) for w in (0, 2))
     for epoch in (0, 4, 1, 1):
         a, b = served(plain, epoch), served(ahead, epoch)
         assert same(a, b)
         assert list(a) == list(b)
 
 
-def test_an_abandoned_iteration_does_not_disturb_the_next(digits: ImageData) -> None:
-    ahead = train_loader(digits, EVERYTHING, workers=1)
+def test_an_abandoned_iteration_does_not_disturb_the_next(photos: ImageData) -> None:
+    ahead = train_loader(photos, EVERYTHING, workers=1, batch_size=5)
     next(iter(ahead))
-    assert same(served(ahead, 2), served(train_loader(digits, EVERYTHING), 2))
+    assert same(served(ahead, 2), served(train_loader(photos, EVERYTHING), 2))
+
+
+def from_batch(loader: Loader, start: int) -> list[Batch]:
+    return list(loader.batches(start=start))
+
+
+def equal(a: list[Batch], b: list[Batch]) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x, y)
+        for one, two in zip(a, b, strict=True)
+        for x, y in zip(one, two, strict=True)
+    )
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_goes_on_from_any_batch_of_a_held_set(digits: ImageData, drop_last: bool) -> None:
+    loader = train_loader(digits, EVERYTHING, batch_size=16, drop_last=drop_last)
+    loader.set_epoch(3)
+    whole = list(loader)
+    assert len(whole) == len(loader) == (11 if drop_last else 12)
+    for start in (0, 1, 7, len(loader) - 1, len(loader)):
+        assert equal(from_batch(loader, start), whole[start:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_goes_on_from_any_batch_of_a_lazy_set(photos: ImageData, workers: int) -> None:
+    loader = train_loader(photos, EVERYTHING, batch_size=4, workers=workers)
+    whole = list(loader)
+    assert len(whole) == len(loader) > 4
+    for start in (3, len(loader), 1):
+        assert equal(from_batch(loader, start), whole[start:])
+    assert equal(list(loader), whole)  # from its start again
+
+
+def test_a_batch_that_is_not_there_is_refused(digits: ImageData) -> None:
+    loader = train_loader(digits, None)
+    for start in (-1, len(loader) + 1):
+        with pytest.raises(ValueError, match=f"start={start}"):
+            loader.batches(start=start)
+
+
+def test_batches_of_a_rank_go_on_too(digits: ImageData) -> None:
+    loader = train_loader(digits, EVERYTHING, batch_size=8, rank=1, world_size=3)
+    assert equal(from_batch(loader, 2), list(loader)[2:])
+
+
+def test_lazy_batches_are_channels_last_and_held_ones_in_order(
+    digits: ImageData, photos: ImageData
+) -> None:
+    for augment in (EVERYTHING, None):
+        for workers in (0, 1):
+            for batch in train_loader(photos, augment, workers=workers):
+                assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert all(batch.images.is_contiguous() for batch in train_loader(digits, augment))
+
+
+def test_lazy_batches_move_one_ahead_to_a_device(photos: ImageData) -> None:
+    """The transfer of the next batch starts before the one in use is done with."""
+    loader = train_loader(photos, EVERYTHING, batch_size=4, device="meta")
+    moved: list[int] = []
+    kept = LazyImages._moved
+
+    def watched(self: LazyImages, made: Made) -> Made:
+        moved.append(len(made.index))
+        return kept(self, made)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LazyImages, "_moved", watched)
+        for number, batch in enumerate(loader, 1):
+            assert batch.images.device.type == batch.targets.device.type == "meta"
+            assert batch.index.device.type == "meta"
+            assert len(moved) == min(number + 1, len(loader))
+
+
+def test_rand_augment_first_needs_a_set_held_in_memory(photos: ImageData) -> None:
+    first = Augment(rand_augment=(2, 9), rand_augment_first=True)
+    with pytest.raises(UserError, match=r"augment\.rand_augment_first=True needs") as caught:
+        train_loader(photos, first)
+    assert "\n" not in str(caught.value)
+    train_loader(photos, Augment(rand_augment_first=True))  # there is nothing to put first
+
+
+def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) -> None:
+    plain = Augment(flip=True)
+    maker = LazyImages(photos.train, plain, 5, 0, torch.device("cpu"))
+    index = np.arange(12, dtype=np.int64)
+    (cropped,) = maker.batches(index, 12, epoch=0)
+    both = LazyImages(photos.train, replace(plain, rand_augment=(2, 9)), 5, 0, torch.device("cpu"))
+    (made,) = both.batches(index, 12, epoch=0)
+    held = HeldImages(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
+    (expected,) = held.batches(index, 12, epoch=0)
+    assert torch.equal(made.pixels, expected.pixels)
+
+
+def test_very_long_images_are_cropped_at_the_centre(make_folder) -> None:
+    data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (400, 4))}", image_size=100)
+    images = torch.stack(list(served(train_loader(data, WHOLE)).values()))
+    assert images.shape[1:] == (3, 100, 100)
+    assert images.std() > 0
+
+
+def test_random_resized_crops_differ_and_cover_the_image(make_folder) -> None:
+    data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (120, 100))}", image_size=(98, 97))
+    maker = LazyImages(data.train, Augment(), 0, 0, torch.device("cpu"))
+    index = np.zeros(1, dtype=np.int64)
+    crops = [next(maker.batches(index, 1, epoch=epoch)).pixels for epoch in range(5)]
+    assert crops[0].shape == (1, 3, 98, 97)
+    assert not any(torch.equal(crops[0], other) for other in crops[1:])
+    (whole,) = LazyImages(data.train, WHOLE, 0, 0, torch.device("cpu")).batches(index, 1, epoch=0)
+    plain = data.train.decoded(0).resize((97, 98))
+    difference = np.abs(whole.pixels[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(plain))
+    assert np.median(difference) < 40  # nearly the whole image, squeezed
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

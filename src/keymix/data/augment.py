@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may happen to a training image: a plain, checked record. `keymix.data.batches` does it."""
+"""What may happen to a training image: a plain, checked record.
+
+`keymix.data.held` does it to sets held in memory, `keymix.data.lazy` to those read one by one.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ class Augment:
         flip: Mirror left and right with probability 0.5.
         rand_augment: Operations an image and their magnitude 0..30 (RandAugment,
             https://arxiv.org/abs/1909.13719); ``(0, 0)`` is off.
+        rand_augment_first: RandAugment before crop and flip, as the small-data papers' code has it.
+            For sets small enough to be held in memory: larger images are cropped to one size first.
         erasing: Probability that a rectangle (2 to 33 % of the area) is set to the mean colour
             (https://arxiv.org/abs/1708.04896).
 
@@ -36,13 +41,15 @@ class Augment:
     random_resized_crop: tuple[float, float] = (0.08, 1.0)
     flip: bool = False
     rand_augment: tuple[int, int] = (0, 0)
+    rand_augment_first: bool = False
     erasing: float = 0.0
 
     def __post_init__(self) -> None:
         if not _whole(self.crop_padding) or self.crop_padding < 0:
             raise _bad("crop_padding", self.crop_padding, "a number of pixels, 0 or more")
-        if not isinstance(self.flip, bool):
-            raise _bad("flip", self.flip, "true or false")
+        for field in ("flip", "rand_augment_first"):
+            if not isinstance(getattr(self, field), bool):
+                raise _bad(field, getattr(self, field), "true or false")
         if not _number(self.erasing) or not 0.0 <= self.erasing <= 1.0:
             raise _bad("erasing", self.erasing, "a probability from 0 to 1")
         area = _pair(self.random_resized_crop)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets read one by one: workers decode, crop and augment ahead; batches come out channels last.
+
+A worker's batch is a function of (seed, epoch, sample index) alone, so workers change nothing but
+the time it takes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from keymix.data.augment import Augment
+from keymix.data.batches import Made
+from keymix.data.dataset import Split
+from keymix.data.decode import resize, to_array
+from keymix.data.draws import erased_boxes, flips, resized_crop
+from keymix.data.rand_augment import RandAugment, plans
+from keymix.data.streams import IntArray
+from keymix.errors import UserError
+
+_Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
+_CPU = torch.device("cpu")
+
+
+class LazyImages:
+    """Makes batches of a set that is read one by one.
+
+    Args:
+        split: The images.
+        augment: What may happen to them; None shows them as evaluation does.
+        seed: Seed of the augmentation.
+        workers: Processes that work ahead; 0 works in this one.
+        device: Where batches go, one ahead of the one in use.
+
+    Raises:
+        UserError: If RandAugment is to come before the crop.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        augment: Augment | None,
+        seed: int,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        if augment is not None and augment.rand_augment[0] and augment.rand_augment_first:
+            raise UserError(
+                "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
+                f"a side or less); {split.name} is read one by one and cropped first. Leave it out."
+            )
+        self.device = device
+        self._maker = _Maker(split, augment, seed)
+        self._orders: list[_Order] = []
+        self._ahead = self._start(workers) if workers else None
+
+    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
+        """Serve the images of an order, augmented as the epoch wants it.
+
+        Raises:
+            UserError: If an image is damaged; it is named.
+        """
+        self._orders[:] = [
+            (epoch, order[a : a + batch_size]) for a in range(0, len(order), batch_size)
+        ]
+        made = map(self._maker.make, list(self._orders)) if self._ahead is None else self._ahead
+        batches = map(self._moved, made)
+        return batches if self.device.type == "cpu" else _one_ahead(batches)
+
+    def _moved(self, made: Made | UserError) -> Made:
+        if isinstance(made, UserError):
+            raise made
+        pixels, index, boxes = (
+            None if part is None else part.to(self.device, non_blocking=True) for part in made
+        )
+        assert pixels is not None
+        assert index is not None
+        return Made(pixels, index, boxes)
+
+    def _start(self, workers: int) -> DataLoader[Made | UserError]:
+        return DataLoader(
+            _Ahead(self._maker),
+            sampler=_Orders(self._orders),
+            batch_size=None,  # an item is a batch already
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            persistent_workers=True,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # its own: the global stream belongs to the model
+        )
+
+
+def _one_ahead(batches: Iterator[Made]) -> Iterator[Made]:
+    """Start the transfer of the next batch before this one is used."""
+    now = next(batches, None)
+    while now is not None:
+        after = next(batches, None)
+        yield now
+        now = after
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the pixels of a batch; small enough to be sent to a worker."""
+
+    split: Split
+    augment: Augment | None
+    seed: int
+
+    def make(self, order: _Order) -> Made:
+        epoch, index = order
+        pixels, boxes = self._pixels(index, epoch)
+        return Made(
+            pixels.contiguous(memory_format=torch.channels_last), torch.from_numpy(index), boxes
+        )
+
+    def _pixels(self, index: IntArray, epoch: int) -> tuple[Tensor, Tensor | None]:
+        augment, seed = self.augment, self.seed
+        if augment is None:
+            return torch.stack([self.split.read(int(i)) for i in index]), None
+        pixels = self._cropped(index, augment.random_resized_crop, epoch)
+        if augment.flip:
+            flipped = flips(index, seed=seed, epoch=epoch)
+            pixels[flipped] = pixels[flipped][..., ::-1]
+        images = torch.from_numpy(pixels)
+        count, bin_ = augment.rand_augment
+        height, width = self.split.image_size
+        if count:
+            (plan,) = plans(index, count, len(index), seed=seed, epoch=epoch, device=_CPU)
+            images = _rand_augment(bin_, height, width)(images, plan)
+        if not augment.erasing:
+            return images, None
+        boxes = erased_boxes(index, augment.erasing, height, width, seed=seed, epoch=epoch)
+        return images, torch.from_numpy(boxes)
+
+    def _cropped(
+        self, index: IntArray, area: tuple[float, float], epoch: int
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Cut a box out of each image and resize it."""
+        split = self.split
+        pixels = np.empty((len(index), split.in_chans, *split.image_size), dtype=np.uint8)
+        for k, i in enumerate(index.tolist()):
+            image = split.decoded(i)
+            top, left, h, w = resized_crop(
+                i, image.height, image.width, area, seed=self.seed, epoch=epoch
+            )
+            pixels[k] = to_array(resize(image, split.image_size, (left, top, left + w, top + h)))
+        return pixels
+
+
+@functools.lru_cache(maxsize=4)
+def _rand_augment(bin_: int, height: int, width: int) -> RandAugment:
+    """Make the operations once a process."""
+    return RandAugment(bin_, height, width, _CPU)
+
+
+class _Ahead(Dataset[Made | UserError]):
+    """What a worker runs. A user's error travels as a value: its one line stays one line."""
+
+    def __init__(self, maker: _Maker) -> None:
+        self._maker = maker
+
+    def __getitem__(self, order: _Order) -> Made | UserError:
+        try:
+            return self._maker.make(order)
+        except UserError as error:
+            return error
+
+
+class _Orders(Sampler[_Order]):
+    """The batches of the current epoch, as the workers' orders."""
+
+    def __init__(self, orders: list[_Order]) -> None:
+        self._orders = orders
+
+    def __iter__(self) -> Iterator[_Order]:
+        return iter(list(self._orders))
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+
+def _as_it_is(made: Any) -> Any:  # torch types this as taking a list, which it is not here
+    return made

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Geometry of whole batches on any device: one gather, no loop over images, no wait for the device.
+
+A source map tells for every pixel of an image which pixel it comes from, in reading order; -1 is
+outside the image, which is black.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def take(pixels: Tensor, source: Tensor) -> Tensor:
+    """Let every pixel come from another place of its image.
+
+    Args:
+        pixels: ``[B, C, H, W]``.
+        source: Source maps, int64 ``[B, H * W]``.
+    """
+    B, C, H, W = pixels.shape
+    places = source.clamp(min=0)[:, None].expand(B, C, H * W)
+    taken = pixels.flatten(2).gather(2, places)
+    return taken.mul_((source >= 0)[:, None]).view(B, C, H, W)
+
+
+def shift_and_flip(
+    pixels: Tensor, corners: Tensor | None, flipped: Tensor | None, padding: int
+) -> Tensor:
+    """Cut crops of the image's size out of zero-padded images, then mirror some left and right.
+
+    Args:
+        pixels: ``[B, C, H, W]``.
+        corners: Top left corners in the padded images, int64 ``[B, 2]``; None for no crop.
+        flipped: Which to mirror, bool ``[B]``; None for none.
+        padding: Pixels on every side.
+    """
+    if corners is None and flipped is None:
+        return pixels
+    B, _, H, W = pixels.shape
+    y = torch.arange(H, device=pixels.device).expand(B, H)
+    x = torch.arange(W, device=pixels.device).expand(B, W)
+    if flipped is not None:
+        x = torch.where(flipped[:, None], W - 1 - x, x)  # the crop's columns, from right to left
+    if corners is not None:
+        y = y + (corners[:, :1] - padding)
+        x = x + (corners[:, 1:] - padding)
+    inside_y, inside_x = (y >= 0) & (y < H), (x >= 0) & (x < W)
+    source = y[:, :, None] * W + x[:, None, :]  # [B, H, W]
+    inside = inside_y[:, :, None] & inside_x[:, None, :]
+    return take(pixels, torch.where(inside, source, -1).flatten(1))
+
+
+def erase(images: Tensor, boxes: Tensor) -> Tensor:
+    """Set a rectangle of each image to 0, in place: the mean colour, once normalised.
+
+    Args:
+        images: ``[B, C, H, W]``.
+        boxes: Top, left, height and width in pixels, int64 ``[B, 4]``; height 0 erases nothing.
+    """
+    H, W = images.shape[-2:]
+    top, left, h, w = boxes[:, :, None].unbind(1)  # [B, 1] each
+    y = torch.arange(H, device=images.device)
+    x = torch.arange(W, device=images.device)
+    rows, columns = (y >= top) & (y < top + h), (x >= left) & (x < left + w)
+    inside = rows[:, :, None] & columns[:, None, :]  # [B, H, W]
+    return images.masked_fill_(inside[:, None], 0.0)
