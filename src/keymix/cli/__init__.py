@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from keymix._version import __version__
-from keymix.errors import UserError, unknown
+from keymix.errors import Interrupted, KeymixWarning, UserError, unknown
+from keymix.train.signals import interruptible
 
 VERBS = {
     "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
@@ -17,6 +21,7 @@ VERBS = {
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images or a folder with a trained run",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
+    "data": "validate a data set before hours are spent (keymix data check)",
     "list": "list models, mixers, recipes and data sets",
 }
 
@@ -25,6 +30,7 @@ examples:
   keymix compare                                   the embedded digits, every dense mixer
   keymix compare --data folder:photos --mixers mhsa,ska,identity --seeds 5 --out photos-cmp
   keymix count vit_small_p4_32 --mixer static_key
+  keymix data check photos                         broken images, leaks between splits, bad labels
   keymix list mixers
 """
 
@@ -45,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``keymix``; the process's own by default.
 
     Returns:
-        0, or 2 after a mistake of the user's, told in one line on standard error, or 130
-        after Ctrl-C.
+        0, or 2 after a mistake of the user's, told in one line on standard error, or 130 after
+        SIGINT (Ctrl-C), or 143 after SIGTERM.
     """
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if not words or words[0] in ("-h", "--help", "help"):
@@ -59,14 +65,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
-        command = importlib.import_module(f"keymix.cli.{verb}")
-        return int(command.main(rest))
+        with _told_in_one_line(), interruptible(lambda: "run the same command again to go on"):
+            command = importlib.import_module(f"keymix.cli.{verb}")
+            return int(command.main(rest))
     except UserError as error:
         sys.stderr.write(f"keymix: error: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("keymix: interrupted; run the same command again to go on\n")
-        return 130
+    except KeyboardInterrupt as stop:
+        told = str(stop) or "interrupted; run the same command again to go on"
+        sys.stderr.write(f"keymix: {told}\n")
+        return stop.exit_code if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """Tell what keymix itself warns of in one line; other warnings come as they do."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, KeymixWarning):
+            sys.stderr.write(f"keymix: warning: {message}\n")
+        else:
+            others(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", KeymixWarning)
+        warnings.showwarning = show
+        yield

@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +23,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from keymix.compare.worker import Runner
+from keymix.errors import Interrupted, KeymixWarning, WriteError
+from keymix.train.signals import interruptible
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.train.recipe import DataConfig, Recipe
+
+GRACE = 10.0
+"""Seconds that processes have to save when they are asked to end."""
 
 MOST_PROCESSES = 8
 """Default cap, for memory's sake."""
@@ -106,6 +114,10 @@ def run_here(
 
     Returns:
         Why runs failed, by mixer and seed.
+
+    Raises:
+        WriteError: If the disk does not take a file.
+        Interrupted: On SIGINT or SIGTERM, with the run saved.
     """
     import torch
 
@@ -122,6 +134,8 @@ def run_here(
 
             failure = runner.train(job.recipe, job.folder, report)
             _settle(job, failure, failures, watch)
+    except Interrupted as stop:
+        raise Interrupted(stop.signum, f"{_by(stop.signum)}: {going_on(logs.parent)}") from None
     finally:
         torch.set_num_threads(before)
     return failures
@@ -136,7 +150,10 @@ def run_side_by_side(
     logs: Path,
     watch: Watcher,
 ) -> Failures:
-    """Train runs in several processes at once. Ctrl-C ends them; their runs resume next time.
+    """Train runs in several processes at once.
+
+    SIGINT and SIGTERM ask the processes to save and wait for them a while; a second one kills
+    them. Either way their runs resume next time.
 
     Args:
         jobs: The runs.
@@ -148,49 +165,107 @@ def run_side_by_side(
 
     Returns:
         Why runs failed, by mixer and seed.
+
+    Raises:
+        WriteError: If the disk does not take a file.
+        Interrupted: On SIGINT or SIGTERM; it says how many runs ended in order.
     """
-    failures: Failures = {}
-    waiting = deque(jobs)
-    events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
-    logs.mkdir(parents=True, exist_ok=True)
-    workers: list[_Worker] = []
+    from keymix.train.files import make_folder
 
-    def hire(slot: int) -> None:
-        worker = _Worker(logs / f"worker{slot}.log", slot, threads, imports, events)
-        workers.append(worker)
-        assign(worker)
+    make_folder(logs)
+    out = logs.parent
+    pool = _Pool(jobs, threads=threads, imports=imports, logs=logs, watch=watch)
+    try:
+        with interruptible(lambda: going_on(out)):
+            try:
+                pool.serve(processes)
+            except Interrupted as stop:
+                busy = [worker for worker in pool.workers if worker.job is not None]
+                told = f"{_ask(busy)} of {len(busy)} runs under way ended in order; {going_on(out)}"
+                raise Interrupted(stop.signum, f"{_by(stop.signum)}: {told}") from None
+    finally:
+        for worker in pool.workers:
+            worker.end()
+    return pool.failures
 
-    def assign(worker: _Worker) -> None:
-        if not waiting:
+
+def going_on(out: Path) -> str:
+    """Say what stands when a comparison is stopped, and how to go on."""
+    return f"runs and checkpoints are kept in {str(out)!r}, and the same command goes on"
+
+
+def _by(signum: int) -> str:
+    return f"stopped by {signal.Signals(signum).name}"
+
+
+def _ask(busy: Sequence[_Worker]) -> int:
+    """Ask processes to save and end; return how many did in time."""
+    for worker in busy:
+        worker.ask()
+    deadline = time.monotonic() + GRACE
+    return sum(worker.ended_in_order(deadline) for worker in busy)
+
+
+class _Pool:
+    """The processes at work and the runs that wait for one."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        *,
+        threads: int,
+        imports: Sequence[str],
+        logs: Path,
+        watch: Watcher,
+    ) -> None:
+        self.workers: list[_Worker] = []
+        self.failures: Failures = {}
+        self._waiting = deque(jobs)
+        self._threads, self._imports, self._logs = threads, imports, logs
+        self._watch = watch
+        self._events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+
+    def serve(self, processes: int) -> None:
+        """Give out all runs and wait for their ends."""
+        for slot in range(min(processes, len(self._waiting))):
+            self._hire(slot)
+        while any(worker.job is not None for worker in self.workers):
+            worker, event = self._events.get()
+            if worker.job is not None:
+                self._take(worker, worker.job, event)
+
+    def _take(self, worker: _Worker, job: Job, event: dict[str, Any] | None) -> None:
+        if event is None:  # the process ended in the middle of a run
+            worker.job = None
+            _settle(job, worker.obituary(), self.failures, self._watch)
+            if self._waiting:
+                self._hire(worker.slot)
+        elif event["kind"] == "epoch":
+            self._watch(_epoch(job, event["metrics"]))
+        elif event["kind"] == "warning":
+            warnings.warn(event["text"], KeymixWarning, stacklevel=2)
+        elif event["kind"] == "stopped":
+            raise WriteError(event["reason"])
+        elif event["kind"] == "interrupted":  # by another than us; the process ends, too
+            worker.last_words = event["message"]
+        else:
+            _settle(job, event.get("reason"), self.failures, self._watch)
+            worker.job = None
+            self._assign(worker)
+
+    def _hire(self, slot: int) -> None:
+        log = self._logs / f"worker{slot}.log"
+        worker = _Worker(log, slot, self._threads, self._imports, self._events)
+        self.workers.append(worker)
+        self._assign(worker)
+
+    def _assign(self, worker: _Worker) -> None:
+        if not self._waiting:
             worker.dismiss()
             return
-        job = waiting.popleft()
-        watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
+        job = self._waiting.popleft()
+        self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
         worker.give(job)
-
-    try:
-        for slot in range(min(processes, len(jobs))):
-            hire(slot)
-        while any(worker.job is not None for worker in workers):
-            worker, event = events.get()
-            job = worker.job
-            if job is None:
-                continue
-            if event is None:  # the process ended in the middle of a run
-                worker.job = None
-                _settle(job, worker.obituary(), failures, watch)
-                if waiting:
-                    hire(worker.slot)
-            elif event["kind"] == "epoch":
-                watch(_epoch(job, event["metrics"]))
-            else:
-                _settle(job, event.get("reason"), failures, watch)
-                worker.job = None
-                assign(worker)
-    finally:
-        for worker in workers:
-            worker.end()
-    return failures
 
 
 def _epoch(job: Job, metrics: Any) -> Event:
@@ -225,6 +300,7 @@ class _Worker:
     ) -> None:
         self.slot, self.threads, self.imports = slot, threads, list(imports)
         self.job: Job | None = None
+        self.last_words = ""
         self._log = log
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
@@ -269,9 +345,23 @@ class _Worker:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
+    def ask(self) -> None:
+        """Tell the process to save and end."""
+        self._process.terminate()
+
+    def ended_in_order(self, deadline: float) -> bool:
+        """Wait for the process to end after a save."""
+        try:
+            code = self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return code == 128 + signal.SIGTERM
+
     def obituary(self) -> str:
         """Say how the process ended, with the last line of its log."""
         code = self._process.wait()
+        if self.last_words:
+            return self.last_words
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         if code == -9:
             how += ", perhaps for lack of memory"
@@ -282,8 +372,7 @@ class _Worker:
     def end(self) -> None:
         """End the process, whatever it does, and clear away an empty log.
 
-        A busy one is killed: Lightning answers a gentler signal late, and a run that is killed
-        at any moment resumes.
+        One that is still busy is killed: a run that is killed at any moment resumes.
         """
         if self._process.poll() is None:
             if self.job is None:

@@ -14,10 +14,15 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -38,13 +43,13 @@ FAILURES = (
 )
 """What one run may raise, a user's mixer included, without ending the others."""
 
+_PATIENCE = 10.0  # seconds
+
 EpochReport = Callable[[Mapping[str, Any]], None]
 
 
 def reason(error: BaseException) -> str:
     """Write an error as one line of at most 300 characters."""
-    from keymix.errors import UserError
-
     words = " ".join(str(error).split())
     kind = type(error).__name__
     line = words if isinstance(error, UserError) else f"{kind}: {words}" if words else kind
@@ -69,6 +74,10 @@ class Runner:
 
         Returns:
             ``None`` when it is done, else why it is not, in one line.
+
+        Raises:
+            WriteError: If the disk does not take a file: no other run would fare better.
+            Interrupted: On SIGTERM, and on SIGINT where it is not ignored.
         """
         from keymix.train.engine import train
         from keymix.train.model import load_data
@@ -76,7 +85,10 @@ class Runner:
         try:
             if self._data is None or self._data[0] != recipe.data:
                 self._data = (recipe.data, load_data(recipe.data))
+            _wait_for(folder)
             train(recipe, folder, progress=report, data=self._data[1])
+        except WriteError:
+            raise
         except FAILURES as error:
             self._write(traceback.format_exc())
             return reason(error)
@@ -86,9 +98,25 @@ class Runner:
         if self._log is None:
             sys.stderr.write(text)
             return
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("a", encoding="utf-8") as stream:
-            stream.write(text)
+        with suppress(OSError):
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("a", encoding="utf-8") as stream:
+                stream.write(text)
+
+
+def _wait_for(folder: Path) -> None:
+    """Wait for a worker to let go of a run whose parent was killed a moment ago."""
+    from keymix.train.lock import InUse, locked
+
+    deadline = time.monotonic() + _PATIENCE
+    while folder.exists():
+        try:
+            with locked(folder, "run"):
+                return
+        except InUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def main() -> NoReturn:
@@ -104,6 +132,14 @@ def main() -> NoReturn:
         answers.write(json.dumps(event) + "\n")
         answers.flush()
 
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, KeymixWarning):
+            answer(kind="warning", text=str(message))  # for the parent's user
+        else:
+            log(message, category, *place, **more)
+
+    log, warnings.showwarning = warnings.showwarning, show
+
     import torch
 
     runner = Runner()
@@ -117,7 +153,14 @@ def main() -> NoReturn:
         def report(metrics: Mapping[str, Any]) -> None:
             answer(kind="epoch", metrics=dict(metrics))
 
-        failure = runner.train(from_dict(job["recipe"]), Path(job["folder"]), report)
+        try:
+            failure = runner.train(from_dict(job["recipe"]), Path(job["folder"]), report)
+        except WriteError as error:
+            answer(kind="stopped", reason=str(error))
+            os._exit(2)  # an exit in order would wait for the thread that reads standard input
+        except Interrupted as stop:
+            answer(kind="interrupted", message=str(stop))
+            os._exit(stop.exit_code)
         answer(kind="failed", reason=failure) if failure else answer(kind="done")
 
 
