@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of differences by class: a dot a mixer where classes are few, else a strip a mixer."""
+"""Charts of differences by class: a dot a mixer where classes are few, else a histogram each."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,10 @@ from keymix.report.svg import Scale, canvas, el, marker, number, shorten, text, 
 NAME = 118.0
 """Room for a class's name, px."""
 
-ROW, STRIP, FOOT = 22.0, 40.0, 40.0
+ROW, HISTOGRAM, FOOT = 22.0, 46.0, 40.0
+
+BIN = 4.0
+"""Width of a histogram's bar, px."""
 
 
 @dataclass(frozen=True)
@@ -61,28 +65,34 @@ def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
     return canvas(WIDTH, height + FOOT, told, *parts)
 
 
-def strips(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw a row a mixer with a stroke a class, and name the classes at both ends.
+def histograms(spreads: Sequence[Spread], *, baseline: str) -> Markup:
+    """Draw a row a mixer: how many classes differ by how much, on one scale for all.
 
     Args:
         spreads: One a mixer.
         baseline: The label that the differences are from.
     """
-    height = 8 + STRIP * len(spreads)
+    height = 8 + HISTOGRAM * len(spreads)
     x = _scale(spreads, 8.0)
     parts = _ground(x, height, baseline)
-    for i, spread in enumerate(spreads):
-        top, colour = 8 + STRIP * i, spread.look.colour
-        label = shorten(spread.label, WIDTH / 2)
+    counted = [Counter(round(x(v) / BIN) for _, v in spread.known()) for spread in spreads]
+    most = max(max(bins.values()) for bins in counted)
+    for i, (spread, bins) in enumerate(zip(spreads, counted, strict=True)):
+        top, colour = 8 + HISTOGRAM * i, spread.look.colour
+        label = spread.look.short
         parts.append(
             el("rect", x=8, y=top + 2, width=text_width(label) + 4, height=14, class_="ground")
         )
         hint = el("title", spread.label)
         parts.append(el("g", hint, text(8, top + 13, label, class_=f"label t-{colour}")))
-        strokes = "".join(f"M{number(x(v))} {number(top + 19)}v14" for _, v in spread.known())
+        foot = number(top + HISTOGRAM - 3)
+        bars = "".join(
+            f"M{number(BIN * place)} {foot}v{number(-2 - 24 * n / most)}"
+            for place, n in sorted(bins.items())
+        )
         low, high = (f(spread.known(), key=lambda pair: pair[1]) for f in (min, max))
         ends = f"{spread.label}: {points(low[1])} on {low[0]} to {points(high[1])} on {high[0]}"
-        parts.append(el("g", el("title", ends), el("path", d=strokes, class_=f"stroke {colour}")))
+        parts.append(el("g", el("title", ends), el("path", d=bars, class_=f"count {colour}")))
     count = len(spreads[0].values)
     return canvas(WIDTH, height + FOOT, f"Differences from {baseline} on {count} classes", *parts)
 

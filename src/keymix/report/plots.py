@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from keymix.report.labels import short_labels
 from keymix.report.svg import (
     Box,
     Scale,
@@ -34,23 +35,25 @@ LABEL = 150.0
 
 @dataclass(frozen=True)
 class Look:
-    """How a mixer is drawn in every chart: the class of its colour and its marker."""
+    """How a mixer is drawn in every chart: its colour's class, its marker, its name there."""
 
     colour: str
     marker: str
+    short: str
 
 
 def looks(labels: Sequence[str], *, baseline: str, controls: Sequence[str] = ()) -> dict[str, Look]:
     """Give every mixer its colour and marker: the baseline in ink, controls in grey."""
     table: dict[str, Look] = {}
+    short = short_labels(labels)
     hue = 0
     for label in labels:
         if label == baseline:
-            table[label] = Look("ink", "circle")
+            table[label] = Look("ink", "circle", short[label])
         elif label in controls:
-            table[label] = Look("ctl", "ring")
+            table[label] = Look("ctl", "ring", short[label])
         else:
-            table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)])
+            table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)], short[label])
             hue += 1
     return table
 
@@ -206,7 +209,7 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -
         px = x(p.x)
         py = y.start - 9 if i in below else y(p.y)
         marks.append((px, py))
-        short = shorten(p.label, LABEL)
+        short = shorten(p.look.short, LABEL)
         labels.append(f"{short} ({p.y * 100:.1f} %)" if i in below else short)
         if i in below:
             arrow = path([(px - 4, y.start - 7), (px, y.start - 2), (px + 4, y.start - 7)])
@@ -344,7 +347,7 @@ def _forest_row(row: Row, x: Scale, y: float, *, outside: bool) -> list[Markup]:
     colour = row.look.colour
     sign = "−" if row.difference < 0 else "+"
     value = f"{sign}{abs(row.difference) * 100:.1f}"
-    label = shorten(row.label, WIDTH - 70)
+    label = row.look.short
     parts = [
         el("rect", x=8, y=y + 2, width=text_width(label) + 4, height=14, class_="ground"),
         el("rect", x=WIDTH - 46, y=y + 2, width=40, height=14, class_="ground"),

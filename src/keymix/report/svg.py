@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-CHAR_WIDTH = 6.3
+CHAR_WIDTH = 7.0
 """Mean width of a character of 11.5 px label text, px; a little generous."""
 
 

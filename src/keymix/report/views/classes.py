@@ -135,7 +135,7 @@ def _chart(
         return None
     if len(rows) <= FEW:
         return class_plots.dots(spreads, baseline=baseline)
-    return class_plots.strips(spreads, baseline=baseline)
+    return class_plots.histograms(spreads, baseline=baseline)
 
 
 def _note(rows: Sequence[Mapping[str, Any]]) -> str:

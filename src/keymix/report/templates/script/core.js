@@ -42,8 +42,14 @@ function bytes(base64) {
 
 const colour = Object.fromEntries(data.mixers.map((mixer) => [mixer.label, mixer.colour]));
 
+/** Let a long label break where the page's tables break it. */
+function breakable(label) {
+  const parts = label.split(/(?<=[(,/=_])/);
+  return make("bdi", {}, ...parts.flatMap((part, i) => (i ? [make("wbr"), part] : [part])));
+}
+
 function title(label) {
-  return make("h3", { class: `k-${colour[label]}` }, make("bdi", {}, label));
+  return make("h3", { class: `k-${colour[label]}` }, breakable(label));
 }
 
 function startTheme() {

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixers' labels where room is short: what sets a label apart stays, what all share goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keymix.report.svg import shorten, text_width
+
+ROOM = 190.0
+"""Labels of at most this width, px, stay whole."""
+
+
+def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
+    """Shorten labels that need more room.
+
+    ``static_key(activation=relu,pos_dim=3)`` beside others of ``static_key(activation=relu,...)``
+    becomes ``static_key(…,pos_dim=3)``. What is still too long loses its middle.
+
+    Args:
+        labels: All labels shown together.
+        room: Width that a label may take, px of 11.5 px label text.
+    """
+    parts = {label: _parts(label) for label in labels}
+    table = {}
+    for label, (name, options) in parts.items():
+        if text_width(label) <= room:
+            table[label] = label
+            continue
+        siblings = [set(other) for base, other in parts.values() if base == name]
+        shared = set.intersection(*siblings) if len(siblings) > 1 else set()
+        kept = [option for option in options if option not in shared]
+        told = f"{name}(…{''.join(',' + option for option in kept)})" if shared else label
+        table[label] = shorten(told, room)
+    return table
+
+
+def _parts(label: str) -> tuple[str, list[str]]:
+    """Split ``name(a=1,b=2)`` into its name and options."""
+    name, bracket, rest = label.partition("(")
+    return name, rest.removesuffix(")").split(",") if bracket else []
