@@ -22,8 +22,8 @@ from keymix.errors import UserError
 Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
-_TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
-_SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
+SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
 DAMAGE = (
     OSError,
@@ -74,11 +74,11 @@ def convert(image: Image.Image, in_chans: int) -> Image.Image:
         ValueError: If the pixels have no 8-bit meaning (floats, 32-bit integers).
     """
     mode = "L" if in_chans == 1 else "RGB"
-    transparent = image.mode in _TRANSPARENT or "transparency" in image.info
+    transparent = image.mode in TRANSPARENT or "transparency" in image.info
     if image.mode == mode and not transparent:
         image.load()
         return image
-    if image.mode in _SIXTEEN_BIT:
+    if image.mode in SIXTEEN_BIT:
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(f"32-bit integer pixels ({values.min()} to {values.max()})")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from keymix.data.sources.base import Faults, Source, Table, head_digest, some
 from keymix.data.specs import existing_folder
@@ -160,7 +160,13 @@ class Files(Table):
 
     def open(self, i: int) -> Image.Image:
         """Open the file."""
-        return Image.open(self._root / self._files[i])
+        file = self._root / self._files[i]
+        try:
+            return Image.open(file)
+        except UnidentifiedImageError:
+            if file.stat().st_size == 0:
+                raise ValueError("the file is empty") from None
+            raise
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
         """Hash length, path below the root and, with ``content``, the first 64 KiB."""

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix data``: work on data sets; ``check`` validates one before hours are spent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli import console
+from keymix.cli.parser import VerbParser
+from keymix.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from keymix.data.check import Progress
+    from keymix.data.findings import Finding, Report
+
+_SHOWN = 3  # places named in the table; --json and --out name all
+_SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
+
+_HELP = """\
+usage: keymix data check DATA [options]
+
+  check     find broken images, leaks between splits, odd files, bad labels
+
+`keymix data check --help` says more.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix data``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0, or 1 if the data would stop training or falsify its results; mistakes are raised as
+        UserError.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        console.say(_HELP.rstrip())
+        return 0
+    if argv[0] not in _VERBS:
+        raise unknown("verb of keymix data", argv[0], _VERBS)
+    return _VERBS[argv[0]](argv[1:])
+
+
+def _check(argv: list[str]) -> int:
+    parser = VerbParser(
+        prog="keymix data check",
+        description="Decode every image of a data set and tell all that is wrong with it.",
+        epilog="The exit code is 0 for data that is fit for training, warnings or not; 1 if "
+        "something would stop training or falsify its results; 2 for a mistake in the command.\n\n"
+        "examples:\n  keymix data check photos\n  keymix data check cifar10\n"
+        "  keymix data check parquet:birds --json\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("data", metavar="DATA", help="a path, or a spec (`keymix list data`)")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    given = parser.parse_args(argv)
+    target = None if given.out is None else Path(given.out)
+    if target is not None and target.exists() and not given.overwrite:
+        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+
+    from keymix.data.check import check
+
+    with _watching() as progress:
+        report = check(given.data, progress=progress)
+    text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
+    if target is not None:
+        try:
+            target.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write --out {given.out!r}: {error.strerror}.") from None
+    if given.json:
+        console.say(text)
+    else:
+        _tell(report)
+    return 0 if report.fit else 1
+
+
+_VERBS = {"check": _check}
+
+
+@contextmanager
+def _watching() -> Iterator[Progress]:
+    """Show progress on standard error: a bar at a terminal, else a line now and then."""
+    if not console.err.is_terminal:
+        last = time.monotonic()
+
+        def line(done: int, total: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _SILENCE:
+                last = time.monotonic()
+                console.note(f"{done} of {total} images checked")
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), "images", TimeRemainingColumn())
+    with Progress(*columns, console=console.err, transient=True) as bar:
+        task = bar.add_task("images", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _tell(report: Report) -> None:
+    """Say the verdict, then the facts, then each finding with what to do about it."""
+    _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
+    for name, text in _facts(report.facts):
+        _line(name, text)
+    if report.findings:
+        rows = [
+            [f.level, f.what, _places(f), f.remedy or "–", str(f.count)] for f in report.findings
+        ]
+        console.table(["level", "what", "where", "what to do", "count"], rows, left=4)
+
+
+def _line(name: str, text: str, *, style: str | None = None) -> None:
+    if console.out.is_terminal:
+        console.out.print(f"{name:<9}", end="", style="bold")
+        console.out.print(text, markup=False, style=style)
+    else:
+        console.out.file.write(f"{name}\t{text}\n")
+
+
+def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def counted(numbers: dict[str, int]) -> str:
+        return ", ".join(f"{name} {number}" for name, number in numbers.items())
+
+    if "images" in facts:
+        yield "images", counted(facts["images"])
+    if "splits" in facts:
+        yield "splits", counted(facts["splits"])
+    if "classes" in facts:
+        train = {name: of["train"] for name, of in facts["classes"].items()}
+        least, most = min(train, key=train.__getitem__), max(train, key=train.__getitem__)
+        yield (
+            "classes",
+            f"{len(train)}; smallest {least} ({train[least]}), largest {most} ({train[most]})",
+        )
+    if "sizes" in facts:
+        sizes = facts["sizes"]
+        told = "; ".join(
+            f"{which} {sizes[which]['width']}x{sizes[which]['height']} "
+            f"({sizes[which].get('id') or str(sizes[which]['images']) + ' images'})"
+            for which in ("common", "smallest", "largest")
+        )
+        yield (
+            "sizes",
+            f"{sizes['different']} different; {told}"
+            if sizes["different"] > 1
+            else (f"all {sizes['common']['width']}x{sizes['common']['height']}"),
+        )
+    for note in facts.get("notes", ()):
+        yield "note", note
+
+
+def _places(finding: Finding) -> str:
+    shown = "; ".join(finding.where[:_SHOWN])
+    more = finding.count - _SHOWN
+    return f"{shown}; and {more} more" if more > 0 else shown

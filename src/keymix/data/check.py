@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validates a data set before hours are spent: decodes every image, goes on after a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keymix.data import contents
+from keymix.data.carve import carve
+from keymix.data.findings import FAULTS, STOPS, WARNING, Report
+from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.specs import SPECS, DataSpec, existing_folder, existing_path, kind_of, parse
+from keymix.data.survey import survey
+from keymix.errors import UserError
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+_ON_DISK = ("folder", "imagenet", "parquet")
+
+
+def check(what: str, *, progress: Progress | None = None) -> Report:
+    """Decode every image of a data set and tell all that is wrong with it.
+
+    Images are compared by their decoded pixels, in the splits that training uses: the source's own,
+    or those carved by `keymix.data.load` without options. Sizes and hashes stay in memory, images
+    do not.
+
+    Args:
+        what: A data spec, or a path, whose kind is found out.
+        progress: Called with the number of images done and of all.
+
+    Raises:
+        UserError: If there is no such data set, or it cannot be had.
+    """
+    entry, argument = _entry(what)
+    report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
+    faults = Faults(collect=True)
+    try:
+        source = entry.open(argument, faults)
+    except UserError as error:
+        if entry.name not in _ON_DISK:
+            raise
+        _add_faults(report, faults)
+        report.add(STOPS, "sets that cannot be opened", [str(error)], "")
+        return report
+    _add_faults(report, faults)
+    given = {"train": source.train, "val": source.val, "test": source.test}
+    tables = {name: table for name, table in given.items() if table is not None}
+    report.facts["images"] = {name: len(table) for name, table in tables.items()}
+    report.facts["notes"] = list(source.notes)
+    splits = _splits(report, tables, source if not faults.found else None)
+
+    total, done = sum(map(len, tables.values())), 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    surveys = {name: survey(table, source.in_chans, count) for name, table in tables.items()}
+    images = contents.Images(source.classes, tables, surveys, splits)
+    contents.add_broken(report, images)
+    contents.add_copies(report, images)
+    known = {fault.kind for fault in faults.found}
+    contents.add_classes(report, images, empty_told=bool(known & {"empty class", "unknown class"}))
+    contents.add_sizes(report, images)
+    contents.add_traits(report, images)
+    remedy = "they are not read: move them, or give them an image's ending"
+    report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
+    return report
+
+
+def _entry(what: str) -> tuple[DataSpec, str]:
+    """Resolve a spec, or a path by what lies there; a missing path is the user's mistake."""
+    path = Path(what).expanduser()
+    if what.partition(":")[0] not in {spec.name for spec in SPECS} and path.exists():
+        what = f"{kind_of(path)}:{what}"
+    entry, argument = parse(what)
+    if entry.name == "parquet":
+        existing_path(entry.name, argument)
+    elif entry.name in _ON_DISK:
+        existing_folder(entry.name, argument)
+    return entry, argument
+
+
+def _splits(
+    report: Report, tables: dict[str, Table], source: Source | None
+) -> dict[str, NDArray[np.str_]]:
+    """Tell the split of every row: as carved, or the table's name where nothing can be carved."""
+    splits = {name: np.full(len(table), name, dtype="<U5") for name, table in tables.items()}
+    if source is None:
+        return splits
+    try:
+        parts, notes = carve(source, report.spec, None, 0.1, 0)
+    except UserError as error:
+        report.add(STOPS, "splits left empty", [str(error)], "")
+        return splits
+    for name, part in parts.items():
+        splits[part.origin][part.rows] = name
+    report.facts["splits"] = {name: len(part.rows) for name, part in parts.items()}
+    report.facts["notes"] = notes
+    return splits
+
+
+def _add_faults(report: Report, faults: Faults) -> None:
+    for kind, (what, remedy) in FAULTS.items():
+        found = [fault for fault in faults.found if fault.kind == kind]
+        details = [{"id": fault.culprit, "reason": fault.message} for fault in found]
+        report.add(STOPS, what, [fault.message for fault in found], remedy, details)

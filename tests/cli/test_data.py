@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix data check``: verdict first, clean lines in a pipe, an exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from keymix.cli import main
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    for k, name in enumerate(("cat", "dog")):
+        (root / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (20, 20), (100 * k, 10 * i, 50)).save(root / name / f"{i:02d}.png")
+    return root
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["data", *words])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_the_verdict_stands_first(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "check", str(photos))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"verdict\tfolder:{photos}: fit for training"
+    assert ["classes", "2; smallest cat (12), largest cat (12)"] in [
+        line.split("\t") for line in out.splitlines()
+    ]
+    assert "\x1b" not in out
+
+
+def test_bad_data_ends_with_one_and_lines_for_scripts(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(5):
+        (photos / "cat" / f"{i:02d}.png").write_bytes(b"x")
+    code, out, _ = run(capsys, "check", f"folder:{photos}")
+    assert code == 1
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert lines[0][1].endswith("would stop training: broken images (5)")
+    (finding,) = [line for line in lines if line[0] == "stops"]
+    assert finding[1] == "broken images"
+    assert finding[2].endswith("02.png: not an image; and 2 more")
+    assert "--data.skip_corrupt true" in finding[3]
+    assert finding[4] == "5"
+
+
+def test_json_and_out_tell_everything(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(5):
+        (photos / "cat" / f"{i:02d}.png").write_bytes(b"x")
+    file = tmp_path / "report.json"
+    code, out, _ = run(capsys, "check", str(photos), "--json", "--out", str(file))
+    assert code == 1
+    told = json.loads(out)
+    assert told == json.loads(file.read_text())
+    assert len(told["findings"][0]["where"]) == 5
+    code, _, err = run(capsys, "check", str(photos), "--out", str(file))
+    assert code == 2
+    assert "exists: name another file or add --overwrite" in err
+    assert run(capsys, "check", str(photos), "--out", str(file), "--overwrite")[0] == 1
+    code, _, err = run(capsys, "check", str(photos), "--out", str(tmp_path / "no" / "x.json"))
+    assert code == 2
+    assert "cannot write --out" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chek"], "unknown verb of keymix data 'chek'. Did you mean 'check'?"),
+        (["check"], "the following arguments are required: DATA"),
+        (["check", "photo"], "unknown data 'photo'."),
+        (["check", "digits", "--jsn"], "Did you mean '--json'"),
+        (["check", "folder:nowhere"], "there is no 'nowhere'. Check the path."),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_help_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "check" in run(capsys)[1]
+    with pytest.raises(SystemExit):
+        main(["data", "check", "--help"])
+    assert "keymix data check photos" in capsys.readouterr().out
+
+
+def test_long_work_is_told_where_there_is_no_terminal(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keymix.cli.data._SILENCE", 0.0)
+    _, _, err = run(capsys, "check", str(photos))
+    assert "24 of 24 images checked" in err
