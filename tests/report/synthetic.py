@@ -219,3 +219,27 @@ def make_record(
             {"title": "Intervals.", "text": "Two questions, two intervals." * 6},
         ],
     }
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</script><script>alert(3)</script>",
+    "שלום עולם",
+    "مرحبا بالعالم",
+    "🦊 fox 👩‍👩‍👧",
+    "漢字の長い名前のクラスです",
+    "a_name_without_any_break_" * 5,
+)
+LONG = "static_key(activation=relu,pos_dim={},num_heads=6,key_init=normal)"
+
+
+def crowded_record() -> dict[str, Any]:
+    """Make twelve mixers of long names, 200 classes of odd and long names, one seed, one failed."""
+    plain = [f"class {i} of the herbarium, var. {'x' * (i % 30)}" for i in range(192)]
+    accuracy = {"softmax": 0.8} | {LONG.format(i): 0.75 + 0.01 * i for i in range(9)}
+    accuracy |= {"<img src=x onerror=alert(4)>": 0.83, "identity": 0.3}
+    record = make_record(1, accuracy=accuracy, classes=(*HOSTILE, *plain), images=2000)
+    record["attention"]["images"][0] |= {"label": HOSTILE[0], "id": HOSTILE[1]}
+    lose(record, LONG.format(3), 0, "failed", "RuntimeError: " + "out_of_memory_" * 12)
+    return record

@@ -69,7 +69,7 @@ class SortableTable {
     const label = make("label", { class: "sort-by no-print" }, "Sort by ", this.select);
     const place = this.table.closest("section").querySelector(".sort-here");
     if (place && this.table.matches(".by-class")) place.append(label);
-    else this.table.before(label);
+    else this.table.parentElement.before(label);
   }
 
   sort(column, order) {

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader does with the page: sorts, filters, picks maps, compares runs, by keys alone."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import PHONE, complaints, find, focused, press, texts, visit
+from scipy.stats import binomtest
+from synthetic import ACCURACY, LONG, crowded_record, lose, make_record, packed
+
+from keymix.report.html import render
+from keymix.report.pictures import FULL, OPACITY
+from keymix.report.views.attention import unpack
+
+TAB, ENTER, SPACE = "\ue004", "\ue007", " "
+LEFT, UP, RIGHT, DOWN = "\ue012", "\ue013", "\ue014", "\ue015"
+
+
+def column(driver: Any, table: str, number: int) -> list[str]:
+    return texts(driver, f"{table} tbody tr > :nth-child({number})")
+
+
+def choose(driver: Any, select: str, value: object) -> None:
+    find(driver, f'{select} option[value="{value}"]').click()
+
+
+def test_a_table_sorts_by_number_and_the_third_press_restores_it(driver, pages):
+    visit(driver, pages["holes"])
+    table = "#runs .sortable"
+    listed = column(driver, table, 1)
+    head = find(driver, f"{table} thead th:nth-child(4)")
+    button = head.find_element("css selector", "button")
+    held = column(driver, table, 4)
+    known = [float(v) for v in held if v != "–"]
+    assert len(known) == 14
+
+    button.click()
+    assert head.get_attribute("aria-sort") == "descending"
+    now = column(driver, table, 4)
+    assert [float(v) for v in now[:14]] == sorted(known, reverse=True)
+    assert now[14:] == ["–"] * 4
+    button.click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    now = column(driver, table, 4)
+    assert [float(v) for v in now[:14]] == sorted(known)
+    assert now[14:] == ["–"] * 4
+    button.click()
+    assert head.get_attribute("aria-sort") is None
+    assert column(driver, table, 1) == listed
+
+
+def test_numbers_sort_by_size_and_not_by_their_digits(driver, pages):
+    visit(driver, pages["plain"])
+    costs = make_record()["costs"]
+    for key, number in (("params", 2), ("macs", 3), ("latency_ms", 5), ("peak_mib", 8)):
+        find(driver, f"section:nth-of-type(3) thead th:nth-child({number}) button").click()
+        shown = [t.split(" ")[0] for t in texts(driver, "section:nth-of-type(3) tbody th bdi")]
+        assert shown == sorted(ACCURACY, key=lambda m: costs[m][key])
+
+
+def test_sorting_works_by_key_and_keeps_the_focus(driver, pages):
+    visit(driver, pages["plain"])
+    head = find(driver, "section:nth-of-type(2) thead th")
+    driver.execute_script("arguments[0].focus()", head.find_element("css selector", "button"))
+    press(driver, ENTER)
+    assert head.get_attribute("aria-sort") == "ascending"
+    names = texts(driver, "section:nth-of-type(2) .sortable tbody th bdi")
+    assert names == sorted(ACCURACY)
+    press(driver, SPACE)
+    assert head.get_attribute("aria-sort") == "descending"
+    assert focused(driver).text.startswith("mixer")
+
+
+def test_on_a_phone_a_select_sorts_the_cards(driver, pages):
+    visit(driver, pages["plain"], width=PHONE)
+    assert not find(driver, "thead").is_displayed()
+    select = find(driver, "section:nth-of-type(3) .sort-by select")
+    assert select.is_displayed()
+    choose(driver, "section:nth-of-type(3) .sort-by select", "6 descending")
+    costs = make_record()["costs"]
+    names = texts(driver, "section:nth-of-type(3) tbody th bdi")
+    assert names == sorted(ACCURACY, key=lambda m: -costs[m]["images_per_s"])
+    choose(driver, "section:nth-of-type(3) .sort-by select", "")
+    assert texts(driver, "section:nth-of-type(3) tbody th bdi") == list(ACCURACY)
+
+
+def test_hundreds_of_classes_come_twenty_at_a_time_and_can_be_found(driver, pages):
+    visit(driver, pages["crowded"])
+    classes = crowded_record()["classes"]["names"]
+    rows = ".by-class tbody tr > th"
+    assert len(texts(driver, rows)) == 20
+    assert find(driver, "#class-count").text == "200 classes, 20 shown."
+    find(driver, "#class-all").click()
+    assert sorted(texts(driver, rows)) == sorted(name.strip() for name in classes)
+    find(driver, "#class-all").click()
+    assert len(texts(driver, rows)) == 20
+    find(driver, "#class-filter").send_keys("CLASS 17")
+    wanted = [name.strip() for name in classes if "class 17" in name]
+    assert sorted(texts(driver, rows)) == sorted(wanted)
+    assert find(driver, "#class-count").text == f"{len(wanted)} found of 200 classes."
+    assert not find(driver, "#class-all").is_displayed()
+
+
+def test_classes_sort_by_each_mixer_s_difference(driver, pages):
+    record = crowded_record()
+    visit(driver, pages["crowded"])
+    runs = {r["mixer"]: np.array(r["class_correct"]) for r in record["runs"] if "correct" in r}
+    best = runs[LONG.format(8)] - runs["softmax"]
+    number = 3 + list(runs).index(LONG.format(8))  # class, images, softmax, the others
+    first = find(driver, ".by-class tbody tr").get_attribute("data-number")
+    ranked = [runs[m] - runs["softmax"] for m in runs if m not in ("softmax", "identity")]
+    assert int(first) == int(np.abs(ranked).max(0).argmax())
+    find(driver, f".by-class thead th:nth-child({number}) button").click()
+    top = [
+        int(e.get_attribute("data-number"))
+        for e in driver.find_elements("css selector", ".by-class tbody tr")
+    ]
+    assert best[top].tolist() == sorted(best.tolist(), reverse=True)
+    choose(driver, ".sort-here select", "original")
+    shown = driver.find_elements("css selector", ".by-class tbody tr:not([hidden])")
+    assert [int(e.get_attribute("data-number")) for e in shown] == list(range(20))
+
+
+ALPHA = """
+const c = document.querySelector("#map-stage canvas");
+const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+return [c.width, c.height, [...d].filter((_, i) => i % 4 === 3)];
+"""
+
+
+@pytest.mark.parametrize(
+    ("mixer", "image", "layer", "head"),
+    [("static_key", 0, 3, 0), ("static_key", 2, 1, 3), ("key_value", 3, 0, 1)],
+)
+def test_the_picker_draws_the_map_that_was_asked_for(driver, pages, mixer, image, layer, head):
+    visit(driver, pages["plain"])
+    stored = make_record()["attention"]["maps"][mixer]
+    weights = unpack(stored, 4, 4)[image, layer, head]
+    choose(driver, "#map-mixer", mixer)
+    choose(driver, "#map-layer", layer)
+    choose(driver, "#map-head", head)
+    find(driver, f'input[name=map-image][value="{image}"]').click()
+    width, height, alpha = driver.execute_script(ALPHA)
+    assert [height, width] == stored["grid"]
+    expected = np.round(OPACITY * np.clip(weights / (FULL * weights.mean()), 0, 1))
+    np.testing.assert_allclose(alpha, expected.ravel(), atol=1)
+    row, place = np.unravel_index(weights.argmax(), weights.shape)
+    readout = find(driver, "#map-stage .readout").text
+    assert f"in row {row + 1}, column {place + 1};" in readout
+    assert f"Strongest patch {weights.max() * 100:.1f}" in readout
+
+
+def test_all_mixers_stand_side_by_side_and_missing_ones_say_why(driver, pages):
+    visit(driver, pages["holes"])
+    assert texts(driver, "#map-stage h3") == list(ACCURACY)
+    assert len(driver.find_elements("css selector", "#map-stage canvas")) == 4
+    why = texts(driver, "#map-stage .why")
+    assert why == ["no run finished", "identity mixes no tokens, so it has no attention map"]
+
+
+def test_the_arrow_keys_step_through_layers_heads_and_images(driver, pages):
+    visit(driver, pages["plain"])
+    seen = {driver.execute_script("return arguments[0].toDataURL()", find(driver, "canvas"))}
+    driver.execute_script("document.getElementById('map-stage').focus()")
+    for keys, layer, head in ((LEFT, 2, 0), (DOWN, 2, 1), (DOWN, 2, 2), (UP, 2, 1), (RIGHT, 3, 1)):
+        press(driver, keys)
+        assert find(driver, "#map-layer").get_property("value") == str(layer)
+        assert find(driver, "#map-head").get_property("value") == str(head)
+        seen.add(driver.execute_script("return arguments[0].toDataURL()", find(driver, "canvas")))
+    press(driver, RIGHT)  # there is no layer further
+    assert find(driver, "#map-layer").get_property("value") == "3"
+    assert len(seen) == 5  # one of them twice
+    driver.execute_script("document.querySelector('input[name=map-image]').focus()")
+    press(driver, RIGHT, RIGHT)
+    assert find(driver, "input[name=map-image]:checked").get_attribute("value") == "2"
+    driver.execute_script("document.getElementById('map-layer').focus()")
+    press(driver, UP)
+    assert find(driver, "#map-layer").get_property("value") == "2"
+
+
+def bits(run: dict[str, Any], images: int) -> np.ndarray:
+    packed_bits = np.frombuffer(base64.b64decode(run["correct"]), dtype=np.uint8)
+    return np.unpackbits(packed_bits)[:images].astype(bool)
+
+
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "images"),
+    [(0, 0, 13), (1, 0, 100), (3, 11, 361), (50, 50, 1003), (120, 190, 1001), (900, 2600, 10_000)],
+)
+def test_two_runs_compare_as_scipy_says(driver, tmp_path, only_a, only_b, images):
+    record = make_record(seeds=2, images=images)
+    a, b = (next(r for r in record["runs"] if r["mixer"] == m) for m in ("softmax", "key_value"))
+    answers = np.random.default_rng(1).permutation(np.arange(images))
+    first, second = np.ones(images, bool), np.ones(images, bool)
+    second[answers[:only_a]] = False
+    first[answers[only_a : only_a + only_b]] = False
+    neither = answers[-2:]
+    first[neither] = second[neither] = False
+    for run, correct in ((a, first), (b, second)):
+        run["correct"] = packed(correct)
+    page = tmp_path / "pair.html"
+    page.write_text(render(record), encoding="utf-8")
+    visit(driver, page)
+    choose(driver, "#pair-b", record["runs"].index(b))
+    shown = [
+        int(e.get_attribute("data-value"))
+        for e in driver.find_elements("css selector", "#pair-agreement td:nth-child(2)")
+    ]
+    assert shown == [int((first & second).sum()), only_a, only_b, 2]
+    p = float(find(driver, "#pair-p").get_attribute("value"))
+    disputed = only_a + only_b
+    expected = binomtest(only_a, disputed).pvalue if disputed else 1.0
+    assert p == pytest.approx(expected, rel=1e-9)
+
+
+def test_two_runs_show_their_accuracies_classes_curves_and_environments(driver, pages):
+    record = make_record()
+    visit(driver, pages["plain"])
+    a, b = 1, len(record["runs"]) - 3  # softmax at seed 1, identity at seed 0
+    choose(driver, "#pair-a", a)
+    choose(driver, "#pair-b", b)
+    first, second = record["runs"][a], record["runs"][b]
+    lead = find(driver, "#pair-result .lead").text
+    for run in (first, second):
+        assert f"{run['last']['test']['top1'] * 100:.1f}" in lead
+    both = bits(first, 360) & bits(second, 360)
+    assert texts(driver, "#pair-agreement tr[data-kind=both] td")[0] == str(both.sum())
+    gaps = np.array(second["class_correct"]) - np.array(first["class_correct"])
+    order = np.argsort(-np.abs(gaps), kind="stable")
+    wrong = [i for i in order if gaps[i]]
+    assert texts(driver, "#pair-classes tbody th") == [str(i) for i in wrong]
+    assert (
+        texts(driver, "#pair-classes tbody td:last-child")[0] == f"−{-gaps[order[0]] / 36:.1%}"[:-1]
+    )
+    assert len(driver.find_elements("css selector", "#pair-result svg .curve.run-a")) == 3
+    assert len(driver.find_elements("css selector", "#pair-result svg .curve.run-b")) == 3
+    told = find(driver, "#pair-result dl").text
+    assert "A 16 cores" in told
+    assert "B 2 cores" in told
+    find(driver, "#pair-swap").click()
+    assert find(driver, "#pair-a").get_property("value") == str(b)
+    assert "A 2 cores" in find(driver, "#pair-result dl").text
+
+
+def test_runs_that_did_not_finish_cannot_be_chosen(driver, pages):
+    visit(driver, pages["holes"])
+    options = driver.find_elements("css selector", "#pair-b option:disabled")
+    words = [
+        o.get_property("textContent").replace("\u2068", "").replace("\u2069", "") for o in options
+    ]
+    assert words == [
+        "re_attention, seed 2 (failed)",
+        *(f"key_value, seed {seed} (not finished)" for seed in range(3)),
+    ]
+    assert complaints(driver) == []
+
+
+def test_one_epoch_and_one_pair_of_runs_draw(driver, tmp_path):
+    record = make_record(seeds=1, accuracy={"softmax": 0.9, "static_key": 0.9, "identity": 0.4})
+    lose(record, "identity", 0, "missing", "it was not started")
+    for run in record["runs"]:
+        run["history"] = run.get("history", [])[:1]
+    page = tmp_path / "short.html"
+    page.write_text(render(record), encoding="utf-8")
+    visit(driver, page)
+    drawn = driver.find_elements("css selector", "#pair-result svg .curve")
+    assert len(drawn) == 6
+    assert not any("NaN" in curve.get_attribute("d") for curve in drawn)
+    assert complaints(driver) == []
+
+
+CONTROLS = """
+return [...document.querySelectorAll("button, select, input, summary, [tabindex='0']")]
+  .filter((e) => e.checkVisibility() && !e.disabled && !(e.type === "radio" && !e.checked));
+"""
+
+
+@pytest.mark.parametrize("width", [1280, PHONE])
+def test_the_tab_key_reaches_every_control_in_reading_order(driver, pages, width):
+    visit(driver, pages["crowded"], width=width)
+    controls = driver.execute_script(CONTROLS)
+    assert len(controls) > (45 if width > PHONE else 25)
+    reached = []
+    for _ in range(len(controls)):
+        press(driver, TAB)
+        reached.append(focused(driver))
+    assert reached == controls
