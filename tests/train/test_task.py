@@ -12,9 +12,9 @@ from torch import nn
 from keymix.errors import UserError
 from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses
-from keymix.train.recipe import LossConfig, OptimConfig, Recipe
+from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import Scores
-from keymix.train.task import ClassificationTask, make_mix, make_optimizer, step_seed
+from keymix.train.task import ClassificationTask, make_optimizer, step_seed
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
@@ -66,26 +66,6 @@ def test_unknown_optimiser_names_the_nearest() -> None:
 def test_betas_where_there_are_none_are_refused() -> None:
     with pytest.raises(UserError, match="betas"):
         make_optimizer(OptimConfig(name="rmsprop", betas=(0.9, 0.99)), nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("config", [LossConfig(mixup=0.4), LossConfig(cutmix=1.0, mixup=0.4)])
-def test_mixed_targets_are_shares_and_follow_the_seed(config: LossConfig) -> None:
-    mix = make_mix(config, 4)
-    assert mix is not None
-    images, targets = torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    torch.manual_seed(5)
-    first, shares = mix(images, targets)
-    torch.manual_seed(5)
-    again, _ = mix(images, targets)
-    torch.manual_seed(6)
-    other, _ = mix(images, targets)
-    assert torch.allclose(shares.sum(1), torch.ones(6))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_no_mixing_without_alphas() -> None:
-    assert make_mix(LossConfig(), 4) is None
 
 
 def test_scores_agree_with_counting() -> None:

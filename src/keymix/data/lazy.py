@@ -8,6 +8,7 @@ the time it takes.
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -92,6 +93,7 @@ class LazyImages:
             batch_size=None,  # an item is a batch already
             collate_fn=_as_it_is,
             num_workers=workers,
+            worker_init_fn=_leave_ctrl_c_to_the_parent,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # its own: the global stream belongs to the model
@@ -190,3 +192,8 @@ class _Orders(Sampler[_Order]):
 
 def _as_it_is(made: Any) -> Any:  # torch types this as taking a list, which it is not here
     return made
+
+
+def _leave_ctrl_c_to_the_parent(worker: int) -> None:
+    """Go on serving when Ctrl-C reaches all processes: the parent ends its step and saves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

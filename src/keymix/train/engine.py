@@ -6,7 +6,6 @@ A run that is killed at any moment resumes from its last checkpoint; a finished 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import signal
@@ -68,7 +67,7 @@ class EpochLoader:
     def __iter__(self) -> Iterator[ImageBatch]:
         epoch, done = self.place()
         self.loader.set_epoch(epoch)
-        yield from itertools.islice(self.loader, done, None)
+        yield from self.loader.batches(start=done)
 
 
 def train(
@@ -170,6 +169,7 @@ def _fit(
         augment=recipe.augment,
         seed=recipe.seed,
         workers=config.workers,
+        device=device_of_this_machine(),
     )
     val_loader = _eval_loader(recipe, data, "val")
     task = ClassificationTask(
@@ -228,6 +228,7 @@ def _eval_loader(recipe: Recipe, data: ImageData, split: Literal["val", "test"])
         augment=None,
         seed=recipe.seed,
         workers=recipe.data.workers,
+        device=device_of_this_machine(),
     )
 
 

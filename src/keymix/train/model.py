@@ -29,6 +29,7 @@ def load_data(config: DataConfig) -> ImageData:
         limit=config.limit,
         val_fraction=config.val_fraction,
         split_seed=config.split_seed,
+        skip_corrupt=config.skip_corrupt,
     )
 
 

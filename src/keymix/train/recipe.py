@@ -51,6 +51,8 @@ class DataConfig:
         batch_size: Training images a step and device.
         eval_batch_size: Images a step in validation and test.
         workers: Loader processes; 0 loads in the training process.
+        skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first
+            one is an error.
     """
 
     spec: str
@@ -61,6 +63,7 @@ class DataConfig:
     batch_size: int = 128
     eval_batch_size: int = 512
     workers: int = 0
+    skip_corrupt: bool = False
 
     def __post_init__(self) -> None:
         _require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
@@ -166,7 +169,8 @@ class LossConfig:
     Args:
         label_smoothing: Share of the target spread over all classes, probability.
         mixup: Alpha of mixup's Beta distribution; 0 for none.
-        cutmix: Alpha of cutmix's Beta distribution; 0 for none. With both, each step tosses a coin.
+        cutmix: Alpha of cutmix's Beta distribution; 0 for none. With both, each image tosses
+            a coin.
     """
 
     label_smoothing: float = 0.0

@@ -200,12 +200,14 @@ def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]
         batch_size=run.recipe.data.eval_batch_size,
         train=False,
         workers=run.recipe.data.workers,
+        device=device_of_this_machine(),
     )
 
 
 def _relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
     from keymix.data.loaders import Batch
 
+    numbers = numbers.to(device_of_this_machine())
     for batch in batches:
         yield Batch(batch.images, numbers[batch.targets], batch.index)
 

@@ -110,7 +110,7 @@ def score(
 
     Args:
         model: A classifier; evaluated as it stands, in eval mode.
-        batches: The split.
+        batches: The split, on the device.
         num_classes: Classes of the model.
         device: Where to compute.
         precision: As in a recipe.
@@ -119,9 +119,9 @@ def score(
     scores = Scores(num_classes).to(device)
     parts: list[tuple[Tensor, ...]] = []
     for batch in batches:
-        images, targets = batch.images.to(device), batch.targets.to(device)
+        targets = batch.targets
         with autocast(device, precision):
-            logits = model(images).float()
+            logits = model(batch.images).float()
         scores.update(logits, targets)
         best = logits.topk(min(5, num_classes), dim=1).indices
         hit = (best == targets[:, None]).any(1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -20,12 +19,12 @@ from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
-from torchvision.transforms import v2
 
+from keymix.data.mixing import Mixing
 from keymix.errors import UserError, unknown
 from keymix.train.checkpoints import OURS
 from keymix.train.nonfinite import Losses, Step
-from keymix.train.recipe import LossConfig, OptimConfig, Recipe
+from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, Scores
 
 _FUSED = (
@@ -33,8 +32,6 @@ _FUSED = (
     "adamw",
     "sgd",
 )  # torch's own whose fused step is several times faster on small nets
-
-Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int = 0) -> int:
@@ -52,23 +49,6 @@ def seed_step(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-
-
-def make_mix(config: LossConfig, num_classes: int) -> Mix | None:
-    """Mixup, cutmix, or a coin between them; None without either.
-
-    Args:
-        config: Their alphas.
-        num_classes: Mixed targets are shares over this many classes.
-    """
-    mixes: list[nn.Module] = []
-    if config.mixup > 0:
-        mixes.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
-    if config.cutmix > 0:
-        mixes.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
-    if not mixes:
-        return None
-    return cast(Mix, mixes[0] if len(mixes) == 1 else v2.RandomChoice(mixes))
 
 
 def check_optimizer(config: OptimConfig) -> None:
@@ -133,7 +113,8 @@ class ClassificationTask(pl.LightningModule):
         self.val_scores: dict[str, float | None] = {}
         self.last_lr = recipe.optim.lr
         self.losses = losses
-        self._mix = make_mix(recipe.loss, num_classes)
+        mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
+        self._mix = Mixing(mixup, cutmix, num_classes, recipe.seed) if mixup or cutmix else None
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
 
     @property
@@ -178,7 +159,7 @@ class ClassificationTask(pl.LightningModule):
         )
         images, targets = batch.images, batch.targets
         if self._mix is not None:
-            images, targets = self._mix(images, targets)
+            images, targets = self._mix(images, targets, batch.index, self.current_epoch)
         logits = self.model(images).float()
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
@@ -199,6 +180,12 @@ class ClassificationTask(pl.LightningModule):
             )
         )
         return loss
+
+    def transfer_batch_to_device(
+        self, batch: ImageBatch, device: torch.device, dataloader_idx: int
+    ) -> ImageBatch:
+        """Leave a batch where it is: loaders make it on the device."""
+        return batch
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the losses note the gradients."""
