@@ -11,6 +11,7 @@ import torch
 
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.batches import Batch, Made
+from keymix.data.draws import erased_boxes
 from keymix.data.held import HeldImages
 from keymix.data.lazy import LazyImages
 from keymix.errors import UserError
@@ -188,6 +189,20 @@ def test_rand_augment_first_needs_a_set_held_in_memory(photos: ImageData) -> Non
         train_loader(photos, first)
     assert "\n" not in str(caught.value)
     train_loader(photos, Augment(rand_augment_first=True))  # there is nothing to put first
+
+
+@pytest.mark.parametrize("kind", ["held", "lazy"])
+def test_erased_rectangles_have_the_mean_colour(
+    kind: str, digits: ImageData, photos: ImageData
+) -> None:
+    data = digits if kind == "held" else photos
+    plain, erased = (served(train_loader(data, Augment(erasing=p))) for p in (0.0, 1.0))
+    boxes = erased_boxes(np.arange(len(plain)), 1.0, *data.image_size, seed=5, epoch=0)
+    for i, image in plain.items():
+        top, left, h, w = boxes[i]
+        assert h * w > 0
+        image[:, top : top + h, left : left + w] = 0.0
+        assert torch.equal(image, erased[i])
 
 
 def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) -> None:

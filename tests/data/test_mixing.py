@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 from torchvision.transforms import v2
 
-from keymix.data.mixing import Mixing
+from keymix.data.mixing import Mixing, _beta, _quantile
 
 N = 20_000
 INDEX = torch.arange(N)
@@ -58,6 +58,19 @@ def test_mixup_shares_are_distributed_as_torchvision_s(alpha: float) -> None:
     )
     assert stats.chisquare(first, wanted * first.sum() / wanted.sum()).pvalue > 1e-3
     assert stats.chi2_contingency([first, second]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.8, 5.0])
+def test_the_table_of_quantiles_is_read_between_its_knots(alpha: float) -> None:
+    probability = torch.rand(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    share = _quantile(_beta(alpha, torch.device("cpu")), probability)
+    back = torch.from_numpy(special.betainc(alpha, alpha, share.numpy()))
+    inner = (share > 1e-6) & (share < 1 - 1e-6)
+    assert inner.float().mean() > 0.4
+    assert (back - probability)[inner].abs().max() < 2.0**-16
+    middle = (probability > 0.1) & (probability < 0.9) & inner
+    exact = torch.from_numpy(special.betaincinv(alpha, alpha, probability.numpy()))
+    torch.testing.assert_close(share[middle], exact[middle], atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("alpha", "height", "width"), [(1.0, 8, 8), (0.5, 6, 11), (3.0, 8, 8)])
