@@ -10,8 +10,11 @@ Paper: none. Data: scikit-learn's bundled digits; 1,213 images train, 135 valida
 Measured: test top-1 of the last epoch over seeds 0, 1, 2, mean ± standard deviation: softmax
 94.2 ± 1.0 %, identity 86.0 ± 1.4 % (`keymix compare`, two threads of a Xeon, torch 2.15). Patch
 size, start, padding, epochs and learning rate were chosen from about sixty trial runs, most of them
-softmax at one seed, with test accuracy in view: the figures are optimistic and lean to softmax. For
-scale: nearest neighbour on the pixels 86.9 %, logistic regression 33.2 %.
+softmax at one seed, with test accuracy in view: the figures are optimistic and lean to softmax. The
+learning rate was checked afterwards on validation alone, for the six default mixers alike: their
+mean validation top-1 at 1e-3, 2e-3, 4e-3, 8e-3 is 76.0, 84.4, 87.4, 82.3 % (one call a rate:
+``keymix.compare(seeds=[100, 101, 102], overrides={"optim.lr": 1e-3}, out="lr1e-3")``). For scale:
+nearest neighbour on the pixels 86.9 %, logistic regression 33.2 %.
 """
 
 from __future__ import annotations
