@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import PHONE, complaints, find, focused, press, texts, visit
+from browser import PHONE, WIDE, complaints, find, focused, press, texts, visit
 from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, crowded_record, lose, make_record, packed
 
@@ -88,8 +88,9 @@ def test_on_a_phone_a_select_sorts_the_cards(driver, pages):
     assert texts(driver, "section:nth-of-type(3) tbody th bdi") == list(ACCURACY)
 
 
-def test_hundreds_of_classes_come_twenty_at_a_time_and_can_be_found(driver, pages):
-    visit(driver, pages["crowded"])
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_hundreds_of_classes_come_twenty_at_a_time_and_can_be_found(driver, pages, width):
+    visit(driver, pages["crowded"], width=width)
     classes = crowded_record()["classes"]["names"]
     rows = ".by-class tbody tr > th"
     assert len(texts(driver, rows)) == 20
@@ -279,7 +280,7 @@ return [...document.querySelectorAll("button, select, input, summary, [tabindex=
 """
 
 
-@pytest.mark.parametrize("width", [1280, PHONE])
+@pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_the_tab_key_reaches_every_control_in_reading_order(driver, pages, width):
     visit(driver, pages["crowded"], width=width)
     controls = driver.execute_script(CONTROLS)

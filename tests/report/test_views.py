@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures behind the page's sections: classes, attention maps, names, environments."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
+
+from keymix.report.class_plots import Spread, dots, histograms
+from keymix.report.labels import short_labels
+from keymix.report.plots import looks
+from keymix.report.views import attention, runs
+from keymix.report.views.classes import by_class, wilson
+from keymix.report.views.payload import as_element_text
+
+LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 7), (9, 10), (36, 36), (450, 1000)])
+def test_the_interval_of_a_class_is_wilson_s(right, n):
+    expected = binomtest(right, n).proportion_ci(method="wilson")
+    assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
+    record = make_record()
+    lose(record, "static_key", 1, "failed", "RuntimeError")
+    found = by_class(record, LOOKS)
+    assert found is not None
+    right = {(r["mixer"], r["seed"]): r.get("class_correct") for r in record["runs"]}
+    for row in found["rows"]:
+        c = row["number"]
+        base = [right["softmax", s][c] / 36 for s in range(3)]
+        kept = [right["static_key", s][c] / 36 for s in (0, 2)]
+        cell = next(cell for cell in row["cells"] if cell["mixer"] == "static_key")
+        assert row["baseline"] == pytest.approx(np.mean(base))
+        assert cell["accuracy"] == pytest.approx(np.mean(kept))
+        assert cell["difference"] == pytest.approx(np.mean(kept) - np.mean([base[0], base[2]]))
+
+
+def test_the_largest_difference_comes_first_and_no_control_decides_it():
+    found = by_class(make_record(), LOOKS)
+    assert found is not None
+    sizes = [
+        max(abs(c["difference"]) for c in row["cells"] if c["mixer"] != "identity")
+        for row in found["rows"]
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] < 0.3
+
+
+def test_without_the_baseline_s_runs_classes_have_accuracies_and_no_differences():
+    record = make_record(seeds=1)
+    lose(record, "softmax", 0, "missing", "it was not started")
+    found = by_class(record, LOOKS)
+    assert found is not None
+    assert found["chart"] is None
+    for row in found["rows"]:
+        assert row["baseline"] is None
+        assert all(c["difference"] is None and c["accuracy"] is not None for c in row["cells"])
+
+
+def test_a_class_without_test_images_has_no_accuracy():
+    record = make_record()
+    record["classes"]["names"].append("empty")
+    record["classes"]["test_images"].append(0)
+    for run in record["runs"]:
+        run["class_correct"].append(0)
+    found = by_class(record, LOOKS)
+    assert found is not None
+    row = next(row for row in found["rows"] if row["name"] == "empty")
+    assert row["baseline"] is None
+    assert {cell["accuracy"] for cell in row["cells"]} == {None}
+
+
+def test_confusions_are_shares_of_the_true_class_s_answers():
+    record = make_record()
+    record["confusions"]["softmax"] = [{"true": 3, "predicted": 5, "count": 27}]
+    found = by_class(record, LOOKS)
+    assert found is not None
+    pair = found["confusions"][0]["pairs"][0]
+    assert (pair["true"], pair["predicted"]) == ("3", "5")
+    assert pair["share"] == pytest.approx(27 / (36 * 3))
+
+
+def spreads(classes: int) -> list[Spread]:
+    rng = np.random.default_rng(0)
+    return [
+        Spread(m, LOOKS[m], [(f"c{i}", float(rng.normal(0, 0.03))) for i in range(classes)])
+        for m in ("static_key", "key_value")
+    ]
+
+
+def test_few_classes_have_a_dot_a_mixer_and_many_a_bar_a_bin():
+    few = ET.fromstring(dots(spreads(5), baseline="softmax"))
+    assert len([e for e in few.iter() if "dot" in (e.get("class") or "")]) == 10
+    many = ET.fromstring(histograms(spreads(300), baseline="softmax"))
+    paths = [e for e in many.iter(f"{SVG}path") if "count" in (e.get("class") or "")]
+    assert len(paths) == 2
+    heights = [
+        float(part.rpartition("v")[2]) for p in paths for part in p.get("d", "").split("M")[1:]
+    ]
+    assert min(heights) == pytest.approx(-26)
+    assert max(heights) < -2
+
+
+def test_packed_maps_come_back_within_a_level():
+    weights = made_up_maps(np.random.default_rng(3), heads=5)
+    stored = packed_maps(weights)
+    back = attention.unpack(stored, *weights.shape[:2])
+    assert back.shape == weights.shape
+    np.testing.assert_allclose(back, weights, atol=stored["scale"] / 65535)
+
+
+def test_the_sheet_holds_a_middle_and_the_last_layer():
+    sheet = attention.sheet(make_record())
+    assert sheet is not None
+    assert [block["name"] for block in sheet["blocks"]] == ["Block 2 of 4", "Block 4 of 4"]
+    assert sheet["heads"] == 3
+
+
+def test_where_no_mixer_has_a_map_the_reasons_remain():
+    record = make_record()
+    record["attention"] |= {"maps": {}, "layers": [], "missing": {"softmax": "no map"}}
+    sheet = attention.sheet(record)
+    assert sheet is not None
+    assert sheet["blocks"] == []
+    assert sheet["missing"] == {"softmax": "no map"}
+
+
+def test_long_names_keep_in_charts_what_sets_them_apart():
+    labels = ["softmax", *(LONG.format(i) for i in range(3)), "pooling(" + "x" * 80 + ")"]
+    short = short_labels(labels)
+    assert short["softmax"] == "softmax"
+    assert short[LONG.format(2)] == "static_key(…,pos_dim=2)"
+    assert len(set(short.values())) == len(labels)
+    assert all(len(name) < 30 for name in short.values())
+
+
+def test_json_in_the_page_cannot_end_its_element():
+    told = {"</script>": ["<!--", "a & b", "\u2028"]}
+    text = str(as_element_text(told))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == told
+
+
+def test_what_differs_between_environments_is_found():
+    first, second = runs.environments(make_record())
+    assert first["differs"] == second["differs"] == {"packages", "machine"}
+    assert {who["seeds"] for who in second["who"]} == {"seed 1"}
