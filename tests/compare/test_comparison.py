@@ -14,9 +14,10 @@ import pytest
 from few_digits import brittle, small
 
 from keymix.analysis.attention import attention_maps
+from keymix.compare.events import Event, Job
 from keymix.compare.folder import COLUMNS, locked
 from keymix.compare.maps import normalised, spread_out
-from keymix.compare.pool import Event, Job, run_side_by_side, share_out
+from keymix.compare.pool import run_side_by_side, share_out
 from keymix.compare.run import Comparison
 from keymix.compare.worker import reason
 from keymix.data import load

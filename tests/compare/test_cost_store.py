@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from few_digits import small
 
-from keymix.compare.pool import Event
+from keymix.compare.events import Event
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from keymix.cli import console
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from keymix.compare.pool import Event, Watcher
+    from keymix.compare.events import Event, Watcher
+    from keymix.compare.remaining import Remaining
 
 
 def _line(text: str) -> None:
@@ -33,20 +34,46 @@ def watching() -> Iterator[Watcher]:
         bars.stop()
 
 
+class _Left:
+    """The time that is left, written anew each time it is shown."""
+
+    def __init__(self) -> None:
+        self._remaining: Remaining | None = None
+
+    def see(self, event: Event) -> None:
+        if event.estimate is not None:
+            from keymix.compare.remaining import Remaining
+
+            self._remaining = Remaining(event.estimate)
+        elif self._remaining is not None:
+            self._remaining.see(event)
+
+    def __str__(self) -> str:
+        if self._remaining is None:
+            return ""
+        from keymix.compare.estimate import roughly
+
+        return f"about {roughly(self._remaining.seconds())} left"
+
+
 class Lines:
     """A line on standard error for every run that ends and every step after training."""
 
     def __init__(self) -> None:
         self._ended = self._total = 0
+        self._left = _Left()
         self._accuracy: dict[tuple[str, int], float] = {}
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         run = (event.mixer, event.seed)
+        self._left.see(event)
         if event.kind == "plan":
             self._ended, self._total = event.done, event.total
             kept = f", {event.done} of them done before" if event.done else ""
             _line(f"{event.total} runs{kept}")
+        elif event.kind == "estimate":
+            _line(event.text)
         elif event.kind == "epoch" and event.value is not None:
             self._accuracy[run] = event.value
         elif event.kind in ("done", "failed"):
@@ -58,6 +85,7 @@ class Lines:
             _line(
                 f"{self._ended}/{self._total} {event.kind}: {event.mixer}, seed {event.seed}"
                 + (f": {told}" if told else "")
+                + (f"; {left}" if (left := str(self._left)) else "")
             )
         elif event.kind == "stage" and self._total:  # before the plan, only mistakes are told
             _line(event.text)
@@ -67,13 +95,13 @@ class Bars:
     """One bar over all epochs of all runs with the time left, and one for each run under way."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[told]}", style="dim", markup=False),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[left]}", style="cyan", markup=False),
             console=console.err,
             refresh_per_second=4,
             transient=True,
@@ -81,7 +109,8 @@ class Bars:
         self._all: TaskID | None = None
         self._stage: TaskID | None = None
         self._runs: dict[tuple[str, int], TaskID] = {}
-        self._ended = self._total = self._left = 0
+        self._left = _Left()
+        self._ended = self._total = 0
         self._fraction: dict[tuple[str, int], float] = {}
         self._progress.start()
 
@@ -92,19 +121,22 @@ class Bars:
     def __call__(self, event: Event) -> None:
         """Show one event."""
         run = (event.mixer, event.seed)
+        self._left.see(event)
         if event.kind == "stage":
             self._finish_runs()
-            self._stage = self._progress.add_task(event.text, total=None, told="")
+            self._stage = self._add(event.text)
         elif event.kind == "plan":
             self._drop_stage()
             self._ended, self._total = event.done, event.total
-            self._left = event.total - event.done
-            if self._left:
-                self._all = self._progress.add_task("all runs", total=float(self._left), told="")
+            todo = float(event.total - event.done)
+            if todo:
+                self._all = self._add("all runs", total=todo, left=self._left)
                 self._overall()
+        elif event.kind == "estimate":
+            self._progress.console.print(event.text, style="dim", markup=False)
         elif event.kind == "start":
             name = f"{event.mixer}, seed {event.seed}"
-            self._runs[run] = self._progress.add_task(name, total=None, told="starting")
+            self._runs[run] = self._add(name, told="starting")
         elif event.kind == "epoch":
             self._fraction[run] = event.epoch / event.epochs
             accuracy = "" if event.value is None else f"  validation {event.value * 100:.1f} %"
@@ -120,6 +152,11 @@ class Bars:
                 line = f"failed: {event.mixer}, seed {event.seed}: {event.text}"
                 self._progress.console.print(line, style="red", markup=False)
             self._overall()
+
+    def _add(
+        self, name: str, *, total: float | None = None, told: str = "", left: object = ""
+    ) -> TaskID:
+        return self._progress.add_task(name, total=total, told=told, left=left)
 
     def _overall(self) -> None:
         if self._all is not None:

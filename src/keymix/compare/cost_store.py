@@ -36,11 +36,9 @@ def settled(
     Returns:
         Costs by label, and the record of how they were measured.
     """
-    from keymix.train.environment import environment
     from keymix.train.files import write_json
 
-    setting = environments.lines(environment()) | {"threads": str(threads)}
-    kept = _read(plan.out / COSTS)
+    setting, kept = _setting(threads), _read(plan.out / COSTS)
     changed = environments.changes(kept["setting"], setting) if kept else ""
     rows: Table = {} if kept is None or changed else dict(kept["costs"])
     left = tuple(e for e in plan.entrants if e.label not in rows)
@@ -62,6 +60,20 @@ def settled(
     assert kept is not None
     table = {label: rows[label] for label in plan.labels}
     return table, _how(kept, table)
+
+
+def unmeasured(plan: Plan, *, threads: int) -> list[str]:
+    """Return the labels of the mixers that `settled` would measure."""
+    kept = _read(plan.out / COSTS)
+    if kept is None or kept["setting"] != _setting(threads):
+        return list(plan.labels)
+    return [label for label in plan.labels if label not in kept["costs"]]
+
+
+def _setting(threads: int) -> dict[str, str]:
+    from keymix.train.environment import environment
+
+    return environments.lines(environment()) | {"threads": str(threads)}
 
 
 def known(

@@ -31,6 +31,8 @@ BATCH_SECONDS = 4.0
 """A batch is made smaller until it takes less than about so long."""
 BUDGET_SECONDS = 30.0
 """Timing of all mixers together takes less than about so long, at seven rounds at least."""
+PEAK_SECONDS = 1.5
+"""About what the fresh process takes that measures a model's peak memory."""
 
 
 def model_of(
@@ -173,6 +175,20 @@ def _builds(plan: Plan, data: Mapping[str, Any]) -> dict[str, Build]:
     }
 
 
+def expected_seconds(image_seconds: Sequence[float]) -> float:
+    """Return about how long `costs` will take.
+
+    Args:
+        image_seconds: Seconds of one image in evaluation, one number a model.
+    """
+    if not image_seconds:
+        return 0.0
+    models, slowest = len(image_seconds), max(image_seconds)
+    effort = effort_for(max(slowest, 1e-5), models)
+    rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
+    return rounds + PEAK_SECONDS * models
+
+
 def _breaks(model: nn.Module, shape: Sequence[int]) -> str | None:
     """Say why a model cannot run on one image; ``None`` if it can."""
     import torch
@@ -202,6 +218,11 @@ def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> 
             threads=threads,
         )
         seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
+    return effort_for(seconds, len(models))
+
+
+def effort_for(seconds: float, models: int) -> Effort:
+    """Return the effort for models whose slowest takes so many seconds an image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
-    rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
+    rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))

@@ -17,66 +17,25 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
+from keymix.compare.estimate import Trial
+from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.worker import Runner
 from keymix.errors import Interrupted, KeymixWarning, WriteError
 from keymix.train.signals import interruptible
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
-    from keymix.train.recipe import DataConfig, Recipe
+    from keymix.train.recipe import DataConfig
 
 GRACE = 10.0
 """Seconds that processes have to save when they are asked to end."""
 
 MOST_PROCESSES = 8
 """Default cap, for memory's sake."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run to do."""
-
-    mixer: str
-    seed: int
-    recipe: Recipe
-    folder: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened, for whoever watches.
-
-    Args:
-        kind: ``plan`` (`done` of `total` runs are there already), ``start``, ``epoch``, ``done``,
-            ``failed``, or ``stage`` (a step after training, in `text`).
-        mixer: Whose run.
-        seed: Which run.
-        epoch: Epochs done in it.
-        epochs: Epochs planned.
-        value: Validation accuracy, a fraction.
-        text: Why it failed, or what is being done.
-        done: Runs that are finished.
-        total: Runs of the comparison.
-    """
-
-    kind: Literal["plan", "start", "epoch", "done", "failed", "stage"]
-    mixer: str = ""
-    seed: int = 0
-    epoch: int = 0
-    epochs: int = 0
-    value: float | None = None
-    text: str = ""
-    done: int = 0
-    total: int = 0
-
-
-Watcher = Callable[[Event], None]
-Failures = dict[tuple[str, int], str]
 
 
 def cores() -> int:
@@ -127,6 +86,9 @@ def run_here(
     torch.set_num_threads(threads)
     try:
         for job in jobs:
+            if job.trial:
+                watch(_tried(job, runner.try_out(job.recipe, job.trial)))
+                continue
             watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
 
             def report(metrics: Any, job: Job = job) -> None:
@@ -227,7 +189,8 @@ class _Pool:
 
     def serve(self, processes: int) -> None:
         """Give out all runs and wait for their ends."""
-        for slot in range(min(processes, len(self._waiting))):
+        runs = sum(not job.trial for job in self._waiting)
+        for slot in range(min(processes, runs)):
             self._hire(slot)
         while any(worker.job is not None for worker in self.workers):
             worker, event = self._events.get()
@@ -237,11 +200,19 @@ class _Pool:
     def _take(self, worker: _Worker, job: Job, event: dict[str, Any] | None) -> None:
         if event is None:  # the process ended in the middle of a run
             worker.job = None
-            _settle(job, worker.obituary(), self.failures, self._watch)
+            died = worker.obituary()
+            if job.trial:
+                self._watch(_tried(job, None))
+            else:
+                _settle(job, died, self.failures, self._watch)
             if self._waiting:
                 self._hire(worker.slot)
         elif event["kind"] == "epoch":
             self._watch(_epoch(job, event["metrics"]))
+        elif event["kind"] == "tried":
+            self._watch(_tried(job, event["trial"]))
+            worker.job = None
+            self._assign(worker)
         elif event["kind"] == "warning":
             warnings.warn(event["text"], KeymixWarning, stacklevel=2)
         elif event["kind"] == "stopped":
@@ -264,7 +235,8 @@ class _Pool:
             worker.dismiss()
             return
         job = self._waiting.popleft()
-        self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
+        if not job.trial:
+            self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
         worker.give(job)
 
 
@@ -277,6 +249,11 @@ def _epoch(job: Job, metrics: Any) -> Event:
         epochs=int(metrics["epochs"]),
         value=float(metrics["val_top1"]),
     )
+
+
+def _tried(job: Job, times: Mapping[str, float] | None) -> Event:
+    trial = None if times is None else Trial(**times)
+    return Event(kind="tried", mixer=job.mixer, seed=job.seed, trial=trial)
 
 
 def _settle(job: Job, failure: str | None, failures: Failures, watch: Watcher) -> None:
@@ -333,6 +310,7 @@ class _Worker:
             "folder": str(job.folder),
             "imports": self.imports,
             "threads": self.threads,
+            "trial": job.trial,
         }
         try:
             if self._process.stdin is not None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from keymix.compare import cost_store, folder, gather, manifest
+from keymix.compare.events import Event, Watcher
 from keymix.compare.manifest import MANIFEST, Manifest
 from keymix.compare.plan import Plan
-from keymix.compare.pool import Event, Watcher
 from keymix.compare.run import Comparison, ignore, write
 from keymix.compare.runs import Reading
 from keymix.compare.worker import FAILURES, reason
@@ -31,7 +31,7 @@ def rebuild(
     Args:
         out: The comparison's folder.
         imports: Files that register mixers of one's own, if they are not where they were.
-        progress: Called with every :class:`keymix.compare.pool.Event`.
+        progress: Called with every :class:`keymix.compare.events.Event`.
 
     Returns:
         The results.

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import folder, manifest
+from keymix.compare import cost_store, folder, manifest
+from keymix.compare.events import Event, Failures, Job, Watcher
+from keymix.compare.forecast import Forecast
 from keymix.compare.plan import (
     Plan,
     choose_baseline,
@@ -17,7 +19,7 @@ from keymix.compare.plan import (
     choose_seeds,
     make_plan,
 )
-from keymix.compare.pool import Event, Failures, Job, Watcher, run_here, run_side_by_side, share_out
+from keymix.compare.pool import run_here, run_side_by_side, share_out
 from keymix.compare.runs import is_done
 from keymix.errors import UserError
 
@@ -107,7 +109,7 @@ def compare(
         imports: Python files that register mixers of one's own.
         overwrite: Throw away another comparison that is in the folder.
         command: The command that repeats this, for the record; the call itself if None.
-        progress: Called with every :class:`keymix.compare.pool.Event`.
+        progress: Called with every :class:`keymix.compare.events.Event`.
 
     Returns:
         The results; ``report.html``, ``results.csv`` and ``results.json`` lie in the folder.
@@ -119,7 +121,7 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.compare import cost_store, gather, maps
+    from keymix.compare import gather, maps
     from keymix.mixers.registry import import_file
     from keymix.train.model import device_of_this_machine, load_data
 
@@ -152,12 +154,20 @@ def compare(
     )
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
+    cost_threads = threads if cuda else 1
     told = images.record()
     with folder.locked(out):
         folder.claim(
             plan, told, overwrite=overwrite, command=command, processes=processes, threads=threads
         )
-        failures = _train(plan, images, processes=processes, threads=threads, watch=watch)
+        failures = _train(
+            plan,
+            images,
+            processes=processes,
+            threads=threads,
+            cost_threads=cost_threads,
+            watch=watch,
+        )
         runs = gather.read_runs(plan, images=manifest.read(out).images, failures=failures)
         if not any(reading.answers for reading in runs):
             reason = runs[0].run["reason"]
@@ -165,7 +175,7 @@ def compare(
         table, measured = cost_store.settled(
             plan,
             told,
-            threads=threads if cuda else 1,
+            threads=cost_threads,
             say=lambda text: watch(Event(kind="stage", text=text)),
         )
         watch(Event(kind="stage", text="reading attention maps"))
@@ -187,7 +197,7 @@ def compare(
 
 
 def _train(
-    plan: Plan, data: ImageData, *, processes: int, threads: int, watch: Watcher
+    plan: Plan, data: ImageData, *, processes: int, threads: int, cost_threads: int, watch: Watcher
 ) -> Failures:
     """Train the runs that are not done, one seed of all mixers after the other."""
     jobs = [
@@ -203,21 +213,30 @@ def _train(
     watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
     if not jobs:
         return {}
+    forecast = Forecast(
+        plan,
+        jobs,
+        sizes=data.record()["sizes"],
+        processes=processes,
+        unmeasured=cost_store.unmeasured(plan, threads=cost_threads),
+        watch=watch,
+    )
+    work = [*forecast.trials(), *jobs]
     if processes == 1:
         return run_here(
-            jobs,
+            work,
             threads=threads,
             data=(plan.recipe.data, data),
             logs=plan.out / folder.RUNS,
-            watch=watch,
+            watch=forecast,
         )
     return run_side_by_side(
-        jobs,
+        work,
         processes=processes,
         threads=threads,
         imports=plan.imports,
         logs=plan.out / folder.RUNS,
-        watch=watch,
+        watch=forecast,
     )
 
 

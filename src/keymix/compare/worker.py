@@ -80,19 +80,37 @@ class Runner:
             Interrupted: On SIGTERM, and on SIGINT where it is not ignored.
         """
         from keymix.train.engine import train
-        from keymix.train.model import load_data
 
         try:
-            if self._data is None or self._data[0] != recipe.data:
-                self._data = (recipe.data, load_data(recipe.data))
+            images = self._images(recipe)
             _wait_for(folder)
-            train(recipe, folder, progress=report, data=self._data[1])
+            train(recipe, folder, progress=report, data=images)
         except WriteError:
             raise
         except FAILURES as error:
             self._write(traceback.format_exc())
             return reason(error)
         return None
+
+    def try_out(self, recipe: Recipe, runs: float) -> dict[str, float] | None:
+        """Time a few steps of a recipe, for so many runs in a row.
+
+        Returns:
+            The fields of `keymix.compare.estimate.Trial`; ``None`` if they failed, as the run will.
+        """
+        from keymix.compare.estimate import try_out
+
+        try:
+            return try_out(recipe, self._images(recipe), runs=runs).to_dict()
+        except FAILURES:
+            return None
+
+    def _images(self, recipe: Recipe) -> ImageData:
+        from keymix.train.model import load_data
+
+        if self._data is None or self._data[0] != recipe.data:
+            self._data = (recipe.data, load_data(recipe.data))
+        return self._data[1]
 
     def _write(self, text: str) -> None:
         if self._log is None:
@@ -149,6 +167,9 @@ def main() -> NoReturn:
         torch.set_num_threads(job["threads"])
         for path in job["imports"]:
             import_file(path)
+        if job["trial"]:
+            answer(kind="tried", trial=runner.try_out(from_dict(job["recipe"]), job["trial"]))
+            continue
 
         def report(metrics: Mapping[str, Any]) -> None:
             answer(kind="epoch", metrics=dict(metrics))

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a comparison will take: a few training steps of every mixer, timed where it will train.
+
+A step of B images is taken to cost a + b B. Where a full batch would take long, a and b come from
+two small ones. The trial trains a model of its own: no run and no random state is touched.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from keymix.data.dataset import ImageData
+    from keymix.train.recipe import Recipe
+
+SHARE = 0.02
+"""A trial may take this share of the time that the mixer's runs will take …"""
+LEAST_SECONDS, MOST_SECONDS = 0.3, 3.0
+"""… but not less or more than so long, apart from its first three steps."""
+SMALL, STEPS, WARMUP = 2, 12, 2
+
+LOOP_SECONDS = 0.0015
+"""What the training loop adds to a step on the CPU besides the model: hooks, seeding, checks."""
+EPOCH_SECONDS = 0.01
+"""What the end of an epoch adds: scores, the line of metrics, a small checkpoint."""
+BYTES_PER_PARAMETER, BYTES_PER_SECOND = 16, 4e8
+"""Weights, averaged weights and both moments, and how fast they come to a disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a few steps of one mixer took.
+
+    Args:
+        step: Seconds of one training step of a full batch, its data included.
+        image: Seconds of one image in evaluation.
+        epoch: Seconds that the end of an epoch takes.
+    """
+
+    step: float
+    image: float
+    epoch: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the fields as plain values; ``Trial(**values)`` is the inverse."""
+        return asdict(self)
+
+    def run(self, recipe: Recipe, sizes: Mapping[str, int], *, epochs_done: int = 0) -> float:
+        """Return the seconds of one run, or of the rest of it.
+
+        Args:
+            recipe: The run.
+            sizes: Images of ``train``, ``val`` and ``test``.
+            epochs_done: Epochs that are behind it.
+        """
+        steps = math.ceil(sizes["train"] / recipe.data.batch_size)
+        epoch = steps * self.step + sizes["val"] * self.image + self.epoch
+        return (recipe.schedule.epochs - epochs_done) * epoch + 2 * sizes["test"] * self.image
+
+
+def try_out(recipe: Recipe, data: ImageData, *, runs: float) -> Trial:
+    """Time a few training steps of a recipe on this process's threads and device.
+
+    Args:
+        recipe: What will be trained.
+        data: Its images.
+        runs: How many runs of it follow one another, which bounds the effort.
+    """
+    import torch
+
+    from keymix.train.model import build_model, device_of_this_machine
+
+    device = device_of_this_machine()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        model = build_model(
+            recipe,
+            num_classes=len(data.classes),
+            in_chans=data.in_chans,
+            image_size=data.image_size,
+        ).to(device)
+        steps = _Steps(recipe, data, model, device)
+        step = _step_seconds(steps, recipe, len(data.train), runs)
+        image = steps.evaluation()
+    size = sum(p.numel() for p in model.parameters()) * BYTES_PER_PARAMETER
+    return Trial(
+        step=step + (LOOP_SECONDS if device.type == "cpu" else 0.0),
+        image=image,
+        epoch=EPOCH_SECONDS + size / BYTES_PER_SECOND,
+    )
+
+
+def _step_seconds(steps: _Steps, recipe: Recipe, images: int, runs: float) -> float:
+    """Time a full batch if the effort allows it, else two small ones."""
+    full = min(recipe.data.batch_size, images)
+    small = min(SMALL, full)
+    if steps.device.type == "cuda" or full == small:
+        return steps.seconds(full, warmup=5, count=STEPS)
+    a = steps.seconds(small, warmup=1, count=1)
+    most = a * full / small
+    planned = most * math.ceil(images / full) * recipe.schedule.epochs * runs
+    effort = min(max(SHARE * planned, LEAST_SECONDS), MOST_SECONDS)
+    if (WARMUP + 3) * most <= effort:
+        count = int(effort / most) - WARMUP
+        return steps.seconds(full, warmup=WARMUP, count=min(STEPS, count))
+    some = max(2 * small, min(full, int(effort / 2 * small / a)))
+    b = steps.seconds(some, warmup=0, count=2)
+    slope = max(b - a, 0.0) / (some - small) or b / some
+    return b + slope * (full - some)
+
+
+class _Steps:
+    """Trains one model for a few steps, with batches of any size."""
+
+    def __init__(
+        self, recipe: Recipe, data: ImageData, model: torch.nn.Module, device: torch.device
+    ) -> None:
+        from timm.utils.model_ema import ModelEmaV3
+
+        from keymix.train.task import make_optimizer
+
+        self.recipe, self.data, self.model, self.device = recipe, data, model, device
+        self._optimizer = make_optimizer(recipe.optim, model)
+        self._ema = ModelEmaV3(model, decay=recipe.ema) if recipe.ema else None
+        self._inputs: torch.Tensor | None = None
+
+    def seconds(self, batch_size: int, *, warmup: int, count: int) -> float:
+        """Return the median seconds of a step, the wait for its batch included."""
+        from keymix.data.loaders import Loader
+
+        recipe = self.recipe
+        loader = Loader(
+            self.data.train,
+            self.data,
+            batch_size=batch_size,
+            train=True,
+            augment=recipe.augment,
+            seed=recipe.seed,
+            device=self.device,
+        )
+        self.model.train()
+        ahead = 1 if self.data.train.images is not None else max(1, recipe.data.workers)
+        told: list[float] = []
+        batches = iter(loader)
+        for _ in range(warmup + count):
+            start = self._now()
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(loader)
+                batch = next(batches)
+            made = self._now()
+            self._train(batch.images, batch.targets)
+            trained = self._now() - made
+            wait = made - start
+            # processes that decode ahead leave only what they cannot hide behind the step
+            told.append(trained + wait if ahead == 1 else max(trained, wait / ahead))
+            self._inputs = batch.images
+        return sorted(told[warmup:])[count // 2]
+
+    def evaluation(self) -> float:
+        """Return the seconds of an image in evaluation, in batches of the size tried last."""
+        import torch
+
+        from keymix.train.scoring import autocast
+
+        inputs = self._inputs
+        assert inputs is not None
+        self.model.eval()
+        told = []
+        with torch.inference_mode(), autocast(self.device, self.recipe.precision):
+            for _ in range(2):
+                start = self._now()
+                self.model(inputs)
+                told.append(self._now() - start)
+        return min(told) / len(inputs)
+
+    def _train(self, images: torch.Tensor, targets: torch.Tensor) -> None:
+        import torch
+        from torch.nn import functional
+
+        from keymix.train.scoring import autocast
+
+        with autocast(self.device, self.recipe.precision):
+            logits = self.model(images)
+        torch.autograd.backward(functional.cross_entropy(logits.float(), targets))
+        if self.recipe.optim.clip_grad:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip_grad)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._ema is not None:
+            self._ema.update(self.model)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """How long what is left of a comparison will take.
+
+    Args:
+        runs: Seconds of each run that is left, in the order in which they start.
+        whole: Seconds of one whole run of each mixer.
+        after: Seconds of what follows training: costs and maps.
+        processes: Training processes side by side.
+    """
+
+    runs: Mapping[tuple[str, int], float]
+    whole: Mapping[str, float]
+    after: float
+    processes: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start of the first run to the report."""
+        return side_by_side(list(self.runs.values()), self.processes) + self.after
+
+    def text(self) -> str:
+        """Say it in one line."""
+        number = len(self.runs)
+        training = "1 run" if number == 1 else f"{number} runs"
+        if min(self.processes, number) > 1:
+            training += f", {min(self.processes, number)} at a time"
+        slowest = max(self.whole, key=lambda label: self.whole[label])
+        return (
+            f"about {roughly(self.seconds)} ({training}, up to {roughly(self.whole[slowest])} each "
+            f"for {slowest}; then {roughly(self.after)} for costs and maps)"
+        )
+
+
+def side_by_side(seconds: Sequence[float], processes: int, busy: Sequence[float] = ()) -> float:
+    """Return how long jobs take that go, in order, to whichever process is free first.
+
+    Args:
+        seconds: How long each takes.
+        processes: How many processes.
+        busy: How long processes are busy with something else yet.
+    """
+    ends = [*busy, *[0.0] * (processes - len(busy))]
+    heapq.heapify(ends)
+    for length in seconds:
+        heapq.heappush(ends, heapq.heappop(ends) + length)
+    return max(ends)
+
+
+def roughly(seconds: float) -> str:
+    """Write a duration as precisely as an estimate deserves: 40 s, 6 min, 1 h 10 min."""
+    if seconds < 90:
+        step = 1 if seconds < 10 else 5
+        return f"{max(1, step * round(seconds / step))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    minutes = 5 * round(minutes / 5) if minutes < 600 else 60 * round(minutes / 60)
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
