@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from huggingface_hub import errors
 

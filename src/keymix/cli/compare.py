@@ -153,6 +153,7 @@ def _help() -> str:
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only so many training images, a stratified choice")
+    add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
     add("--match", metavar="params", help="widen each mixer to the baseline's parameters")
     add("--baseline", metavar="M", help="what the others are compared with (default: softmax)")
     add("--no-controls", action="store_true", help="leave the identity control out")

@@ -26,7 +26,13 @@ SHORT = {
     "--mixer": "model.mixer",
     "--epochs": "schedule.epochs",
 }
-SHORT_HELP = "short forms: " + ", ".join(f"{short} = --{path}" for short, path in SHORT.items())
+SWITCHES = {"--skip-corrupt": "data.skip_corrupt"}  # short forms that mean true
+SHORT_HELP = "short forms: " + ", ".join(
+    [
+        *(f"{short} = --{path}" for short, path in SHORT.items()),
+        *(f"{short} = --{path} true" for short, path in SWITCHES.items()),
+    ]
+)
 _FREE = "model.options."  # keys below are the model's own
 
 
@@ -78,14 +84,17 @@ def sort_words(
             words.names.append(word)
             continue
         name, equals, value = word.partition("=")
-        if name in flags:
+        if name in flags or name in SWITCHES:
             if equals:
                 raise UserError(f"option {name} takes no value.")
-            words.flags.add(name)
+            if name in SWITCHES:
+                words.fields[SWITCHES[name]] = "true"
+            else:
+                words.flags.add(name)
             continue
         free = name.startswith(f"--{_FREE}") and len(name) > len(_FREE) + 2
         if name not in options and name not in fields and not free:
-            raise unknown("option", name, [*options, *flags, *fields])
+            raise unknown("option", name, [*options, *flags, *SWITCHES, *fields])
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"option {name} needs a value.")

@@ -24,12 +24,14 @@ class LeftOut:
     Args:
         split: The split it was meant for.
         row: Its row in the source's table.
+        label: Its class number.
         id: Where it comes from: a file, or a file and a row.
         reason: What is wrong with it.
     """
 
     split: str
     row: int
+    label: int
     id: str
     reason: str
 
@@ -60,18 +62,21 @@ def sieve(
             continue
         part = parts[name]
         left_out += [
-            LeftOut(name, int(part.rows[i]), table.name(i), why) for i, why in reasons.items()
+            LeftOut(name, int(part.rows[i]), int(table.labels[i]), table.name(i), why)
+            for i, why in reasons.items()
         ]
         left_parts[name] = part.without(np.fromiter(reasons, dtype=np.int64))
         if not len(left_parts[name].rows):
-            raise UserError(f"data {spec}: all images of {name} are broken: {_example(left_out)}.")
+            raise UserError(
+                f"data {spec}: all images of {name} are broken: {_example(left_out, name)}."
+            )
         left_tables[name] = part.table.select(left_parts[name].rows)
     gone = np.setdiff1d(parts["train"].labels, left_parts["train"].labels)
     if len(gone):
         names = some([repr(source.classes[i]) for i in gone])
         raise UserError(
             f"data {spec}: class {names} has no training images left, all are broken "
-            f"({_example(left_out)}). Replace them, or remove the class."
+            f"({_example(left_out, 'train', int(gone[0]))}). Replace them, or remove the class."
         )
     return left_parts, left_tables, left_out
 
@@ -96,5 +101,8 @@ def rows_left_out(left_out: Sequence[LeftOut]) -> dict[str, IntArray]:
     }
 
 
-def _example(left_out: Sequence[LeftOut]) -> str:
-    return f"{left_out[-1].id}: {left_out[-1].reason}"
+def _example(left_out: Sequence[LeftOut], split: str, label: int | None = None) -> str:
+    """Name the first image left out of a split, or of one class there."""
+    of = (each for each in left_out if each.split == split and label in (None, each.label))
+    first = next(of)
+    return f"{first.id}: {first.reason}"

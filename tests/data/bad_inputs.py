@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad data as it is met: what is given, how it is made, and the line that answers it.
+
+``python tests/data/bad_inputs.py`` prints the table of `docs/reliability.md` from these rows;
+`test_bad_inputs` holds each of them against the real command.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pictures import encoded, picture
+
+CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+WAY_OUT = (
+    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
+    "`keymix data check` names them all."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bad input.
+
+    Args:
+        given: What is given, in words.
+        spec: The data spec, relative to the folder it is made in.
+        answer: The line that follows ``keymix: error: ``.
+        make: Makes the data in the working folder.
+        words: Further words of the command.
+    """
+
+    given: str
+    spec: str
+    answer: str
+    make: Callable[[], object] = lambda: None
+    words: Sequence[str] = ()
+
+
+def photos(side: int = 16, **counts: int) -> Path:
+    """Images in ``photos/<class>/``; an underscore in a name stands for a slash."""
+    for name, count in (counts or {"cat": 12, "dog": 12}).items():
+        folder = Path("photos", name.replace("_", "/"))
+        folder.mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            seed = 1000 * sum(map(ord, name)) + i
+            picture(seed, (side, side)).save(folder / f"{i:03d}.jpg", quality=95)
+    return Path("photos")
+
+
+def spoilt(name: str, change: Callable[[bytes], bytes], side: int = 16, **counts: int) -> None:
+    file = photos(side, **counts) / name
+    file.write_bytes(change(file.read_bytes()))
+
+
+def cut(content: bytes) -> bytes:
+    return content[:-60]
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def birds(
+    labels: Sequence[Any] | None = (0, 1) * 10,
+    image: str = "image",
+    change: Callable[[list[Any]], None] = lambda images: None,
+) -> Path:
+    """``birds.parquet`` with 20 images and the classes finch and wren."""
+    images: list[Any] = [{"bytes": encoded(i), "path": None} for i in range(20)]
+    change(images)
+    columns = {image: pa.array(images)} if image == "image" else {image: pa.array(range(20))}
+    if labels is not None:
+        columns["label"] = pa.array(labels)
+    features = {"label": {"names": ["finch", "wren"], "_type": "ClassLabel"}}
+    table = pa.table(columns)
+    if labels is not None:
+        info = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": info})
+    pq.write_table(table, "birds.parquet")
+    return Path("birds.parquet")
+
+
+def cut_parquet() -> None:
+    file = birds()
+    file.write_bytes(half(file.read_bytes()))
+
+
+def no_image(images: list[Any]) -> None:
+    images[7] = {"bytes": None, "path": None}
+
+
+def half_archive() -> None:
+    Path("data").mkdir()
+    Path("data", "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b half an archive")
+
+
+def one_class_broken() -> None:
+    photos()
+    for file in Path("photos", "dog").iterdir():
+        file.write_bytes(b"")
+
+
+def depth_map() -> None:
+    photos()
+    Image.new("F", (16, 16), 0.5).save("photos/cat/depth.tif")
+
+
+def imagenet_without_val() -> None:
+    photos(train_n01440764=2, train_n02012849=2)
+    shutil.move("photos", "ilsvrc")
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "a misspelt spec",
+        "cifr10",
+        "unknown data 'cifr10'. Did you mean 'cifar10' or 'cifar100'?",
+    ),
+    Row("a spec without its path", "folder", "data 'folder' needs its PATH. Write folder:PATH"),
+    Row(
+        "a path without its kind",
+        "photos",
+        "data 'photos' is a path without its kind. Write folder:photos",
+        photos,
+    ),
+    Row(
+        "a path that is not there",
+        "folder:photo",
+        "data folder:photo: there is no 'photo'. Check the path.",
+    ),
+    Row(
+        "a file for a folder",
+        "folder:photos/cat/000.jpg",
+        "data folder:photos/cat/000.jpg: photos/cat/000.jpg is a file. "
+        "Give the folder of the classes.",
+        photos,
+    ),
+    Row(
+        "images without class folders",
+        "folder:photos/cat",
+        "photos/cat has no folders inside. Lay the images as cat/<class>/<image>.",
+        photos,
+    ),
+    Row(
+        "one class",
+        "folder:photos",
+        "photos has one class only (cat); at least 2 are needed, a folder each.",
+        lambda: photos(cat=5),
+    ),
+    Row(
+        "an empty class",
+        "folder:photos",
+        "photos/emu: class 'emu' is empty. Add images, or remove the folder.",
+        lambda: photos(cat=12, dog=12, emu=0),
+    ),
+    Row(
+        "a test class that train lacks",
+        "folder:photos",
+        "photos/test/emu: class 'emu' is not in train. "
+        "Add training images of it, or remove the folder.",
+        lambda: photos(train_cat=9, train_dog=9, test_cat=2, test_emu=2),
+    ),
+    Row(
+        "test without train",
+        "folder:photos",
+        "photos has test, but no folder train. Add it.",
+        lambda: photos(test_cat=2, test_dog=2),
+    ),
+    Row(
+        "one image a class",
+        "folder:photos",
+        "data folder:photos: too few images a class: none is left for validation. Add images.",
+        lambda: photos(cat=1, dog=1),
+    ),
+    Row(
+        "a limit below two images a class",
+        "digits",
+        "limit=12 is below two images a class. Give at least 20.",
+        words=("--limit", "12"),
+    ),
+    Row(
+        "a truncated JPEG, small images",
+        "folder:photos",
+        "cannot read image photos/cat/003.jpg: image file is truncated (90 bytes not processed). "
+        + WAY_OUT,
+        lambda: spoilt("cat/003.jpg", cut),
+    ),
+    Row(
+        "a truncated JPEG, large images, read during validation",
+        "folder:photos",
+        "cannot read image photos/val/cat/001.jpg: image file is truncated "
+        "(35 bytes not processed). " + WAY_OUT,
+        lambda: spoilt(
+            "val/cat/001.jpg",
+            half,
+            side=120,
+            train_cat=4,
+            train_dog=4,
+            val_cat=2,
+            val_dog=2,
+            test_cat=2,
+            test_dog=2,
+        ),
+    ),
+    Row(
+        "an empty file",
+        "folder:photos",
+        "cannot read image photos/cat/003.jpg: the file is empty. " + WAY_OUT,
+        lambda: spoilt("cat/003.jpg", lambda _: b""),
+    ),
+    Row(
+        "a text file named .jpg",
+        "folder:photos",
+        "cannot read image photos/cat/003.jpg: not an image. " + WAY_OUT,
+        lambda: spoilt("cat/003.jpg", lambda _: b"a cat"),
+    ),
+    Row(
+        "floating-point pixels",
+        "folder:photos",
+        "cannot read image photos/cat/depth.tif: "
+        "floating-point pixels, which have no 8-bit meaning. " + WAY_OUT,
+        depth_map,
+    ),
+    Row(
+        "a class whose images are all broken, with `--skip-corrupt`",
+        "folder:photos",
+        "data folder:photos: class 'dog' has no training images left, all are broken "
+        "(photos/dog/001.jpg: the file is empty). Replace them, or remove the class.",
+        one_class_broken,
+        ("--skip-corrupt",),
+    ),
+    Row(
+        "parquet without an image column",
+        "parquet:birds.parquet",
+        "birds.parquet has no image column (columns: photo_id, label). Name it 'image'.",
+        lambda: birds(image="photo_id"),
+    ),
+    Row(
+        "parquet without labels",
+        "parquet:birds.parquet",
+        "birds.parquet has no labels (columns: image). Classification needs a column 'label'.",
+        lambda: birds(labels=None),
+    ),
+    Row(
+        "a label out of range",
+        "parquet:birds.parquet",
+        "birds.parquet row 5: 'label' is 7, which is no class of the training data. "
+        "Correct or remove the row.",
+        lambda: birds(labels=[0, 1, 0, 1, 0, 7, *[0, 1] * 7]),
+    ),
+    Row(
+        "a row without an image",
+        "parquet:birds.parquet",
+        "cannot read image birds.parquet row 7: the image is empty. " + WAY_OUT,
+        lambda: birds(change=no_image),
+    ),
+    Row(
+        "a truncated parquet file",
+        "parquet:birds.parquet",
+        "birds.parquet is not a readable parquet file: Parquet magic bytes not found in footer. "
+        "Either the file is corrupted or this is not a parquet file.",
+        cut_parquet,
+    ),
+    Row(
+        "ImageNet without val",
+        "imagenet:ilsvrc",
+        "data imagenet:ilsvrc: ilsvrc has no folder val. Lay the images as train/<WordNet id>/ "
+        "and val/<WordNet id>/, or give the folder of ILSVRC.",
+        imagenet_without_val,
+    ),
+    Row(
+        "no network, nothing there",
+        "cifar10:data",
+        f"data cifar10:data: cannot be downloaded (Name or service not known). Put {CIFAR} into "
+        "data, or use hf:uoft-cs/cifar10 or parquet:PATH.",
+    ),
+    Row(
+        "no network, half an archive",
+        "cifar10:data",
+        "data cifar10:data: data/cifar-10-python.tar.gz is damaged or incomplete (its MD5 differs);"
+        f" the set cannot be downloaded (Name or service not known). Put {CIFAR} into data, "
+        "or use hf:uoft-cs/cifar10 or parquet:PATH.",
+        half_archive,
+    ),
+    Row(
+        "no network, a set of the Hub that is not in its cache",
+        "hf:uoft-cs/cifar10",
+        "data hf:uoft-cs/cifar10: https://huggingface.co/datasets/uoft-cs/cifar10 cannot be "
+        "reached ([Errno -2] Name or service not known) and it is not in the cache "
+        "huggingface/hub. Run the command where there is a network, or download the parquet files "
+        "from there and use parquet:PATH.",
+    ),
+    Row(
+        "a name that the Hub cannot have",
+        "hf:cifar10",
+        "data hf:cifar10: write hf:OWNER/NAME, such as hf:uoft-cs/cifar10, "
+        "or hf:OWNER/NAME/CONFIG.",
+    ),
+)
+
+
+def table() -> str:
+    """The rows as a table in Markdown."""
+    lines = ["| given | `--data` | answered |", "|---|---|---|"]
+    for row in ROWS:
+        data = " ".join([row.spec, *row.words])
+        answer = row.answer.replace("|", "\\|").replace("`", "")
+        lines.append(f"| {row.given} | `{data}` | `{answer}` |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
