@@ -134,6 +134,14 @@ def test_runs_that_cannot_be_trusted_count_as_failed(done):
     assert len(reasons) == 4
 
 
+def test_a_run_trained_where_the_images_lie_elsewhere_is_read(done):
+    recipe = done / "runs/identity/seed0/recipe.json"
+    moved = recipe.read_text("utf-8").replace('"spec": "digits"', '"spec": "folder:/other"')
+    assert "/other" in moved
+    recipe.write_text(moved, "utf-8")
+    assert rebuild(done).failed == []
+
+
 def test_a_failure_keeps_its_reason(tmp_path):
     path = brittle(tmp_path, "kept", 'raise KeyError("a bug of mine")')
     small(tmp_path / "out", mixers="mhsa,brittle_kept", controls=False, imports=[path])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keymix.compare import environments
-from keymix.compare.costs import Effort, costs, counted
+from keymix.compare.costs import BATCH_SIZE, Effort, costs, counted
 from keymix.compare.folder import COSTS
 from keymix.compare.plan import Plan
 from keymix.errors import UserError
@@ -104,7 +104,7 @@ def known(
         return table, dict(record["measured"])
     return table, {
         "device": "cpu",
-        "batch_size": None,
+        "batch_size": BATCH_SIZE,
         "repeats": 0,
         "threads": 0,
         "when": [],

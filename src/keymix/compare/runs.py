@@ -16,6 +16,7 @@ from keymix.compare.plan import Entrant, Plan
 from keymix.errors import UserError
 
 NOT_STARTED = "it has not started"
+_HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +141,20 @@ def _read_done(
 
 
 def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
-    """Refuse a folder that somebody filled with another run."""
+    """Refuse a folder that somebody filled with another run.
+
+    Where the images lie may differ on another machine: their fingerprint is checked instead.
+    """
     from keymix.compare.folder import differences
     from keymix.train.files import RECIPE, read_json
     from keymix.train.recipe import from_dict
 
     there = from_dict(read_json(plan.folder(entrant, seed) / RECIPE)).to_dict()
-    differing = differences(there, plan.recipe_for(entrant, seed).to_dict())
+    differing = [
+        found
+        for found in differences(there, plan.recipe_for(entrant, seed).to_dict())
+        if found[0] not in _HERE
+    ]
     if differing:
         key, found, wanted = differing[0]
         raise UserError(

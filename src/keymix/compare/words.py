@@ -28,12 +28,14 @@ def facts(plan: Plan, data: Data) -> list[str]:
     epochs, seeds = plan.recipe.schedule.epochs, len(plan.seeds)
     sizes = data["sizes"]
     height, width = data["image_size"]
+    left_out = int(data.get("left_out_count", 0))
     return [
         plan.recipe.model.name,
         f"{len(plan.entrants)} mixers × {_plural(seeds, 'seed')}",
         _plural(epochs, "epoch"),
         f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test images",
         f"{height}×{width} px, {_plural(len(data['classes']), 'class', 'classes')}",
+        *([f"{_plural(left_out, 'broken image')} left out"] if left_out else []),
     ]
 
 
@@ -67,6 +69,7 @@ def method(
 ) -> list[dict[str, str]]:
     """Tell how it was done, one paragraph a question."""
     sizes = data["sizes"]
+    left_out = int(data.get("left_out_count", 0))
     items = [
         (
             "What was held equal.",
@@ -82,7 +85,13 @@ def method(
             "Validation is apart from the test images and its split has a seed of its own "
             f"({data.get('split_seed', 0)}). The test images were touched once, at the end of each "
             "run. The headline is the last epoch, which needs no choice; the epoch that was best "
-            "on validation is told beside it.",
+            "on validation is told beside it."
+            + (
+                f" {_plural(left_out, 'broken image')} {'was' if left_out == 1 else 'were'} left "
+                "out; the splits stayed as they were chosen, and every mixer saw the same images."
+                if left_out
+                else ""
+            ),
         ),
         (
             "Would it hold if trained again?",

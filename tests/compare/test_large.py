@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathering stays quick and small with hundreds of classes and ten thousand test images."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keymix.compare import manifest, words
+from keymix.compare.maps import packed
+from keymix.compare.plan import Entrant, Plan
+from keymix.compare.rebuild import rebuild
+from keymix.errors import UserError
+from keymix.recipes import get
+from keymix.report.html import FORMAT
+from keymix.report.pictures import image_uri
+from keymix.train import files
+
+CLASSES, IMAGES, EPOCHS = 300, 10_000, 100
+LABELS = ("softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity")
+DATA: dict[str, Any] = {
+    "spec": "folder:birds",
+    "classes": [f"Bird no. {i}, <i>Avis</i>" for i in range(CLASSES)],
+    "image_size": [224, 224],
+    "in_chans": 3,
+    "sizes": {"train": 50_000, "val": 5_000, "test": IMAGES},
+    "fingerprint": "f" * 64,
+    "index_sha256": {"train": "a" * 64, "val": "b" * 64, "test": "c" * 64},
+    "notes": [],
+}
+
+
+def plan_in(out: Path) -> Plan:
+    recipe = get("small_images_vit")
+    recipe = replace(recipe, schedule=replace(recipe.schedule, epochs=EPOCHS), seed=0)
+    recipe = replace(recipe, model=replace(recipe.model, mixer=None))
+    entrants = tuple(
+        Entrant(label=m, slug=m, control=m == "identity", mixes_prefix=True, params=22_000_000)
+        for m in LABELS
+    )
+    return Plan(
+        recipe=recipe, entrants=entrants, seeds=(0, 1, 2), baseline="softmax", match=None,
+        pooling="avg", unheard=(), imports=(), out=out,
+    )  # fmt: skip
+
+
+def make_run(plan: Plan, entrant: Entrant, seed: int, rng: np.random.Generator) -> None:
+    folder = plan.folder(entrant, seed)
+    folder.mkdir(parents=True)
+    target = np.arange(IMAGES) % CLASSES
+    said = np.where(rng.random(IMAGES) < 0.7, target, rng.integers(0, CLASSES, IMAGES))
+    order = rng.permutation(IMAGES)
+    files.write_arrays(
+        folder / files.PREDICTIONS,
+        {
+            "index": order, "target": target[order],
+            "last_pred": said[order], "best_pred": said[order],
+        },
+    )  # fmt: skip
+    scores = {"top1": float((said == target).mean()), "top5": 0.9, "loss": 1.25}
+    mark = {"epoch": EPOCHS - 1, "val": scores, "test": scores}
+    summary = {"status": "done", "seconds": 3600.5, "last": mark, "best": mark, "data": DATA}
+    files.write_json(folder / files.SUMMARY, summary)
+    files.write_json(folder / files.RECIPE, plan.recipe_for(entrant, seed).to_dict())
+    files.write_json(folder / files.ENVIRONMENT, {"keymix": "0.1.0", "commit": None})
+    lines = [
+        {"epoch": e, **{k: rng.random() for k in ("train_loss", "val_loss", "val_top1", "lr")}}
+        for e in range(EPOCHS)
+    ]
+    files.write_metrics(folder / files.METRICS, lines)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("large") / "out"
+    plan, rng = plan_in(out), np.random.default_rng(0)
+    manifest.write(plan, DATA, command="keymix compare", processes=2, threads=1)
+    for entrant, seed in plan.pairs:
+        make_run(plan, entrant, seed, rng)
+    weights = rng.random((4, 12, 7, 14, 14))
+    png = image_uri(rng.integers(0, 256, (3, 128, 128), dtype=np.uint8))
+    attention = {
+        "images": [{"png": png, "label": "x", "id": "y"}] * 4,
+        "layers": [f"Block {i + 1} of 12" for i in range(12)],
+        "query": "", "missing": {}, "maps": {label: packed(weights) for label in LABELS},
+    }  # fmt: skip
+    cost = {"params": 1, "macs": 2, "activation_bytes": 3, "latency_ms": 3.0, "note": ""}
+    cost |= dict.fromkeys(("latency_low_ms", "latency_high_ms", "images_per_s", "peak_mib"))
+    before = {
+        "format": FORMAT, "runs": [], "attention": attention, "collapse": None,
+        "costs": dict.fromkeys(LABELS, cost),
+        "measured": {"device": "cpu", "text": "", "batch_size": 64},
+    }  # fmt: skip
+    (out / "results.json").write_text(json.dumps(before), encoding="utf-8")
+    return out
+
+
+def test_eighteen_runs_of_ten_thousand_images_are_gathered_quickly(large, monkeypatch):
+    def gone(config: Any) -> None:
+        raise UserError("the images are elsewhere")
+
+    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    start = time.process_time()
+    record = rebuild(large).record
+    assert time.process_time() - start < 20
+    assert (large / "results.json").stat().st_size < 5e6
+    assert len(record["runs"]) == 18
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(record["runs"][0]["correct"]), np.uint8))
+    run = record["runs"][0]
+    assert bits.sum() == sum(run["class_correct"]) == round(run["last"]["test"]["top1"] * IMAGES)
+    assert len(run["class_correct"]) == len(record["classes"]["test_images"]) == CLASSES
+    assert all(len(rows) == 10 for rows in record["confusions"].values())
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, None), (1, "1 broken image"), (3, "3 broken images")]
+)
+def test_images_left_out_are_told_in_words(large, count, told):
+    plan = plan_in(large)
+    data = DATA | {"left_out": [{"id": "a.jpg", "reason": "truncated"}] * count}
+    data |= {"left_out_count": count}
+    facts = words.facts(plan, data)
+    method = words.method(plan, data, processes=1, threads=1, done=3, device="cpu")
+    splits = next(item["text"] for item in method if item["title"] == "Splits.")
+    if told is None:
+        assert not any("broken" in text for text in (*facts, splits))
+    else:
+        assert f"{told} left out" in facts
+        assert f"{told} {'was' if count == 1 else 'were'} left out" in splits
