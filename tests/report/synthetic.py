@@ -147,10 +147,10 @@ def make_record(
         "caution": caution(seeds),
         "created": "2026-03-01 12:00",
         "command": "keymix compare --data digits --mixers 'softmax,static_key(activation=relu)'",
-        "environment": MACHINE,
+        "environment": dict(MACHINE),
         "environment_warning": UNLIKE if others else None,
         "trained_with": [
-            {"lines": lines, "runs": runs_of}
+            {"lines": dict(lines), "runs": runs_of}
             for lines, runs_of in ((MACHINE, len(runs) - others), (OTHER_MACHINE, others))
             if runs_of
         ],

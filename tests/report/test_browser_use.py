@@ -290,3 +290,33 @@ def test_the_tab_key_reaches_every_control_in_reading_order(driver, pages, width
         press(driver, TAB)
         reached.append(focused(driver))
     assert reached == controls
+
+
+def test_buttons_and_selects_do_their_work_by_key(driver, pages):
+    visit(driver, pages["crowded"])
+
+    def on(selector: str, *keys: str) -> None:
+        driver.execute_script("arguments[0].focus()", find(driver, selector))
+        press(driver, *keys)
+
+    on("#theme", SPACE)
+    assert find(driver, "html").get_attribute("data-theme") == "dark"
+    on("#theme", ENTER)
+    assert find(driver, "html").get_attribute("data-theme") == "light"
+    on("#class-all", ENTER)
+    assert len(texts(driver, ".by-class tbody tr")) == 200
+    on("#class-filter", "c", "l", "a", "s", "s", SPACE, "7")
+    assert len(texts(driver, ".by-class tbody tr")) == 11  # 7 and 70 to 79
+    on(".sort-here select", DOWN)
+    assert find(driver, ".sort-here select").get_property("value") == "original"
+    on("#map-mixer", DOWN)
+    assert texts(driver, "#map-stage h3") == ["softmax", "test image"]
+    before = find(driver, "#pair-result .lead").text
+    on("#pair-b", DOWN)
+    changed = find(driver, "#pair-result .lead").text
+    assert changed != before
+    on("#pair-swap", SPACE)
+    assert find(driver, "#pair-result .lead").text not in (before, changed)
+    summary = "section:nth-of-type(2) summary"
+    on(summary, ENTER)
+    assert find(driver, "section:nth-of-type(2) details").get_property("open")
