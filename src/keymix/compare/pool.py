@@ -153,7 +153,8 @@ def run_side_by_side(
 
 def going_on(out: Path) -> str:
     """Say what stands when a comparison is stopped, and how to go on."""
-    return f"runs and checkpoints are kept in {str(out)!r}, and the same command goes on"
+    kept = f"runs and checkpoints are kept in {str(out)!r}"
+    return f"{kept}, and the same command (without --overwrite) goes on"
 
 
 def _by(signum: int) -> str:

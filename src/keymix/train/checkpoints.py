@@ -67,12 +67,18 @@ def prune(folder: Path) -> None:
         old.path.unlink(missing_ok=True)
 
 
-def standing(folder: Path) -> str:
-    """Say what a run goes on from, and how."""
+def standing(folder: Path, *, overwrite: bool = False) -> str:
+    """Say what a run goes on from, and how.
+
+    Args:
+        folder: The run's folder.
+        overwrite: Whether the command that began it throws away what is there.
+    """
     newest = next(iter(checkpoints(folder)), None)
     if newest is None:
         return "no checkpoint was written yet; the same command starts anew"
-    return f"{str(newest.path)!r} stands ({newest.told}); the same command goes on from there"
+    how = "the same command without --overwrite" if overwrite else "the same command"
+    return f"{str(newest.path)!r} stands ({newest.told}); {how} goes on from there"
 
 
 def usable(folder: Path) -> tuple[Checkpoint | None, dict[str, Any]]:

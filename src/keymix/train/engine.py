@@ -116,7 +116,7 @@ def train(
     with (
         torch.random.fork_rng(devices=cuda),
         _quiet(),
-        interruptible(lambda: standing(folder)) as interrupts,
+        interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
         locked(folder, "run"),
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
@@ -129,7 +129,7 @@ def train(
             image_size=images.image_size,
         )
         if overwrite:
-            clear(folder)
+            clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
             _start(folder, recipe)
             keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
@@ -138,15 +138,15 @@ def train(
             interrupts.look()
             _finish(recipe, folder, images, record, task)
         except WriteError as error:
-            raise WriteError(f"{error}; {standing(folder)}.") from error
+            raise WriteError(f"{error}; {standing(folder, overwrite=overwrite)}.") from error
     return load_run(folder)
 
 
 def _start(folder: Path, recipe: Recipe) -> None:
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
+    files.write_json(folder / files.RECIPE, recipe.to_dict())  # first: it makes the folder a run's
     files.make_folder(folder / files.CHECKPOINTS)
-    files.write_json(folder / files.RECIPE, recipe.to_dict())
     files.write_json(folder / files.ENVIRONMENT, environment())
 
 

@@ -181,8 +181,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, json.loads(metadata["keymix"])
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise UserError(
-            f"the weights {str(path)!r} are damaged ({error}). Run the recipe again, or restore "
-            "the file."
+            f"the weights {str(path)!r} are damaged ({error}). Restore the file, or train the "
+            "recipe anew with --overwrite."
         ) from None
     except KeyError:
         raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.") from None

@@ -67,17 +67,24 @@ def run_folder(path: Path) -> Path:
     return folder
 
 
-def clear(folder: Path) -> None:
-    """Remove a run's own files from its folder; the recipe goes last."""
+def clear(folder: Path, *, recipe: bool = True) -> None:
+    """Remove a run's own files from its folder.
+
+    Args:
+        folder: The run's folder.
+        recipe: Remove the recipe, too, last of all.
+    """
     shutil.rmtree(folder / files.CHECKPOINTS, ignore_errors=True)
-    names = (
+    names = [
         files.SUMMARY,
         files.METRICS,
         files.PREDICTIONS,
         files.ENVIRONMENT,
         files.NONFINITE,
-    )
-    for name in (*names, files.weights_file("last"), files.weights_file("best"), files.RECIPE):
+        files.weights_file("last"),
+        files.weights_file("best"),
+    ]
+    for name in [*names, files.RECIPE] if recipe else names:
         (folder / name).unlink(missing_ok=True)
 
 

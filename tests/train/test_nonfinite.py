@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss that is not finite: step, learning rate, largest gradient and images are told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from keymix.compare.worker import reason
+from keymix.errors import UserError
+from keymix.train.engine import train
+from keymix.train.nonfinite import Losses, Step
+from keymix.train.recipe import Recipe
+
+Vary = Callable[[dict[str, Any]], Recipe]
+
+
+def step(each: list[float], *, number: int = 3) -> Step:
+    values = torch.tensor(each)
+    return Step(
+        epoch=1,
+        step=number,
+        rate=0.25,
+        loss=values.mean(),
+        each=lambda: values,
+        index=torch.arange(len(each)) + 10,
+    )
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    made = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    for i, parameter in enumerate(made.parameters()):
+        parameter.grad = torch.full_like(parameter, float(i))
+    return made
+
+
+@pytest.fixture
+def losses(model: nn.Module, tmp_path: Path) -> Losses:
+    return Losses(model, lambda i: f"image {i}", tmp_path)
+
+
+def test_broken_image_is_named_among_the_batch(losses: Losses, tmp_path: Path) -> None:
+    losses.take(step([1.0, 2.0]))
+    with pytest.raises(UserError) as stopped:
+        losses.take(step([1.0, math.nan, 2.0, math.inf]))
+    line = str(stopped.value)
+    assert "became nan in step 4 of epoch 2, at learning rate 0.25" in line
+    assert "largest gradient of the update before was 3, of 1.bias" in line
+    assert "2 of the batch's 4 images: image 11, image 13 (" in line
+    told = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert (told["epoch"], told["step"], told["learning_rate"]) == (1, 3, 0.25)
+    assert told["largest_gradient"]["parameter"] == "1.bias"
+    assert [entry["image"] for entry in told["images"]] == [f"image {i}" for i in range(10, 14)]
+    assert [float(entry["loss"]) for entry in told["images"]][::2] == [1.0, 2.0]
+
+
+def test_many_images_are_counted(losses: Losses) -> None:
+    with pytest.raises(
+        UserError, match=r"20 of the batch's 20 images: image 10, .*image 17 and 12"
+    ):
+        losses.take(step([math.nan] * 20))
+
+
+def test_gradient_is_told_as_it_was_before_clipping(losses: Losses, model: nn.Module) -> None:
+    losses.before_update()
+    losses.clip([*model.parameters()], 0.5)
+    assert max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None) < 0.5
+    losses.before_clearing()
+    model.zero_grad()
+    with pytest.raises(UserError, match=r"was 3, of 1\.bias"):
+        losses.take(step([math.nan]))
+
+
+def test_gradient_that_is_not_finite_is_the_largest(losses: Losses, model: nn.Module) -> None:
+    weight = model[0].weight  # type: ignore[index]
+    assert isinstance(weight, nn.Parameter)
+    assert weight.grad is not None
+    weight.grad[0, 0] = math.inf
+    losses.before_update()
+    losses.clip([*model.parameters()], 0.5)  # turns gradients to NaN
+    with pytest.raises(UserError, match=r"was inf, of 0\.weight"):
+        losses.take(step([math.nan]))
+
+
+def test_clipping_is_torchs(losses: Losses, model: nn.Module) -> None:
+    expected = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        theirs.grad = None if ours.grad is None else ours.grad.clone()
+    losses.clip([*model.parameters()], 0.5)
+    nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_mean_does_not_depend_on_when_it_was_saved(model: nn.Module, tmp_path: Path) -> None:
+    values = torch.rand(20).tolist()
+    whole, begun = (Losses(model, str, tmp_path) for _ in range(2))
+    for value in values:
+        whole.take(step([value]))
+    for value in values[:7]:
+        begun.take(step([value]))
+    ended = Losses(model, str, tmp_path)
+    ended.restore(begun.state())
+    for value in values[7:]:
+        ended.take(step([value]))
+    assert ended.mean() == whole.mean()
+
+
+def test_diverged_run_fits_into_a_line_of_a_comparison(vary: Vary, tmp_path: Path) -> None:
+    wild = vary({"optim.name": "sgd", "optim.lr": 1e30, "schedule.warmup_epochs": 0})
+    with pytest.raises(UserError) as stopped:
+        train(wild, tmp_path / "run")
+    told = reason(stopped.value)
+    assert len(told) <= 300
+    assert "largest gradient" in told
+    record = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
+    assert len(record["images"]) == 16
+    assert all(entry["image"].startswith("digits image") for entry in record["images"])
+    with pytest.raises(UserError, match="step 2 of epoch 1"):  # again, from the start
+        train(wild, tmp_path / "run")
+
+
+@pytest.mark.gpu
+def test_gpus_losses_are_looked_at_together(vary: Vary, tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    wild = vary({"optim.name": "sgd", "optim.lr": 1e30, "schedule.warmup_epochs": 0})
+    with pytest.raises(UserError, match=r"step \d of epoch 1, .* of .*16 of the batch's 16 images"):
+        train(wild, tmp_path / "run")

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that was stopped within an epoch ends as one that was not, to the bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from keymix.cli import main
+from keymix.errors import Interrupted, KeymixWarning, UserError
+from keymix.train import engine, files
+from keymix.train.checkpoints import checkpoints
+from keymix.train.engine import train
+from keymix.train.lock import InUse, locked
+from keymix.train.recipe import Recipe
+from keymix.train.task import ClassificationTask
+
+Vary = Callable[[dict[str, Any]], Recipe]
+STEPS = 5  # an epoch of the tiny run
+EVERYTHING: dict[str, Any] = {
+    "ema": 0.9,
+    "optim.accumulate": 2,
+    "optim.clip_grad": 1.0,
+    "loss.mixup": 0.4,
+    "loss.cutmix": 1.0,
+    "loss.label_smoothing": 0.1,
+    "model.drop_path": 0.1,
+    "augment.erasing": 0.5,
+}
+
+
+def traces(folder: Path) -> tuple[bytes, bytes, list[dict[str, Any]]]:
+    """The weights' files and the metrics without times."""
+    lines = files.read_metrics(folder / files.METRICS)
+    for line in lines:
+        del line["seconds"], line["images_per_s"]
+    last, best = ((folder / files.weights_file(which)).read_bytes() for which in ("last", "best"))
+    return last, best, lines
+
+
+@contextmanager
+def during(step: int, *signals: int, method: str = "training_step") -> Iterator[None]:
+    """Send signals to this process within a step of the run, counted over its epochs."""
+    original = getattr(ClassificationTask, method)
+
+    def signalled(self: ClassificationTask, batch: Any, batch_idx: int) -> Any:
+        if self.current_epoch * STEPS + batch_idx == step:
+            for signum in signals:
+                os.kill(os.getpid(), signum)
+        return original(self, batch, batch_idx)
+
+    setattr(ClassificationTask, method, signalled)
+    try:
+        yield
+    finally:
+        setattr(ClassificationTask, method, original)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bytes, bytes, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny_recipe, folder)
+    return traces(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "signum", "code", "name"),
+    [
+        (1, signal.SIGINT, 130, "epochs_00000_step_000002.ckpt"),
+        (7, signal.SIGTERM, 143, "epochs_00001_step_000003.ckpt"),
+        (9, signal.SIGTERM, 143, "epochs_00001.ckpt"),  # an epoch's last step is saved at its end
+        (13, signal.SIGINT, 130, "epochs_00002_step_000004.ckpt"),
+    ],
+)
+def test_signal_saves_the_step_and_the_run_goes_on_to_the_bit(
+    tiny: Recipe, tmp_path: Path, whole: Any, step: int, signum: int, code: int, name: str
+) -> None:
+    with during(step, signum), pytest.raises(Interrupted) as stopped:
+        train(tiny, tmp_path / "run")
+    assert stopped.value.exit_code == code
+    newest = checkpoints(tmp_path / "run")[0]
+    assert newest.path.name == name
+    assert repr(str(newest.path)) in str(stopped.value)
+    assert signal.Signals(signum).name in str(stopped.value)
+    train(tiny, tmp_path / "run")
+    assert traces(tmp_path / "run") == whole
+
+
+def test_accumulated_gradients_are_not_cut(vary: Vary, tmp_path: Path) -> None:
+    recipe = vary(EVERYTHING)
+    train(recipe, tmp_path / "whole")
+    for step, name in ((5, "epochs_00001_step_000002.ckpt"), (8, "epochs_00001_step_000004.ckpt")):
+        with during(step, signal.SIGINT), pytest.raises(Interrupted):
+            train(recipe, tmp_path / "cut")
+        assert checkpoints(tmp_path / "cut")[0].path.name == name
+    train(recipe, tmp_path / "cut")
+    assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
+
+
+def test_resume_is_exact_with_worker_processes(vary: Vary, tmp_path: Path) -> None:
+    for shade in (40, 200):
+        (tmp_path / "images" / str(shade)).mkdir(parents=True)
+        for i in range(40):
+            size = (100 + i % 3, 100 + i % 4)
+            picture = Image.new("L", size, shade)
+            picture.paste(shade // 2 + i, (i, i, i + 30, i + 40))
+            picture.save(tmp_path / "images" / str(shade) / f"{i:02d}.png")
+    recipe = vary(
+        {
+            "data.spec": f"folder:{tmp_path / 'images'}",
+            "data.limit": None,
+            "data.image_size": 100,
+            "data.val_fraction": 0.2,
+            "data.batch_size": 10,
+            "data.workers": 2,
+            "augment.crop_padding": 0,
+            "augment.flip": True,
+            "model.options.patch_size": 25,
+            "schedule.epochs": 2,
+        }
+    )
+    train(recipe, tmp_path / "whole")
+    with during(STEPS + 1, signal.SIGTERM), pytest.raises(Interrupted):
+        train(recipe, tmp_path / "cut")
+    assert checkpoints(tmp_path / "cut")[0].steps > 0
+    train(recipe, tmp_path / "cut")
+    assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
+
+
+def test_checkpoints_within_an_epoch_follow_the_clock(
+    tiny: Recipe, tmp_path: Path, whole: Any
+) -> None:
+    kept: list[list[str]] = []
+
+    def look(line: Any) -> None:
+        kept.append([checkpoint.path.name for checkpoint in checkpoints(tmp_path / "run")])
+
+    train(tiny, tmp_path / "run", checkpoint_minutes=0, progress=look)
+    assert kept[1] == ["epochs_00002.ckpt", "epochs_00001_step_000004.ckpt"]
+    assert traces(tmp_path / "run") == whole
+    with pytest.raises(UserError, match="checkpoint_minutes"):
+        train(tiny, tmp_path / "other", checkpoint_minutes=-1)
+
+
+def test_seconds_of_an_epoch_count_those_before_the_stop(tiny: Recipe, tmp_path: Path) -> None:
+    with during(2, signal.SIGINT), pytest.raises(Interrupted):
+        train(tiny, tmp_path / "run")
+    content = torch.load(checkpoints(tmp_path / "run")[0].path, weights_only=True)
+    content["callbacks"]["EpochRecord"]["seconds"] += 1000
+    torch.save(content, checkpoints(tmp_path / "run")[0].path)
+    first, second = train(tiny, tmp_path / "run").metrics()[:2]
+    assert 1000 < first["seconds"] < 1100
+    assert second["seconds"] < 100
+    assert first["images_per_s"] < 1
+
+
+def test_second_signal_ends_at_once(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
+    with during(7, signal.SIGINT, signal.SIGINT), pytest.raises(Interrupted) as stopped:
+        train(tiny, tmp_path / "run")
+    assert stopped.value.exit_code == 130
+    assert checkpoints(tmp_path / "run")[0].path.name == "epochs_00001.ckpt"
+    assert "epochs_00001.ckpt" in str(stopped.value)
+    train(tiny, tmp_path / "run")
+    assert traces(tmp_path / "run") == whole
+
+
+def test_signal_in_a_validation_names_what_stands(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
+    with (
+        during(STEPS, signal.SIGTERM, method="validation_step"),
+        pytest.raises(Interrupted, match=r"epochs_00001\.ckpt' stands"),
+    ):
+        train(tiny, tmp_path / "run")
+    train(tiny, tmp_path / "run")
+    assert traces(tmp_path / "run") == whole
+
+
+def test_signal_in_the_final_test_ends_at_once(
+    tiny: Recipe, tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signalled(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        pytest.fail("the test went on")
+
+    monkeypatch.setattr(engine, "score", signalled)
+    with pytest.raises(Interrupted, match=r"epochs_00003\.ckpt"):
+        train(tiny, tmp_path / "run")
+    monkeypatch.undo()
+    train(tiny, tmp_path / "run")
+    assert traces(tmp_path / "run") == whole
+
+
+def test_signal_before_the_first_step_leaves_nothing(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signalled(config: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    monkeypatch.setattr(engine, "load_data", signalled)
+    with pytest.raises(Interrupted, match="the same command starts anew"):
+        train(tiny, tmp_path / "runs" / "one")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_callers_handlers_come_back(vary: Vary, tmp_path: Path, signum: int) -> None:
+    def handler(*args: Any) -> None: ...
+
+    before = signal.signal(signum, handler)
+    try:
+        train(vary({"schedule.epochs": 1}), tmp_path / "run")
+        assert signal.getsignal(signum) is handler
+    finally:
+        signal.signal(signum, before)
+
+
+def test_ignored_signal_stays_ignored(vary: Vary, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with during(1, signal.SIGINT, signal.SIGINT):
+            train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not any(checkpoint.steps for checkpoint in checkpoints(tmp_path / "run"))
+
+
+def test_both_checkpoints_damaged_start_anew(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
+    with during(13, signal.SIGINT), pytest.raises(Interrupted):
+        train(tiny, tmp_path / "run")
+    there = checkpoints(tmp_path / "run")
+    assert len(there) == 2
+    for checkpoint in there:
+        checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:1000])
+    with pytest.warns(KeymixWarning) as said:
+        train(tiny, tmp_path / "run")
+    assert [str(w.message).partition("); ")[2] for w in said] == [
+        "going on from the one before",
+        "there is no other; starting anew",
+    ]
+    assert traces(tmp_path / "run") == whole
+
+
+def test_damaged_checkpoint_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", "digits_vit", "--limit", "80", "--epochs", "2", "--data.batch_size", "32"]
+    assert main([*words, "--out", str(out)]) == 0
+    (out / files.SUMMARY).unlink()
+    newest = checkpoints(out)[0].path
+    newest.write_bytes(b"")
+    capsys.readouterr()
+    assert main([*words, "--out", str(out)]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if not line.startswith("epoch ")] == [
+        f"keymix: warning: checkpoint {str(newest)!r} is damaged (File is not a zip file); going "
+        "on from the one before"
+    ]
+
+
+def test_truncated_weights_are_told_with_a_remedy(
+    vary: Vary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    weights = run.folder / "weights_last.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    assert main(["eval", str(run.folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "weights_last.safetensors" in said
+    assert "--overwrite" in said
+
+
+def test_run_killed_while_it_throws_another_away_can_be_repeated(
+    vary: Vary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException): ...
+
+    def kill(*args: Any) -> None:
+        raise Killed
+
+    out = tmp_path / "run"
+    train(vary({"schedule.epochs": 1}), out)
+    (out / "notes.txt").write_text("mine")
+    monkeypatch.setattr(files, "write_json", kill)
+    other = vary({"schedule.epochs": 1, "seed": 4})
+    with pytest.raises(Killed):
+        train(other, out, overwrite=True)
+    monkeypatch.undo()
+    assert not (out / files.SUMMARY).exists()
+    assert train(other, out, overwrite=True).summary["seed"] == 4
+
+
+def test_stopped_overwrite_goes_on_without_the_flag(tiny: Recipe, tmp_path: Path) -> None:
+    said = "the same command without --overwrite goes on"
+    with during(7, signal.SIGINT), pytest.raises(Interrupted, match=said):
+        train(tiny, tmp_path / "run", overwrite=True)
+
+
+def test_run_killed_before_its_first_file_starts(vary: Vary, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".lock").touch()
+    (out / ".recipe.json.part").write_text("{")
+    train(vary({"schedule.epochs": 1}), out)
+    assert not list(out.glob(".*"))
+
+
+def test_leftover_parts_go_at_the_next_start(tiny: Recipe, tmp_path: Path) -> None:
+    with during(7, signal.SIGINT), pytest.raises(Interrupted):
+        train(tiny, tmp_path / "run")
+    for name in (".metrics.jsonl.part", "checkpoints/.epochs_00009.ckpt.part"):
+        (tmp_path / "run" / name).write_bytes(b"half")
+    train(tiny, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.part"))
+
+
+def test_lock_is_not_left_to_forked_children(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with locked(out, "run"):
+        child = os.fork()
+        if not child:
+            time.sleep(30)
+            os._exit(0)
+        with pytest.raises(InUse, match="another run is at work"), locked(out, "run"):
+            pass
+    try:
+        out.mkdir()
+        with locked(out, "run"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
+    state = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64)}
+    facts = {"recipe": {"name": "é"}, "data": {}}
+    made = set()
+    for i in range(20):  # the order of two keys is a coin
+        files.write_weights(tmp_path / f"{i}", state, facts)
+        made.add((tmp_path / f"{i}").read_bytes())
+    assert len(made) == 1
+    read, told = files.read_weights(tmp_path / "0")
+    assert told == facts
+    assert all(torch.equal(read[name], state[name]) for name in state)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that takes no more: old files stay whole, one line says what to do, the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keymix.errors import WriteError
+from keymix.train import files
+from keymix.train.engine import train
+from keymix.train.recipe import Recipe
+
+KEYMIX = [sys.executable, "-c", "import sys; from keymix.cli import main; sys.exit(main())"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+class FullDisk:
+    """Takes nothing from the n-th write of a file on."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, nth: int, code: int, out: Path
+    ) -> None:
+        self.name, self.left, self.code, self.out = name, nth, code, out
+        self.before: dict[str, bytes] = {}
+        self.path = Path()
+        self._write, self._fsync = files.write_atomically, os.fsync
+        monkeypatch.setattr(files, "write_atomically", self.write)
+        monkeypatch.setattr(files.os, "fsync", self.fsync)
+
+    def write(self, path: Path, content: Any) -> None:
+        if path.name == self.name:
+            self.left -= 1
+            if not self.left:
+                self.path = path
+                self.before = contents(self.out)
+        self._write(path, content)
+
+    def fsync(self, descriptor: int) -> None:
+        if self.left <= 0:
+            raise OSError(self.code, os.strerror(self.code))
+        self._fsync(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("name", "nth", "code", "remedy"),
+    [
+        ("recipe.json", 1, errno.ENOSPC, "Free space"),
+        ("weights_best.safetensors", 1, errno.EDQUOT, "quota"),
+        ("epochs_00001.ckpt", 1, errno.ENOSPC, "Free space"),
+        ("metrics.jsonl", 3, errno.EIO, "failing"),
+        ("summary.json", 1, errno.EROFS, "--out"),
+    ],
+)
+def test_full_disk_leaves_whole_files_and_the_run_goes_on(
+    tiny: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    nth: int,
+    code: int,
+    remedy: str,
+) -> None:
+    out = tmp_path / "run"
+    disk = FullDisk(monkeypatch, name, nth, code, out)
+    with pytest.raises(WriteError) as failed:
+        train(tiny, out)
+    monkeypatch.undo()
+    line = str(failed.value)
+    assert "\n" not in line
+    assert f"cannot write {str(disk.path)!r}" in line
+    assert remedy in line
+    assert os.strerror(code) in line
+    now = contents(out) if out.exists() else {}
+    disk.before.pop(".lock")
+    assert {place: now.get(place) for place in disk.before} == disk.before
+    assert not [place for place in now if place.endswith(".part")]
+    train(tiny, tmp_path / "whole")
+    train(tiny, out)
+    for which in ("last", "best"):
+        weights = files.weights_file(which)
+        assert (out / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+
+
+def test_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    files.write_json(path, {"a": 1})
+
+    def write(stream: Any) -> None:
+        stream.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(WriteError, match=r"kept\.json"):
+        files.write_atomically(path, write)
+    assert [p.name for p in tmp_path.iterdir()] == ["kept.json"]
+    assert files.read_json(path) == {"a": 1}
+
+
+def limited(words: list[str], limit: int) -> subprocess.CompletedProcess[str]:
+    """Run a command whose files may not grow beyond so many bytes."""
+    return subprocess.run(
+        [*KEYMIX, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        # without compiled files: Python itself would leave them cut off at the limit
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+
+
+def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["train", "digits_vit", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]
+    done = limited([*words, "--out", str(out)], 16_384)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "weights_best.safetensors" in done.stderr
+    assert "ulimit -f" in done.stderr
+    assert "same command starts anew" in done.stderr
+    assert not list(out.rglob("*.part"))
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_limit_on_files_ends_a_comparison_with_one_line(tmp_path: Path, processes: str) -> None:
+    out = tmp_path / "comparison"
+    words = ["compare", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]
+    words += ["--mixers", "mhsa,ska", "--seeds", "1", "--no-controls", "--processes", processes]
+    done = limited([*words, "--out", str(out)], 16_384)
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("keymix: ")]
+    assert len(said) == 1, done.stderr
+    assert "weights_best.safetensors" in said[0]
+    assert "Traceback" not in done.stderr
+    assert not list(out.rglob("*.part"))
+    assert not (out / "results.json").exists()
