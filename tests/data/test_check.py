@@ -179,6 +179,15 @@ def test_kinds_of_files_are_told_with_what_is_done(make_folder) -> None:
     assert report.verdict == "fit for training, with 2 warnings"
 
 
+def test_a_camera_s_previews_are_no_animation(make_folder) -> None:
+    root = make_folder({"a": 9, "b": 9})
+    photo = root / "a" / "photo.jpg"
+    picture(1).save(photo, "MPO", save_all=True, append_images=[picture(2)])
+    with Image.open(photo) as image:
+        assert (image.format, image.is_animated) == ("MPO", True)
+    assert check(str(root)).verdict == "fit for training"
+
+
 def test_sixteen_bit_colour_is_told(make_folder) -> None:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return (

@@ -61,6 +61,25 @@ def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     assert np.abs(np.array(seen) - [255, 0, 0]).max() < 10
 
 
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tif"])
+def test_of_several_frames_the_first_is_read(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue", "lime")]
+    options = {"lossless": True} if suffix == "webp" else {}
+    path = tmp_path / f"a.{suffix}"
+    saved(frames[0], path, save_all=True, append_images=frames[1:], **options)
+    with Image.open(path) as image:
+        assert image.n_frames == 3
+    assert corner(path) == [255, 0, 0]
+
+
+def test_orientation_is_left_as_the_file_has_it(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = saved(Image.new("RGB", (8, 4)), tmp_path / "a.jpg", exif=exif)
+    with Image.open(path) as image:
+        assert convert(image, 3).size == (8, 4)
+
+
 def test_floats_have_no_eight_bit_meaning(tmp_path: Path) -> None:
     path = saved(Image.new("F", (4, 4), 0.5), tmp_path / "depth.tif")
     with pytest.raises(UserError, match=r"depth\.tif: floating-point pixels"):

@@ -23,9 +23,10 @@ _SHOWN = 3  # places named in the table; --json and --out name all
 _SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
 
 _HELP = """\
-usage: keymix data check DATA [options]
+usage: keymix data check DATA [--json] [--out FILE] [--overwrite]
 
-  check     find broken images, leaks between splits, odd files, bad labels
+  check     decode every image of a data set and find what would stop training or falsify its
+            results: broken images, images in two splits, bad labels, empty classes, odd files
 
 `keymix data check --help` says more.
 """

@@ -117,7 +117,8 @@ def _traits(image: Image.Image) -> int:
     mode = image.mode
     deep = mode in SIXTEEN_BIT or any("16" in str(tile[3]) for tile in getattr(image, "tile", ()))
     holds = {
-        "animated": _tells(lambda: getattr(image, "is_animated", False)),
+        # a camera's MPO holds previews beside the photo
+        "animated": image.format != "MPO" and _tells(lambda: getattr(image, "is_animated", False)),
         "turned": image.format in ("JPEG", "MPO", "TIFF", "WEBP")
         and _tells(lambda: image.getexif().get(_ORIENTATION, 1) not in (0, 1)),
         "16-bit": deep,
