@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 STATISTICS_SAMPLE = 2000
 LARGE = 100_000  # images: of a larger table, headers and contents are read of a sample only
 _OF_ALL = "length and first 64 KiB of the encoded images, and labels"
-_OF_SAMPLE = "name and length of the image files, first 64 KiB of a fixed sample of 2,000 a split, and labels"
+_OF_SAMPLE = "name and length of all image files, 64 KiB of a fixed sample of 2,000 a split, labels"
 _WHATS = ("pixels and labels", _OF_ALL, _OF_SAMPLE)  # from the strictest to the loosest
 REMEDY = (
     "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
