@@ -66,7 +66,7 @@ def test_tags_nest(page):
 def test_page_asks_nothing_of_the_network(page):
     reader = read(page)
     assert reader.addresses
-    assert all(address.startswith("data:") for address in reader.addresses)
+    assert all(address.startswith(("data:", "#")) for address in reader.addresses)
     assert "@import" not in page
     assert not re.search(r"url\((?!['\"]?data:)", page)
 
@@ -180,6 +180,17 @@ def test_failed_and_missing_runs_are_told_in_words_and_never_as_figures():
     assert not re.search(r">\s*0\.0", row)
     assert "2 of 3" in accuracy.split('data-value="re_attention"')[1].split("</tr>")[0]
     assert "not measured" in page.split("Cost of each mixer")[1].split("</table>")[0]
+
+
+def test_of_many_unfinished_runs_the_first_are_named_and_the_table_has_all():
+    record = make_record(seeds=6)
+    for mixer in ("static_key", "key_value"):
+        for seed in range(6):
+            lose(record, mixer, seed, "missing", "it was not started")
+    page = render(record)
+    assert page.count(": it was not started</li>") == 10
+    assert "and 2 more, which the" in page
+    assert page.count("not finished</b>: it was not started") == 12
 
 
 def test_a_comparison_of_which_nothing_finished_is_still_a_page():
