@@ -183,6 +183,17 @@ def test_the_time_left_follows_what_was_seen():
     assert remaining.seconds() == pytest.approx(200 + 10)
 
 
+def test_a_run_that_started_before_the_estimate_is_followed_too():
+    remaining, clock = following(processes=1)
+    for epoch in (1, 2):
+        clock[0] = 10.0 * epoch
+        remaining.see(Event(kind="epoch", mixer="a", epoch=epoch, epochs=10))
+    assert remaining.seconds() == pytest.approx(80 + 300 + 10)
+    remaining.see(Event(kind="done", mixer="a"))
+    remaining.see(Event(kind="failed", mixer="b"))
+    assert remaining.seconds() == pytest.approx(200 + 10)
+
+
 def test_mixers_not_seen_yet_are_as_slow_as_the_others():
     remaining, clock = following(processes=1)
     remaining.see(Event(kind="start", mixer="a"))

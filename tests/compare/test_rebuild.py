@@ -211,7 +211,7 @@ def test_what_is_no_comparison_is_told_in_one_line(original, place, told, capsys
     assert told in line
 
 
-def test_the_command_tells_table_and_missing_runs(done, capsys):
+def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
     shutil.rmtree(done / "runs/identity/seed0")
     assert main(["report", str(done)]) == 0
     captured = capsys.readouterr()
@@ -219,6 +219,15 @@ def test_the_command_tells_table_and_missing_runs(done, capsys):
         "mixer", "softmax", "static_key",
     ]  # fmt: skip
     assert "missing: identity, seed 0: it has not started" in captured.err
+    shutil.rmtree(done / "runs/softmax/seed1")
+    shutil.rmtree(done / "runs/static_key")
+    monkeypatch.setattr("keymix.cli.compare_result.MOST_MISSING", 3)
+    assert main(["report", str(done)]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
+    assert len(told) == 3
+    assert told[-1] == "missing: 2 more runs"
+    shutil.rmtree(done / "runs/identity/seed1")
     assert main(["report", str(done), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["missing"] == [{"mixer": "identity", "seed": 0, "reason": "it has not started"}]
+    assert len(told["missing"]) == 5
+    assert {"mixer": "identity", "seed": 0, "reason": "it has not started"} in told["missing"]

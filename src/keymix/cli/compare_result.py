@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 
 if TYPE_CHECKING:
     from keymix.compare.run import Comparison
+
+MOST_MISSING = 6
+"""Missing runs that are named; the page names all."""
 
 COLUMNS = (
     "mixer",
@@ -72,11 +76,21 @@ def tell_open(result: Comparison) -> None:
     Args:
         result: The comparison.
     """
-    for run in result.failed + result.missing:
-        line = f"{run['status']}: {run['mixer']}, seed {run['seed']}: {run['reason']}"
+    lines = [_line(run) for run in result.failed]
+    missing = [_line(run) for run in result.missing]
+    shown = missing if len(missing) <= MOST_MISSING else missing[: MOST_MISSING - 1]
+    lines += shown
+    if len(shown) < len(missing):
+        lines.append(f"missing: {len(missing) - len(shown)} more runs")
+    lines += [f"note: {note}" for note in result.notes]
+    if result.record["environment_warning"]:
+        lines.append(f"note: {result.record['environment_warning']}")
+    for line in lines:
         console.err.print(line, markup=False, soft_wrap=True)
-    for note in filter(None, (*result.notes, result.record["environment_warning"])):
-        console.err.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _line(run: Mapping[str, Any]) -> str:
+    return f"{run['status']}: {run['mixer']}, seed {run['seed']}: {run['reason']}"
 
 
 def plain(result: Comparison) -> dict[str, Any]:

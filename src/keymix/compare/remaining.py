@@ -52,10 +52,11 @@ class Remaining:
     def see(self, event: Event) -> None:
         """Take an event into account."""
         run, now = (event.mixer, event.seed), self._clock()
-        if event.kind == "start":
+        if event.kind in ("start", "epoch") and run not in self._underway:
+            # the first run may start while the last trial is still timed
             thought = self._waiting.pop(run, self._estimate.whole.get(event.mixer, 0.0))
             self._underway[run] = _Underway(left=thought, since=now)
-        elif event.kind == "epoch" and run in self._underway:
+        if event.kind == "epoch":
             mine = self._underway[run]
             epoch = self._estimate.whole.get(event.mixer, 0.0) / event.epochs
             if mine.epochs is not None:  # how far the first was behind it is not known
@@ -66,6 +67,7 @@ class Remaining:
             mine.left = (event.epochs - event.epoch) * epoch
         elif event.kind in ("done", "failed"):
             self._underway.pop(run, None)
+            self._waiting.pop(run, None)
 
     def seconds(self) -> float:
         """Return the seconds that are left now, the measuring after training included."""
