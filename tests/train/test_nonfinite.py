@@ -44,7 +44,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def losses(model: nn.Module, tmp_path: Path) -> Losses:
-    return Losses(model, lambda i: f"image {i}", tmp_path)
+    return Losses(model, lambda i: f"image {i}", tmp_path, late=False)
 
 
 def test_broken_image_is_named_among_the_batch(losses: Losses, tmp_path: Path) -> None:
@@ -102,14 +102,39 @@ def test_clipping_is_torchs(losses: Losses, model: nn.Module) -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
+def test_late_look_finds_the_step_and_its_own_gradient(model: nn.Module, tmp_path: Path) -> None:
+    losses = Losses(model, lambda i: f"image {i}", tmp_path, late=True)
+    losses.take(step([1.0], number=0))
+    losses.before_update()  # largest: 3, of 1.bias
+    losses.take(step([1.0, math.nan], number=1))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    losses.before_update()
+    losses.take(step([math.nan, math.nan], number=2))
+    with pytest.raises(UserError) as stopped:
+        losses.look()
+    line = str(stopped.value)
+    assert "in step 2 of epoch 2" in line
+    assert "was 3, of 1.bias" in line
+    assert "1 of the batch's 2 images: image 11" in line
+
+
+def test_late_look_comes_every_fifty_steps(model: nn.Module, tmp_path: Path) -> None:
+    losses = Losses(model, str, tmp_path, late=True)
+    for number in range(49):
+        losses.take(step([math.nan], number=number))
+    with pytest.raises(UserError, match="step 1 of"):
+        losses.take(step([1.0], number=49))
+
+
 def test_mean_does_not_depend_on_when_it_was_saved(model: nn.Module, tmp_path: Path) -> None:
     values = torch.rand(20).tolist()
-    whole, begun = (Losses(model, str, tmp_path) for _ in range(2))
+    whole, begun = (Losses(model, str, tmp_path, late=False) for _ in range(2))
     for value in values:
         whole.take(step([value]))
     for value in values[:7]:
         begun.take(step([value]))
-    ended = Losses(model, str, tmp_path)
+    ended = Losses(model, str, tmp_path, late=False)
     ended.restore(begun.state())
     for value in values[7:]:
         ended.take(step([value]))

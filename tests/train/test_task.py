@@ -92,7 +92,7 @@ def test_top5_of_five_classes_is_not_told() -> None:
 def test_average_follows_floats_and_copies_counters(vary: Vary, tmp_path: Path) -> None:
     recipe = vary({"ema": 0.9})
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    losses = Losses(model, str, tmp_path)
+    losses = Losses(model, str, tmp_path, late=False)
     task = ClassificationTask(recipe, model, num_classes=2, steps_per_epoch=1, losses=losses)
     start = model[0].weight.detach().clone()
     assert task.ema is not None

@@ -18,7 +18,7 @@ from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe
 
-KEYMIX = [sys.executable, "-c", "import sys; from keymix.cli import main; sys.exit(main())"]
+KEYMIX = [sys.executable, "-m", "keymix"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -177,7 +177,7 @@ def _fit(
         model,
         num_classes=len(data.classes),
         steps_per_epoch=len(train_loader),
-        losses=Losses(model, data.train.ids, folder),
+        losses=Losses(model, data.train.ids, folder, late=device_of_this_machine().type != "cpu"),
     )
     checkpoint, content = usable(folder)
     if checkpoint is not None:

@@ -53,10 +53,13 @@ class Losses:
         model: Whose gradients to tell of.
         name: Names an image by its position in the training split.
         folder: Where ``nonfinite.json`` goes.
+        late: Look at several losses together, for a device that each look would hold up.
     """
 
-    def __init__(self, model: nn.Module, name: Callable[[int], str], folder: Path) -> None:
-        self._model, self._name, self._folder = model, name, folder
+    def __init__(
+        self, model: nn.Module, name: Callable[[int], str], folder: Path, *, late: bool
+    ) -> None:
+        self._model, self._name, self._folder, self._late = model, name, folder, late
         self._sum, self._steps = 0.0, 0
         self._seen: list[tuple[Step, Tensor | None, Tensor | None]] = []
         self._gradients: Tensor | None = None
@@ -75,7 +78,7 @@ class Losses:
     def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> None:
         """Clip gradients by their norm as torch does, and note by how much."""
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if norm.device.type == "cpu":
+        if not self._late:
             finite = bool(torch.isfinite(norm))
             self._gradients = None if finite else self._largest()  # clipped, all would be NaN
             self._shrunk = min(1.0, largest / (float(norm) + 1e-6)) if finite else 1.0
@@ -84,7 +87,7 @@ class Losses:
     def before_update(self) -> None:
         """Note the gradients where they are not looked at in time."""
         self._gradients, self._shrunk = None, 1.0
-        if next(self._model.parameters()).device.type != "cpu":
+        if self._late:
             self._gradients = self._largest()
 
     def before_clearing(self) -> None:
@@ -98,9 +101,11 @@ class Losses:
         Raises:
             UserError: If a loss was not finite.
         """
-        late = step.loss.device.type != "cpu"
-        self._seen.append((step, step.each() if late else None, self._gradients if late else None))
-        if not late or len(self._seen) >= _LOOK_EVERY:
+        if self._late:
+            self._seen.append((step, step.each(), self._gradients))
+        else:
+            self._seen.append((step, None, None))
+        if not self._late or len(self._seen) >= _LOOK_EVERY:
             self.look()
 
     def mean(self) -> float:
