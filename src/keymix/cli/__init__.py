@@ -25,6 +25,8 @@ VERBS = {
     "list": "list models, mixers, recipes and data sets",
 }
 
+_AGAIN = "run the same command again (without --overwrite) to go on"
+
 EXAMPLES = """\
 examples:
   keymix compare                                   the embedded digits, every dense mixer
@@ -65,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
-        with _told_in_one_line(), interruptible(lambda: "run the same command again to go on"):
+        with _told_in_one_line(), interruptible(lambda: _AGAIN):
             command = importlib.import_module(f"keymix.cli.{verb}")
             return int(command.main(rest))
     except UserError as error:
         sys.stderr.write(f"keymix: error: {error}\n")
         return 2
     except KeyboardInterrupt as stop:
-        told = str(stop) or "interrupted; run the same command again to go on"
+        told = str(stop) or f"interrupted; {_AGAIN}"
         sys.stderr.write(f"keymix: {told}\n")
         return stop.exit_code if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
