@@ -64,6 +64,8 @@ def test_it_goes_on_after_every_problem(make_folder) -> None:
         "classes that test lacks": ("warning", 1),
         "files that are no images by their name": ("warning", 1),
     }
+    levels = [finding.level for finding in report.findings]
+    assert levels == ["stops"] * 3 + ["warning"] * 3
     assert "003.png: image file is truncated" in where(report, "broken images")
     assert "004.png: the file is empty" in where(report, "broken images")
     assert f"{root}/test/new/000.png: not an image" in where(report, "broken images")
@@ -105,12 +107,17 @@ def test_one_class_stops_training(make_folder) -> None:
 def test_the_same_pixels_in_two_splits_falsify_whatever_the_file(make_folder) -> None:
     root = make_folder({"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3})
     original = root / "train" / "a" / "002.png"
-    Image.open(original).save(root / "test" / "a" / "copy.bmp")
+    Image.open(original).convert("RGBA").save(root / "test" / "a" / "copy.png")
     Image.open(original).save(root / "test" / "a" / "lossy.jpg", quality=20)  # other pixels
     report = check(str(root))
-    assert found(report) == {"images in more than one split": ("falsifies", 1)}
+    assert found(report) == {
+        "images in more than one split": ("falsifies", 1),
+        "transparent images": ("note", 1),
+    }
     line = where(report, "images in more than one split")
-    assert line == f"{original} (train, a) = {root}/test/a/copy.bmp (test, a)"
+    assert line == f"{original} (train, a) = {root}/test/a/copy.png (test, a)"
+    assert not report.fit
+    assert report.verdict == "would falsify results: images in more than one split (1)"
     assert details(report, "images in more than one split")[0][1]["split"] == "test"
 
 
@@ -145,6 +152,16 @@ def test_broken_images_are_no_copies_of_each_other(make_folder) -> None:
     for split in ("train", "test"):
         (root / split / "a" / "000.png").write_bytes(b"broken")
     assert found(check(str(root))) == {"broken images": ("stops", 2)}
+
+
+def test_the_worst_stands_first(make_folder) -> None:
+    root = make_folder({"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3})
+    (root / "train" / "a" / "notes.txt").write_text("hello")
+    picture(0).convert("L").save(root / "train" / "a" / "grey.png")
+    shutil.copy(root / "train" / "a" / "002.png", root / "test" / "a" / "copy.png")
+    (root / "test" / "a" / "001.png").write_bytes(b"broken")
+    levels = [finding.level for finding in check(str(root)).findings]
+    assert levels == ["stops", "falsifies", "warning", "note"]
 
 
 def test_kinds_of_files_are_told_with_what_is_done(make_folder) -> None:
@@ -309,7 +326,9 @@ def test_sets_of_arrays_are_checked(tmp_path: Path, monkeypatch, name: str) -> N
     assert report.facts["sizes"]["different"] == 1
 
 
-@pytest.mark.parametrize("what", ["digit", "/nowhere/at/all", "folder:/nowhere", "folder"])
+@pytest.mark.parametrize(
+    "what", ["digit", "/nowhere/at/all", "folder:/nowhere", "folder", "parquet:/nowhere"]
+)
 def test_a_mistake_in_the_command_is_the_user_s(what: str) -> None:
     with pytest.raises(UserError):
         check(what)

@@ -163,6 +163,12 @@ def test_half_a_cache_is_told(make_parquet, cache: Path) -> None:
     assert "Name or service not known" in line
 
 
+def test_a_link_to_a_file_that_is_gone_is_no_file(make_parquet, cache: Path) -> None:
+    snapshot = put(cache, make_parquet(TWENTY, file="data/train-00000-of-00002.parquet"))
+    (snapshot / "data" / "train-00001-of-00002.parquet").symlink_to(cache / "blobs" / "gone")
+    assert "lacks data/train-00001-of-00002.parquet" in told(REPO)
+
+
 def test_without_network_and_cache_the_address_is_told(cache: Path) -> None:
     line = told(REPO)
     for words in (f"https://huggingface.co/datasets/{REPO}", str(cache), "use parquet:PATH"):
