@@ -231,6 +231,8 @@ def test_ignored_signal_stays_ignored(vary: Vary, tmp_path: Path) -> None:
     try:
         with during(1, signal.SIGINT, signal.SIGINT):
             train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    except Interrupted:
+        pytest.fail("the signal was taken")
     finally:
         signal.signal(signal.SIGINT, before)
     assert not any(checkpoint.steps for checkpoint in checkpoints(tmp_path / "run"))
@@ -327,22 +329,40 @@ def test_leftover_parts_go_at_the_next_start(tiny: Recipe, tmp_path: Path) -> No
     assert not list((tmp_path / "run").rglob("*.part"))
 
 
-def test_lock_is_not_left_to_forked_children(tmp_path: Path) -> None:
+def test_folder_in_use_is_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(InUse, match="another run is at work")
+    with locked(tmp_path / "run", "run"), refused, locked(tmp_path / "run", "run"):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_lock_of_a_killed_process_is_not_left_to_its_children(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with locked(out, "run"):
-        child = os.fork()
-        if not child:
-            time.sleep(30)
-            os._exit(0)
-        with pytest.raises(InUse, match="another run is at work"), locked(out, "run"):
-            pass
+    reading, writing = os.pipe()
+    holder = os.fork()
+    if not holder:
+        with locked(out, "run"):
+            child = os.fork()
+            if not child:
+                os.write(writing, b"forked")
+                time.sleep(60)
+                os._exit(0)
+            os.write(writing, str(child).encode().rjust(10))
+            time.sleep(60)
+    told = b""
+    while len(told) < 16:
+        told += os.read(reading, 16)
+    child = int(told.replace(b"forked", b""))
+    with pytest.raises(InUse), locked(out, "run"):
+        pass
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
     try:
-        out.mkdir()
+        assert (out / ".lock").exists()
         with locked(out, "run"):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def test_equal_weights_make_equal_files(tmp_path: Path) -> None:

@@ -195,5 +195,6 @@ def _from(wrong: list[str], images: list[str]) -> str:
     while len(named) > 1 and len(", ".join(named)) > _ROOM:
         named.pop()
     more = f" and {len(chosen) - len(named)} more" if len(chosen) > len(named) else ""
-    which = f"{len(wrong)} of the batch's {len(images)} images" if wrong else "images"
+    share = f"it came from {len(wrong)} of the batch's {len(images)} images"
+    which = share if wrong else "the batch's images"
     return f"{which}: {', '.join(named)}{more}"
