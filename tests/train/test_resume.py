@@ -201,6 +201,17 @@ def test_signal_in_the_final_test_ends_at_once(
     assert traces(tmp_path / "run") == whole
 
 
+def test_signal_after_the_last_step_is_not_lost(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signalled(task: ClassificationTask) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ClassificationTask, "on_train_end", signalled)
+    with pytest.raises(Interrupted, match=r"epochs_00003\.ckpt"):
+        train(tiny, tmp_path / "run")
+
+
 def test_signal_before_the_first_step_leaves_nothing(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
