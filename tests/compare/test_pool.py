@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from keymix.compare.pool import Event, Job, run_side_by_side
-from keymix.errors import KeymixWarning
+from keymix.errors import KeymixWarning, WriteError
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
@@ -197,3 +197,9 @@ def test_warning_of_a_worker_reaches_the_user(tmp_path: Path) -> None:
         assert pooled(tmp_path) == {}
     assert str(newest) in str(said[0].message)
     assert not list((tmp_path / "runs").glob("*.log"))
+
+
+def test_log_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "worker0.log").mkdir(parents=True)
+    with pytest.raises(WriteError, match=r"worker0\.log"):
+        pooled(tmp_path)

@@ -276,6 +276,8 @@ class _Worker:
         imports: Sequence[str],
         events: queue.Queue[tuple[_Worker, dict[str, Any] | None]],
     ) -> None:
+        from keymix.train.files import write_error
+
         self.slot, self.threads, self.imports = slot, threads, list(imports)
         self.job: Job | None = None
         self.last_words = ""
@@ -284,7 +286,11 @@ class _Worker:
             "OMP_NUM_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
-        with log.open("ab") as stream:
+        try:
+            stream = log.open("ab")
+        except OSError as error:
+            raise write_error(log, error) from error
+        with stream:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "keymix.compare.worker"],
                 stdin=subprocess.PIPE,
