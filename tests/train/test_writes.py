@@ -141,6 +141,7 @@ def test_limit_on_files_ends_a_comparison_with_one_line(tmp_path: Path, processe
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("keymix: ")]
     assert len(said) == 1, done.stderr
+    assert said[0].startswith("keymix: error: cannot write ")  # the first, not each run's failure
     assert "weights_best.safetensors" in said[0]
     assert "Traceback" not in done.stderr
     assert not list(out.rglob("*.part"))
