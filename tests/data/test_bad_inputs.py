@@ -10,7 +10,7 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from bad_inputs import ROWS, Row, cut, photos, spoilt
+from bad_inputs import ROWS, Row, cut, photos, spoilt, table
 
 from keymix.cli import main
 from keymix.errors import UserError
@@ -74,3 +74,8 @@ def test_skip_corrupt_takes_no_value(capsys: pytest.CaptureFixture[str]) -> None
     assert "option --skip-corrupt takes no value" in capsys.readouterr().err
     assert main(["train", "digits_vit", "--skip-corupt"]) == 2
     assert "Did you mean '--skip-corrupt'" in capsys.readouterr().err
+
+
+def test_the_page_holds_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reliability.md"
+    assert table() in page.read_text(encoding="utf-8")
