@@ -170,10 +170,24 @@ def _check_kinds(cls: type[TokenMixer], options: dict[str, Any]) -> None:
     for option, value in options.items():
         hint = accepted[option][1]
         if not _of_kind(value, hint):
-            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            raise UserError(
-                f"mixer {cls.mixer_name!r}: {option}={value!r} is not of the kind {kind}"
-            )
+            raise UserError(f"mixer {cls.mixer_name!r}: {option}={value!r} is not {_words(hint)}")
+
+
+def _words(hint: Any) -> str:
+    """What an option takes, as a person says it: ``a whole number or one of head_dim, dim``."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_words(part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is Literal:
+        values = [str(value) for value in typing.get_args(hint)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    plain = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        types.NoneType: "none",
+    }
+    return plain.get(hint, str(hint))
 
 
 def build(
