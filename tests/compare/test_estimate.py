@@ -44,7 +44,8 @@ def test_runs_go_to_the_process_that_is_free_first():
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [
-        (0.2, "1 s"), (7.4, "7 s"), (43, "45 s"), (91, "2 min"), (1440, "24 min"),
+        (0.2, "1 s"), (7.4, "7 s"), (43, "45 s"), (96, "1 min 40 s"), (118, "2 min"),
+        (297, "5 min"), (1440, "24 min"),
         (3600, "1 h"), (4000, "1 h 5 min"), (40_000, "11 h"),
     ],
 )  # fmt: skip
@@ -216,6 +217,6 @@ def test_piped_it_tells_the_estimate_and_the_time_left(capsys):
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "2 runs",
-        "about 4 min (2 runs, up to 2 min each for b; then 10 s for costs and maps)",
-        "1/2 done: a, seed 0; about 2 min left",
+        "about 3 min 30 s (2 runs, up to 2 min each for b; then 10 s for costs and maps)",
+        "1/2 done: a, seed 0; about 1 min 50 s left",
     ]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 SHARE = 0.02
 """A trial may take this share of the time that the mixer's runs will take …"""
-LEAST_SECONDS, MOST_SECONDS = 0.3, 3.0
+LEAST_SECONDS, MOST_SECONDS = 0.5, 3.0
 """… but not less or more than so long, apart from its first three steps."""
-SMALL, STEPS, WARMUP = 2, 12, 2
+SMALL, STEPS, WARMUP = 2, 30, 2
 
 LOOP_SECONDS = 0.0015
 """What the training loop adds to a step on the CPU besides the model: hooks, seeding, checks."""
@@ -107,8 +107,8 @@ def _step_seconds(steps: _Steps, recipe: Recipe, images: int, runs: float) -> fl
     planned = most * math.ceil(images / full) * recipe.schedule.epochs * runs
     effort = min(max(SHARE * planned, LEAST_SECONDS), MOST_SECONDS)
     if (WARMUP + 3) * most <= effort:
-        count = int(effort / most) - WARMUP
-        return steps.seconds(full, warmup=WARMUP, count=min(STEPS, count))
+        count = min(STEPS, int(effort / most) - WARMUP)
+        return steps.seconds(full, warmup=WARMUP, count=count)
     some = max(2 * small, min(full, int(effort / 2 * small / a)))
     b = steps.seconds(some, warmup=0, count=2)
     slope = max(b - a, 0.0) / (some - small) or b / some
@@ -131,7 +131,10 @@ class _Steps:
         self._inputs: torch.Tensor | None = None
 
     def seconds(self, batch_size: int, *, warmup: int, count: int) -> float:
-        """Return the median seconds of a step, the wait for its batch included."""
+        """Return the mean seconds of a step, the wait for its batch included.
+
+        The mean, since a run on a busy machine has the slow steps, too.
+        """
         from keymix.data.loaders import Loader
 
         recipe = self.recipe
@@ -161,7 +164,7 @@ class _Steps:
             # processes that decode ahead leave only what they cannot hide behind the step
             told.append(trained + wait if ahead == 1 else max(trained, wait / ahead))
             self._inputs = batch.images
-        return sorted(told[warmup:])[count // 2]
+        return sum(told[warmup:]) / count
 
     def evaluation(self) -> float:
         """Return the seconds of an image in evaluation, in batches of the size tried last."""
@@ -254,10 +257,13 @@ def side_by_side(seconds: Sequence[float], processes: int, busy: Sequence[float]
 
 
 def roughly(seconds: float) -> str:
-    """Write a duration as precisely as an estimate deserves: 40 s, 6 min, 1 h 10 min."""
+    """Write a duration as an estimate deserves: 40 s, 1 min 40 s, 6 min, 1 h 10 min."""
     if seconds < 90:
         step = 1 if seconds < 10 else 5
         return f"{max(1, step * round(seconds / step))} s"
+    if seconds < 295:
+        minutes, rest = divmod(10 * round(seconds / 10), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
