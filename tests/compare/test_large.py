@@ -115,6 +115,9 @@ def test_eighteen_runs_of_ten_thousand_images_are_gathered_quickly(large, monkey
     bits = np.unpackbits(np.frombuffer(base64.b64decode(record["runs"][0]["correct"]), np.uint8))
     run = record["runs"][0]
     assert bits.sum() == sum(run["class_correct"]) == round(run["last"]["test"]["top1"] * IMAGES)
+    with np.load(large / run["folder"] / files.PREDICTIONS) as stored:  # in a mixed order
+        right = dict(zip(stored["index"], stored["last_pred"] == stored["target"], strict=True))
+    assert bits[:IMAGES].tolist() == [int(right[i]) for i in range(IMAGES)]
     assert len(run["class_correct"]) == len(record["classes"]["test_images"]) == CLASSES
     assert all(len(rows) == 10 for rows in record["confusions"].values())
 
