@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pictures import encoded
 
+from keymix.cli import main
 from keymix.data import ImageData, Loader, load
 from keymix.errors import UserError
 
@@ -137,3 +138,16 @@ def test_without_it_the_error_tells_the_way_out(make_folder, side: int) -> None:
         load(f"folder:{root}")
     for words in ("002.png", "not an image", "--data.skip_corrupt true", "`keymix data check`"):
         assert words in str(caught.value)
+
+
+def test_commands_say_what_was_left_out(
+    make_folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_folder({"cat": 8, "dog": 8})
+    broken = sorted((root / "cat").iterdir())[3]
+    broken.write_bytes(b"")
+    words = ["--data", f"folder:{root}", "--epochs", "1", "--skip-corrupt"]
+    words += ["--model", "vit_micro_p4_32", "--data.image_size", "32"]
+    assert main(["train", "small_images_vit", *words, "--out", str(tmp_path / "run")]) == 0
+    expected = f"1 broken image is left out of data folder:{root} ({broken}: the file is empty)"
+    assert expected in " ".join(capsys.readouterr().err.split())

@@ -123,7 +123,7 @@ def compare(
     """
     from keymix.compare import gather, maps
     from keymix.mixers.registry import import_file
-    from keymix.train.model import device_of_this_machine, load_data
+    from keymix.train.model import device_of_this_machine, load_data, warn_of_left_out
 
     out = Path(out)
     watch: Watcher = progress or ignore
@@ -141,7 +141,7 @@ def compare(
     specs = choose_mixers(mixers, controls=controls)
     reference = choose_baseline(specs, baseline)
     watch(Event(kind="stage", text="loading the data"))
-    images = load_data(shared.data)
+    images = warn_of_left_out(load_data(shared.data))
     plan = make_plan(
         recipe=shared,
         data=images,

@@ -29,7 +29,13 @@ from keymix.train.checkpoints import AtomicCheckpointIO, standing, usable
 from keymix.train.environment import environment
 from keymix.train.folder import clear, is_done
 from keymix.train.lock import locked
-from keymix.train.model import build_model, device_of_this_machine, load_data, mixer_label
+from keymix.train.model import (
+    build_model,
+    device_of_this_machine,
+    load_data,
+    mixer_label,
+    warn_of_left_out,
+)
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
 from keymix.train.runs import Run, load_run
@@ -121,7 +127,7 @@ def train(
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
             return load_run(folder)
-        images = data if data is not None else load_data(recipe.data)
+        images = data if data is not None else warn_of_left_out(load_data(recipe.data))
         model = build_model(
             recipe,
             num_classes=len(images.classes),

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from keymix.errors import KeymixWarning
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
 if TYPE_CHECKING:
@@ -31,6 +33,19 @@ def load_data(config: DataConfig) -> ImageData:
         split_seed=config.split_seed,
         skip_corrupt=config.skip_corrupt,
     )
+
+
+def warn_of_left_out(data: ImageData) -> ImageData:
+    """Warn of broken images that ``skip_corrupt`` left out, before hours are spent without them."""
+    facts = data.record()
+    count, named = facts["left_out_count"], facts["left_out"][:3]
+    if count:
+        few = "; ".join(f"{item['id']}: {item['reason']}" for item in named)
+        more = f"; and {count - len(named)} more" if count > len(named) else ""
+        images = "1 broken image is" if count == 1 else f"{count} broken images are"
+        text = f"{images} left out of data {data.spec} ({few}{more})"
+        warnings.warn(text, KeymixWarning, stacklevel=2)
+    return data
 
 
 def mixer_label(config: ModelConfig) -> str | None:
