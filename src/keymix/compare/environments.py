@@ -34,6 +34,9 @@ def lines(found: Mapping[str, Any]) -> Lines:
     }
     if found.get("device", "cpu") != "cpu":
         told["device"] = f"{found['device']}, CUDA {found.get('cuda')}"
+    parts = [changes(lines(before), told) for before in found.get("earlier", ())]
+    if any(parts):
+        told["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
     return told
 
 

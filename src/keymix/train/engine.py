@@ -153,7 +153,19 @@ def _start(folder: Path, recipe: Recipe) -> None:
     (folder / files.NONFINITE).unlink(missing_ok=True)
     files.write_json(folder / files.RECIPE, recipe.to_dict())  # first: it makes the folder a run's
     files.make_folder(folder / files.CHECKPOINTS)
-    files.write_json(folder / files.ENVIRONMENT, environment())
+    files.write_json(folder / files.ENVIRONMENT, _environment(folder))
+
+
+def _environment(folder: Path) -> dict[str, object]:
+    """The environment, with those (``earlier``) in which a resumed run was trained before."""
+    now, path = environment(), folder / files.ENVIRONMENT
+    if not path.exists() or not any((folder / files.CHECKPOINTS).iterdir()):
+        return now
+    there = files.read_json(path)
+    earlier = there.pop("earlier", [])
+    if there != now:
+        earlier = [*earlier, there]
+    return now | ({"earlier": earlier} if earlier else {})
 
 
 def _fit(
