@@ -10,6 +10,7 @@ import torch
 from keymix import recipes
 from keymix.errors import UserError
 from keymix.train.model import build_model
+from keymix.train.nonfinite import Losses
 from keymix.train.recipe import replace_path
 from keymix.train.task import ClassificationTask
 
@@ -64,13 +65,14 @@ def test_head_is_a_lab_notebook(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_recipe_builds_and_takes_a_step(name: str) -> None:
+def test_recipe_builds_and_takes_a_step(name: str, tmp_path: Path) -> None:
     recipe = recipes.get(name)
     channels, side = (1, 12) if recipe.data.spec == "digits" else (3, recipe.data.image_size or 32)
     model = build_model(recipe, num_classes=10, in_chans=channels, image_size=(side, side))
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert count == PARAMETERS.get(name, count)
-    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=1)
+    losses = Losses(model, str, tmp_path, late=False)
+    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=1, losses=losses)
     made = task.configure_optimizers()
     optimizer = made["optimizer"] if isinstance(made, dict) else made
     before = model.head.weight.detach().clone()  # type: ignore[union-attr]
