@@ -387,25 +387,3 @@ def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
     read, told = files.read_weights(tmp_path / "0")
     assert told == facts
     assert all(torch.equal(read[name], state[name]) for name in state)
-
-
-def test_a_resumed_run_tells_where_its_earlier_parts_were_trained(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from keymix.compare.environments import lines
-
-    folder = tmp_path / "run"
-    here = engine.environment()
-    commits = iter(["a" * 40, "a" * 40, "b" * 40])
-    monkeypatch.setattr(engine, "environment", lambda: here | {"commit": next(commits)})
-    for step in (1, STEPS + 1):  # stopped twice, resumed with one commit and then with another
-        with during(step, signal.SIGINT), pytest.raises(Interrupted):
-            train(tiny, folder)
-    assert "earlier" not in files.read_json(folder / files.ENVIRONMENT)
-    train(tiny, folder)
-    told = files.read_json(folder / files.ENVIRONMENT)
-    assert told["commit"] == "b" * 40
-    assert [before["commit"] for before in told["earlier"]] == ["a" * 40]
-    assert lines(told)["resumed"] == (
-        "earlier parts of the run differ in commit (aaaaaaaaaa then, bbbbbbbbbb now)"
-    )

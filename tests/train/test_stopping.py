@@ -122,9 +122,11 @@ def test_stopped_comparison_saves_its_runs(
 ) -> None:
     out = tmp_path / "comparison"
     words = ["compare", *SMALL, "--mixers", "mhsa,ska", "--seeds", "1", "--processes", processes]
+    words += ["--limit", "1300", "--data.batch_size", "4"]  # epochs of some seconds
     command = Command(*words, "--out", str(out))
     commands.append(command)
     command.until(out, "epochs_00001.ckpt")
+    time.sleep(0.5)  # past the end of the epoch, where there is no step to save
     assert command.end(signum) == code
     line = told(command)
     assert signal.Signals(signum).name in line

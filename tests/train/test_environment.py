@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that was resumed elsewhere tells of all environments that it was trained in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keymix.compare.environments import lines
+from keymix.train import engine, files
+from keymix.train.engine import train
+from keymix.train.recipe import Recipe
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop(line: Mapping[str, Any]) -> None:
+    raise _Stop
+
+
+def test_a_resumed_run_tells_where_its_earlier_parts_were_trained(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    here = engine.environment()
+    commits = iter(["a" * 40, "a" * 40, "b" * 40])
+    monkeypatch.setattr(engine, "environment", lambda: here | {"commit": next(commits)})
+    for _ in range(2):  # resumed with the commit it began with, and then with another
+        with pytest.raises(_Stop):
+            train(tiny, folder, progress=_stop)
+    assert "earlier" not in files.read_json(folder / files.ENVIRONMENT)
+    train(tiny, folder)
+    told = files.read_json(folder / files.ENVIRONMENT)
+    assert told["commit"] == "b" * 40
+    assert [before["commit"] for before in told["earlier"]] == ["a" * 40]
+    assert lines(told)["resumed"] == (
+        "earlier parts of the run differ in commit (aaaaaaaaaa then, bbbbbbbbbb now)"
+    )
