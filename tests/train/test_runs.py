@@ -126,3 +126,19 @@ def test_data_with_unknown_classes_is_refused(done: Run, tmp_path: Path) -> None
             Image.new("L", (12, 12), 10 * i).save(tmp_path / name / f"{i}.png")
     with pytest.raises(UserError, match=r"cat, dog|channels"):
         evaluate(done, f"folder:{tmp_path}")
+
+
+def test_run_on_images_that_are_not_square_is_evaluated(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    for label, grey in (("dark", 40), ("light", 200)):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        for i in range(20):
+            image = Image.new("RGB", (16, 12), (grey + i,) * 3)
+            image.save(tmp_path / "set" / label / f"{i}.png")
+    spec = f"folder:{tmp_path / 'set'}"
+    recipe = replace_path(tiny_recipe, {"data.spec": spec, "schedule.epochs": 1})
+    run = train(recipe, tmp_path / "run")
+    assert run.summary["data"]["image_size"] == [12, 16]
+    told = evaluate(run)
+    assert {name: told[name] for name in run.summary["last"]["test"]} == run.summary["last"]["test"]

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 
-def load_data(config: DataConfig) -> ImageData:
+def load_data(config: DataConfig, *, image_size: int | tuple[int, int] | None = None) -> ImageData:
     """Load the images of a recipe.
+
+    Args:
+        config: Which.
+        image_size: Side, or height and width, in place of the recipe's, pixels.
 
     Raises:
         UserError: If the spec names no data, or the data is unfit.
@@ -27,7 +31,7 @@ def load_data(config: DataConfig) -> ImageData:
 
     return data.load(
         config.spec,
-        image_size=config.image_size,
+        image_size=config.image_size if image_size is None else image_size,
         limit=config.limit,
         val_fraction=config.val_fraction,
         split_seed=config.split_seed,

@@ -172,7 +172,8 @@ def _data_for(run: Run, seen: dict[str, Any], spec: str | None) -> tuple[ImageDa
     config = run.recipe.data
     if spec is not None and spec != config.spec:
         config = replace(config, spec=spec, limit=None)
-    data = load_data(replace(config, image_size=max(seen["image_size"])))
+    height, width = seen["image_size"]
+    data = load_data(config, image_size=(height, width))
     if data.in_chans != seen["in_chans"]:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
