@@ -162,3 +162,19 @@ def test_gpus_losses_are_looked_at_together(vary: Vary, tmp_path: Path) -> None:
     wild = vary({"optim.name": "sgd", "optim.lr": 1e30, "schedule.warmup_epochs": 0})
     with pytest.raises(UserError, match=r"step \d of epoch 1, .* of .*16 of the batch's 16 images"):
         train(wild, tmp_path / "run")
+
+
+def test_step_that_is_looked_at_later_holds_no_graph(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[bool] = []
+
+    def take(losses: Losses, step: Step) -> None:
+        held = [cell.cell_contents for cell in step.each.__closure__ or ()]
+        held += [step.loss, step.each()]
+        graphs.extend(t.requires_grad for t in held if isinstance(t, torch.Tensor))
+
+    monkeypatch.setattr(Losses, "take", take)
+    train(tiny, tmp_path / "run")
+    assert graphs
+    assert not any(graphs)

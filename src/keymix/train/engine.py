@@ -25,7 +25,7 @@ from torch import nn
 from keymix.errors import UserError, WriteError
 from keymix.train import files
 from keymix.train.callbacks import SAME_DATA, EpochRecord, Keeper, ProgressBar, batches_done
-from keymix.train.checkpoints import AtomicCheckpointIO, standing, usable
+from keymix.train.checkpoints import AtomicCheckpointIO, Checkpoint, standing, usable
 from keymix.train.environment import environment
 from keymix.train.folder import clear, is_done
 from keymix.train.lock import locked
@@ -197,9 +197,7 @@ def _fit(
         steps_per_epoch=len(train_loader),
         losses=Losses(model, data.train.ids, folder, late=device_of_this_machine().type != "cpu"),
     )
-    checkpoint, content = usable(folder)
-    if checkpoint is not None:
-        _same_data(folder, data, content["callbacks"][EpochRecord.__qualname__]["data"])
+    checkpoint = _resumed_from(folder, data)
     lines = files.read_metrics(
         folder / files.METRICS, epochs=0 if checkpoint is None else checkpoint.epochs
     )
@@ -222,6 +220,14 @@ def _fit(
             weights_only=True,
         )
     return record, task
+
+
+def _resumed_from(folder: Path, data: ImageData) -> Checkpoint | None:
+    """The checkpoint to go on from, of the same images; its content is not kept in memory."""
+    checkpoint, content = usable(folder)
+    if checkpoint is not None:
+        _same_data(folder, data, content["callbacks"][EpochRecord.__qualname__]["data"])
+    return checkpoint
 
 
 def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:

@@ -164,10 +164,10 @@ class ClassificationTask(pl.LightningModule):
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
+        answers = logits.detach()  # a step that is looked at later must not hold its graph
+
         def each() -> Tensor:
-            return F.cross_entropy(
-                logits.detach(), targets, label_smoothing=smoothing, reduction="none"
-            )
+            return F.cross_entropy(answers, targets, label_smoothing=smoothing, reduction="none")
 
         self.losses.take(
             Step(
