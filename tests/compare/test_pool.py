@@ -203,3 +203,22 @@ def test_log_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs" / "worker0.log").mkdir(parents=True)
     with pytest.raises(WriteError, match=r"worker0\.log"):
         pooled(tmp_path)
+
+
+def test_process_that_dies_within_a_line_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halved = tmp_path / "halved"
+    halved.write_text('#!/bin/sh\nread job\nprintf \'{"kind": "ep\'\nkill -9 $$\n')
+    halved.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(halved))
+    job = Job(mixer="softmax", seed=0, recipe=RECIPE, folder=tmp_path / "run")
+    failures = run_side_by_side(
+        [job],
+        processes=1,
+        threads=1,
+        imports=[],
+        logs=tmp_path / "runs",
+        watch=lambda event: None,
+    )
+    assert "by signal 9" in failures["softmax", 0]

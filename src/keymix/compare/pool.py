@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -306,7 +307,8 @@ class _Worker:
         answers: IO[str] | None = self._process.stdout
         if answers is not None:
             for line in answers:
-                events.put((self, json.loads(line)))
+                with suppress(json.JSONDecodeError):  # of a process killed within a line
+                    events.put((self, json.loads(line)))
         self._process.wait()
         events.put((self, None))
 
