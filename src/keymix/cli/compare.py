@@ -136,7 +136,11 @@ def _help() -> str:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", metavar="SPEC", help="digits, parquet:PATH or folder:PATH (default: digits)")
+    add(
+        "--data",
+        metavar="SPEC",
+        help="digits, folder:PATH or another of `keymix list data` (default: digits)",
+    )
     add("--model", metavar="NAME", help="a keymix model or a timm ViT (default: the recipe's)")
     add(
         "--mixers",

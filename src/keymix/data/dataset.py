@@ -157,7 +157,7 @@ def load(
     split, as in ImageNet). Classes with a single image stay in train.
 
     Args:
-        spec: ``digits``, ``folder:PATH`` or ``parquet:PATH`` (see `keymix.data.specs`).
+        spec: ``digits``, ``cifar10``, ``folder:PATH`` or another of `keymix.data.specs`.
         image_size: Pixels a side, or height and width. None: the common size if all images have the
             same, else 224.
         limit: Most images of train and validation together, a stratified choice; test is cut to the
