@@ -72,8 +72,15 @@ def test_on_another_machine_all_are_measured_again_and_it_is_said(tmp_path, meas
 
 def test_a_damaged_store_is_measured_anew_and_overwrite_forgets_it(tmp_path, measured):
     small(tmp_path / "out", controls=False)
-    (tmp_path / "out" / "costs.json").write_text('{"costs": []}', encoding="utf-8")
+    path = tmp_path / "out" / "costs.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    no_row = kept | {"costs": kept["costs"] | {"softmax": {"params": 1}}}
+    damaged = [{"costs": []}, kept | {"effort": {"rounds": 3}}, no_row]
+    for number, content in enumerate(damaged, 2):
+        path.write_text(json.dumps(content), encoding="utf-8")
+        small(tmp_path / "out", controls=False)
+        assert len(measured) == number
     small(tmp_path / "out", controls=False)
-    assert len(measured) == 2
+    assert len(measured) == 4  # a whole one serves
     small(tmp_path / "out", controls=False, overwrite=True)
-    assert len(measured) == 3
+    assert len(measured) == 5

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from keymix.data.sources.base import Faults, Source
 from keymix.data.sources.digits import open_source
 from keymix.data.splits import choose, digest, rest
 from keymix.data.streams import Stream
+from keymix.errors import UserError
 
 COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
@@ -101,3 +104,9 @@ def test_validation_serves_as_test_where_there_is_no_test(digits: Source) -> Non
     assert parts["test"].origin == "val"
     assert parts["val"].origin == "train"
     assert any(note.startswith("test = the source's validation") for note in notes)
+
+
+def test_a_validation_that_leaves_nothing_to_learn_from_is_refused(digits: Source) -> None:
+    whole = replace(digits, val=digits.train, test=digits.train)
+    with pytest.raises(UserError, match="none is left for train"):
+        carve(whole, "x", 40, 0.999, 0)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from keymix.compare import environments
 from keymix.compare.costs import BATCH_SIZE, Effort, costs, counted
-from keymix.compare.folder import COSTS
+from keymix.compare.folder import COSTS, MEASURED_COLUMNS
 from keymix.compare.plan import Plan
 from keymix.errors import UserError
 
 Table = dict[str, dict[str, Any]]
+_COLUMNS = {"params", "macs", *MEASURED_COLUMNS}
 
 
 def settled(
@@ -120,10 +121,21 @@ def _read(path: Path) -> dict[str, Any] | None:
         kept = read_json(path)
     except UserError:
         return None
-    whole = {"setting", "effort", "costs"} <= kept.keys() and all(
-        isinstance(part, dict) for part in kept.values()
+    return kept if _is_whole(kept) else None
+
+
+def _is_whole(kept: Mapping[str, Any]) -> bool:
+    """Whether a store has all that is read of it, as this version writes it."""
+    if not {"setting", "effort", "costs"} <= kept.keys():
+        return False
+    if not all(isinstance(kept[part], dict) for part in ("setting", "effort", "costs")):
+        return False
+    rows = kept["costs"].values()
+    return (
+        str(kept["setting"].get("threads")).isdigit()
+        and kept["effort"].keys() == {field.name for field in fields(Effort)}
+        and all(isinstance(row, dict) and row.keys() >= _COLUMNS for row in rows)
     )
-    return kept if whole else None
 
 
 def _how(kept: Mapping[str, Any], table: Table) -> dict[str, Any]:

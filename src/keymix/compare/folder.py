@@ -17,6 +17,9 @@ from keymix.errors import UserError
 RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
 RUNS, LOCK = "runs", ".lock"
 
+MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
+"""Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
+
 COLUMNS = (
     "mixer",
     "seed",
@@ -26,12 +29,8 @@ COLUMNS = (
     "value",
     "params",
     "macs",
-    "latency_ms",
-    "images_per_s",
-    "peak_mib",
+    *MEASURED_COLUMNS,
 )
-MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
-"""Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
 
 
 def claim(
@@ -157,10 +156,11 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file whole or not at all; what UTF-8 cannot hold of a file's name is escaped."""
     from keymix.train.files import write_atomically
 
-    write_atomically(path, lambda stream: stream.write(text.encode("utf-8")))
+    content = text.encode("utf-8", "backslashreplace")
+    write_atomically(path, lambda stream: stream.write(content))
 
 
 def write_csv(path: Path, record: Mapping[str, Any]) -> None:

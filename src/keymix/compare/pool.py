@@ -337,12 +337,12 @@ class _Worker:
         self._process.terminate()
 
     def ended_in_order(self, deadline: float) -> bool:
-        """Wait for the process to end after a save."""
+        """Wait for the process to end after a save, or at once where no run has begun in it."""
         try:
             code = self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return False
-        return code == 128 + signal.SIGTERM
+        return code in (128 + signal.SIGTERM, -signal.SIGTERM)
 
     def obituary(self) -> str:
         """Say how the process ended, with the last line of its log."""

@@ -88,7 +88,7 @@ def carve(
         notes.append("validation = the source's validation split")
         if limit is not None:
             val = val.keep(splits.choose(val.labels, number, seed=seed, stream=Stream.LIMIT))
-            budget = min(limit - len(val.rows), len(train.rows))
+            budget = max(0, min(limit - len(val.rows), len(train.rows)))
     if budget < len(train.rows):
         train = train.keep(splits.choose(train.labels, budget, seed=seed, stream=Stream.LIMIT))
     if val is None:
@@ -100,7 +100,7 @@ def carve(
             train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
         )
         train, val = train.without(chosen), train.keep(chosen)
-    for name, part in (("validation", val), ("test", test)):
+    for name, part in (("train", train), ("validation", val), ("test", test)):
         if not len(part.rows):
             raise UserError(
                 f"data {spec}: too few images a class: none is left for {name}. Add images."

@@ -75,7 +75,8 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that became read-only: the lock itself goes with us
+            path.unlink(missing_ok=True)
         _close(descriptor)
         with suppress(OSError):
             for place in made:
