@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,22 @@ def test_long_work_is_told_where_there_is_no_terminal(
     monkeypatch.setattr("keymix.cli.data._SILENCE", 0.0)
     _, _, err = run(capsys, "check", str(photos))
     assert "24 of 24 images checked" in err
+
+
+def _name_that_is_no_utf8(photos: Path) -> None:
+    try:
+        (photos / "cat" / os.fsdecode(b"\xff.png")).write_bytes(b"x")
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 only")
+
+
+def test_a_name_that_is_no_utf8_is_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _name_that_is_no_utf8(photos)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
+    report = photos.with_name("report.json")
+    assert main(["data", "check", str(photos), "--out", str(report)]) == 1
+    sys.stdout.flush()
+    assert b"cat/\\udcff.png: not an image" in written.getvalue()
+    (finding,) = json.loads(report.read_text(encoding="utf-8"))["findings"]
+    assert finding["where"][0]["id"] == str(photos / "cat" / "\udcff.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from few_digits import brittle, small
 
 from keymix.cli import main
+from keymix.compare.folder import write_json
 from keymix.compare.rebuild import rebuild
 from keymix.compare.run import Comparison
 from keymix.errors import UserError
@@ -231,3 +233,9 @@ def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
     told = json.loads(capsys.readouterr().out)
     assert len(told["missing"]) == 5
     assert {"mixer": "identity", "seed": 0, "reason": "it has not started"} in told["missing"]
+
+
+def test_a_name_that_is_no_utf8_is_written_and_read_again(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    write_json(tmp_path / "results.json", {"classes": [name]})
+    assert json.loads((tmp_path / "results.json").read_text("utf-8")) == {"classes": [name]}

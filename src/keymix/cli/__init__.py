@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SIGINT (Ctrl-C), or 143 after SIGTERM.
     """
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0

@@ -76,7 +76,7 @@ def _check(argv: list[str]) -> int:
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
         try:
-            target.write_text(text + "\n", encoding="utf-8")
+            target.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UserError(f"cannot write --out {given.out!r}: {error.strerror}.") from None
     if given.json:

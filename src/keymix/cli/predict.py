@@ -96,6 +96,6 @@ def _write(text: str, target: Path | None) -> None:
         console.say(text.rstrip("\n"))
         return
     try:
-        target.write_text(text, encoding="utf-8")
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(f"cannot write --out {str(target)!r}: {error.strerror}.") from None
