@@ -162,6 +162,27 @@ def test_eval_repeats_the_runs_test(trained: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["digits", "test", "best"]
 
 
+def test_eval_warns_of_images_that_changed_since(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k, name in enumerate(("cat", "dog")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            image = Image.new("RGB", (8, 8), (100 * k, 10 * i, 50))
+            image.save(tmp_path / "photos" / name / f"{i:02d}.png")
+    data, out = f"folder:{tmp_path / 'photos'}", str(tmp_path / "run")
+    small = ["--data.image_size", "8", "--model.options.depth", "1", "--epochs", "1"]
+    assert main(["train", "small_images_vit", "--data", data, *small, "--out", out]) == 0
+    assert main(["eval", out]) == 0
+    assert "are not those" not in capsys.readouterr().err
+    Image.new("RGB", (8, 8), "white").save(tmp_path / "photos" / "cat" / "new.png")
+    assert main(["eval", out]) == 0
+    assert "the images of data folder:" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert main(["eval", out, "--split", "train", "--data", data]) == 0
+    assert "may have been trained on" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.folder import run_folder
 from keymix.train.model import build_model, device_of_this_machine, load_data
@@ -186,8 +187,17 @@ def _data_for(run: Run, seen: dict[str, Any], spec: str | None) -> tuple[ImageDa
             f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
             f"{', '.join(seen['classes'][:10])}."
         )
+    if spec in (None, run.recipe.data.spec) and _changed(seen, data.record()):
+        told = f"the images of data {data.spec} are not those that the run was trained with: "
+        told += "what is scored may have been trained on"
+        warnings.warn(told, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
     return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
+
+
+def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether images, labels or splits differ from the record of the training."""
+    return any(seen.get(key) != now[key] for key in ("fingerprint", "index_sha256"))
 
 
 def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]:
