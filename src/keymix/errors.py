@@ -65,3 +65,15 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
     else:
         remedy = f"There are {len(known)}; `keymix list` shows them."
     return UserError(f"unknown {kind} {name!r}. {remedy}")
+
+
+def one_line(text: str) -> str:
+    """Show control characters, such as a name may hold, as escapes: nothing drives a terminal.
+
+    Args:
+        text: Any text.
+    """
+    if text.isprintable():
+        return text
+    controls = [*range(0x20), *range(0x7F, 0xA0)]
+    return text.translate({code: repr(chr(code))[1:-1] for code in controls})

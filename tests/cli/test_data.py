@@ -128,3 +128,18 @@ def test_a_name_that_is_no_utf8_is_told(photos: Path, monkeypatch: pytest.Monkey
     assert b"cat/\\udcff.png: not an image" in written.getvalue()
     (finding,) = json.loads(report.read_text(encoding="utf-8"))["findings"]
     assert finding["where"][0]["id"] == str(photos / "cat" / "\udcff.png")
+
+
+def test_names_with_control_characters_drive_no_terminal(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "br\nok\x1b[2Jen.png"
+    (photos / "cat" / name).write_bytes(b"x")
+    assert main(["data", "check", str(photos)]) == 1
+    told = capsys.readouterr().out
+    assert r"br\nok\x1b[2Jen.png: not an image" in told
+    assert "\x1b" not in told
+    assert main(["train", "digits_vit", "--data", f"folder:{photos}", "--out", "x"]) == 2
+    told = capsys.readouterr().err
+    assert r"br\nok\x1b[2Jen.png" in told
+    assert len(told.splitlines()) == 1

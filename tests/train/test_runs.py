@@ -105,6 +105,7 @@ def test_prediction_of_files_repeats_the_runs_own(done: Run, tmp_path: Path) -> 
 def test_broken_image_is_named_and_the_others_answered(done: Run, tmp_path: Path) -> None:
     _digit_files(done, tmp_path, 3)
     (tmp_path / "broken.png").write_bytes(b"\x89PNG not really")
+    (tmp_path / "._000.png").write_bytes(b"a Mac's notes")  # hidden: left out, as in training
     answers = predict(done, [tmp_path], top=2)
     errors = [answer for answer in answers if answer.error is not None]
     assert [Path(answer.path).name for answer in errors] == ["broken.png"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from keymix._version import __version__
-from keymix.errors import Interrupted, KeymixWarning, UserError, unknown
+from keymix.errors import Interrupted, KeymixWarning, UserError, one_line, unknown
 from keymix.train.signals import interruptible
 
 VERBS = {
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = importlib.import_module(f"keymix.cli.{verb}")
             return int(command.main(rest))
     except UserError as error:
-        sys.stderr.write(f"keymix: error: {error}\n")
+        sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")
         return 2
     except KeyboardInterrupt as stop:
         told = str(stop) or f"interrupted; {_AGAIN}"
@@ -92,7 +92,7 @@ def _told_in_one_line() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, KeymixWarning):
-            sys.stderr.write(f"keymix: warning: {message}\n")
+            sys.stderr.write(f"keymix: warning: {one_line(str(message))}\n")
         else:
             others(message, category, *place, **more)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from keymix.errors import one_line
+
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
@@ -37,6 +39,7 @@ def table(
         title: A line above the table, shown at a terminal only.
         left: How many leading columns are text (left-aligned); the others are numbers.
     """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     if not out.is_terminal:
         for row in (columns, *rows):
             out.file.write("\t".join(row) + "\n")  # rich would turn tabs into spaces

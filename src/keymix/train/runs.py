@@ -226,15 +226,17 @@ def _relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[Imag
 def image_files(paths: Iterable[str | Path]) -> list[Path]:
     """The image files that paths mean: files as they are, folders searched with all below.
 
+    Hidden files in folders are left out, as in training.
+
     Raises:
         UserError: If a path does not exist, or a folder holds no image.
     """
-    from keymix.data.sources.folder import SUFFIXES
+    from keymix.data.sources.folder import is_image
 
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            inside = sorted(p for p in path.rglob("*") if is_image(p.name) and p.is_file())
             if not inside:
                 raise UserError(f"the folder {str(path)!r} holds no images.")
             found += inside
