@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes in commands as they are made: the words, and the one line that answers them.
+
+``python tests/cli/test_bad_commands.py`` prints the table of `docs/reliability.md`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from keymix.cli import main
+
+ROWS = (
+    ("train digit_vit", "unknown recipe 'digit_vit'. Did you mean 'digits_vit'?"),
+    (
+        "train digits_vit --optm.lr 1e-3",
+        "unknown option '--optm.lr'. Did you mean '--optim.lr' or '--optim.clip_grad' or "
+        "'--optim.name'?",
+    ),
+    (
+        "train digits_vit --optim.lr fast",
+        "option --optim.lr 'fast': Expected a float. Got value: fast.",
+    ),
+    ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
+    (
+        "train digits_vit --optim.name adamv",
+        "unknown optimiser 'adamv'. Did you mean 'adam' or 'radam' or 'nadam'?",
+    ),
+    (
+        "train digits_vit --mixer skaa",
+        "unknown mixer 'skaa'. Did you mean 'ska' or 'cska' or 'mhsa'?",
+    ),
+    (
+        "train digits_vit --mixer 'ska(activation=rellu)'",
+        "mixer 'static_key': activation='rellu' is not one of softmax, gelu, relu, star_relu",
+    ),
+    (
+        "train digits_vit --model vit_nanno",
+        "unknown model 'vit_nanno'. Did you mean 'vit_nano_p4_12' or 'vit_nano_p2_12' or "
+        "'convnext_nano'?",
+    ),
+    ("train digits_vit --epochs 0", "schedule.epochs = 0: must be 1 or more."),
+    (
+        "train digits_vit --augment.rand_augment 2,99",
+        "augment.rand_augment=(2, 99) is not operations (0 or more) and magnitude (0 to 30), such "
+        "as 2,9.",
+    ),
+    (
+        "train digits_vit --out notes",
+        "the folder 'notes' is not empty and holds no run: name another with --out.",
+    ),
+    ("compare --seeds 0", "seeds=0 must be at least 1"),
+    (
+        "compare --mixers ska --no-controls",
+        "only 'static_key' to compare. Name at least two mixers.",
+    ),
+    (
+        "compare --out notes",
+        "the folder 'notes' is not empty and holds no comparison. Name another with --out.",
+    ),
+    (
+        "report nothere",
+        "there is no folder 'nothere'. Name the one given as --out to keymix compare.",
+    ),
+    (
+        "report notes",
+        "'notes' holds no comparison: it has no comparison.json. Name the folder given as --out to "
+        "keymix compare.",
+    ),
+    ("eval notes", "'notes' is no run's folder: it holds no recipe.json."),
+)
+
+
+def table() -> str:
+    """The rows as a table in Markdown."""
+    rows = [f"| `{command}` | `{answer}` |" for command, answer in ROWS]
+    return "\n".join(["| `keymix` … | answered |", "|---|---|", *rows]) + "\n"
+
+
+@pytest.mark.parametrize(("command", "answer"), ROWS, ids=[command for command, _ in ROWS])
+def test_the_line_is_as_the_table_says(
+    command: str,
+    answer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    assert main(shlex.split(command)) == 2
+    assert capsys.readouterr().err.replace("`", "") == f"keymix: error: {answer}\n"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine.txt", "notes"]
+
+
+def test_the_page_holds_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reliability.md"
+    assert table() in page.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
