@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes in commands as they are made: the words, and the one line that answers them.
 
-``python tests/cli/test_bad_commands.py`` prints the table of `docs/reliability.md`.
+``python tests/cli/test_bad_commands.py`` prints the table of `docs/reliability.md`. Lines that come
+from other libraries' words or lists are left out: they change with those.
 """
 
 from __future__ import annotations
@@ -21,15 +22,7 @@ ROWS = (
         "unknown option '--optm.lr'. Did you mean '--optim.lr' or '--optim.clip_grad' or "
         "'--optim.name'?",
     ),
-    (
-        "train digits_vit --optim.lr fast",
-        "option --optim.lr 'fast': Expected a float. Got value: fast.",
-    ),
     ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
-    (
-        "train digits_vit --optim.name adamv",
-        "unknown optimiser 'adamv'. Did you mean 'adam' or 'radam' or 'nadam'?",
-    ),
     (
         "train digits_vit --mixer skaa",
         "unknown mixer 'skaa'. Did you mean 'ska' or 'cska' or 'mhsa'?",
@@ -37,11 +30,6 @@ ROWS = (
     (
         "train digits_vit --mixer 'ska(activation=rellu)'",
         "mixer 'static_key': activation='rellu' is not one of softmax, gelu, relu, star_relu",
-    ),
-    (
-        "train digits_vit --model vit_nanno",
-        "unknown model 'vit_nanno'. Did you mean 'vit_nano_p4_12' or 'vit_nano_p2_12' or "
-        "'convnext_nano'?",
     ),
     ("train digits_vit --epochs 0", "schedule.epochs = 0: must be 1 or more."),
     (
