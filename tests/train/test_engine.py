@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from settings import EVERYTHING
 
 from keymix.errors import UserError
 from keymix.train import files
@@ -116,16 +117,6 @@ def test_same_seed_same_weights_other_seed_others(vary: Vary, tmp_path: Path) ->
 
 
 PLAIN: dict[str, Any] = {}
-EVERYTHING: dict[str, Any] = {
-    "ema": 0.9,
-    "optim.accumulate": 2,
-    "optim.clip_grad": 1.0,
-    "loss.mixup": 0.4,
-    "loss.cutmix": 1.0,
-    "loss.label_smoothing": 0.1,
-    "model.drop_path": 0.1,
-    "augment.erasing": 0.5,
-}
 
 
 @pytest.mark.parametrize("overrides", [PLAIN, EVERYTHING], ids=["plain", "everything"])

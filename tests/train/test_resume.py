@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from settings import EVERYTHING
 
 from keymix.cli import main
 from keymix.errors import Interrupted, KeymixWarning, UserError
@@ -26,16 +27,6 @@ from keymix.train.task import ClassificationTask
 
 Vary = Callable[[dict[str, Any]], Recipe]
 STEPS = 5  # an epoch of the tiny run
-EVERYTHING: dict[str, Any] = {
-    "ema": 0.9,
-    "optim.accumulate": 2,
-    "optim.clip_grad": 1.0,
-    "loss.mixup": 0.4,
-    "loss.cutmix": 1.0,
-    "loss.label_smoothing": 0.1,
-    "model.drop_path": 0.1,
-    "augment.erasing": 0.5,
-}
 
 
 def traces(folder: Path) -> tuple[bytes, bytes, list[dict[str, Any]]]:
