@@ -7,45 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer, get_init_weights_vit
-from torch import Tensor, nn
+from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place
+from keymix.hosts.hosted import HostedMixer
 from keymix.mixers.base import Site, TokenMixer
-
-
-class HostedMixer(nn.Module):
-    """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer."""
-
-    def __init__(self, mixer: TokenMixer, place: Place) -> None:
-        super().__init__()
-        self.mixer = mixer
-        self.place = place  # what the host itself says, for the next mixer put here
-
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Mix the tokens; a boolean mask (True: may attend) becomes an additive one.
-
-        Raises:
-            UserError: If asked for causal attention, or for a mask the mixer cannot honour.
-        """
-        if is_causal:
-            raise UserError("mixers on images are not causal; call the model with is_causal=False")
-        if attn_mask is None:
-            out: Tensor = self.mixer(x)
-            return out
-        if not self.mixer.claims.maskable:
-            raise UserError(f"mixer {self.mixer.mixer_name!r} cannot honour an attention mask")
-        if attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(
-                ~attn_mask, -torch.inf
-            )
-        masked: Tensor = self.mixer(x, bias=attn_mask)
-        return masked
 
 
 class TimmViT(Host):

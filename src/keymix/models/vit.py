@@ -9,19 +9,17 @@ temperature, masked diagonal). Dropout rates are the recipe's, not the model's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.models.family import MixerModel, base_cfg, register_variants
 
 
-class MixerVisionTransformer(VisionTransformer):
+class MixerVisionTransformer(MixerModel, VisionTransformer):
     """timm's VisionTransformer with a token mixer in every block, at ``blocks.<i>.attn.mixer``.
 
     The backbone's weights are drawn before the mixers', so at one seed they are equal whatever
@@ -34,6 +32,8 @@ class MixerVisionTransformer(VisionTransformer):
         shifted_patches: Embed patches with their shifted copies.
         timm: Arguments of timm's VisionTransformer.
     """
+
+    patch_embed: Any  # timm's
 
     def __init__(
         self,
@@ -48,13 +48,6 @@ class MixerVisionTransformer(VisionTransformer):
             timm["embed_layer"] = ShiftedPatchEmbed
         super().__init__(**timm)
         put_mixers(self, mixer, mixer_options, defaults=mixer_defaults)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that weight decay leaves alone: timm's, and what the mixers name."""
-        names = set(super().no_weight_decay())
-        for path, mixer in find_mixers(self).items():
-            names |= {f"{path}.{name}" for name in mixer.no_weight_decay()}
-        return names
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Change the image size, as timm's; refused where a mixer's weights are tied to the grid.
@@ -133,59 +126,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _cfg(name: str) -> dict[str, Any]:
-    side = VARIANTS[name]["img_size"]
-    channels = VARIANTS[name].get("in_chans", 3)
-    return {
-        "url": "",
-        "num_classes": 10,
-        "input_size": (channels, side, side),
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5,) * channels,
-        "std": (0.5,) * channels,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "apache-2.0",
-    }
-
-
-default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in VARIANTS})
-
-
-def _arguments(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Lay what was given over a variant's row.
-
-    Options for the row's own mixer join those of the row; another mixer leaves them behind.
-    """
     row = VARIANTS[name]
-    arguments = {"num_classes": 10, **row, **given}
-    options = given.get("mixer_options")
-    if given.get("mixer") is not None:
-        arguments["mixer_options"] = options
-    elif isinstance(options, Mapping):
-        arguments["mixer_options"] = {**row.get("mixer_options", {}), **options}
-    return arguments
+    return base_cfg(
+        row["img_size"],
+        row.get("in_chans", 3),
+        first_conv="patch_embed.proj",
+        classifier="head",
+    )
 
 
-def _register(name: str) -> None:
-    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        model: nn.Module = build_model_with_cfg(
-            MixerVisionTransformer,
-            name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **_arguments(name, kwargs),
-        )
-        return model
-
-    entry.__name__ = entry.__qualname__ = name
-    entry.__module__ = __name__
-    entry.__doc__ = f"{name}: see the table of variants in this module."
-    register_model(entry)
-
-
-for _name in VARIANTS:
-    _register(_name)
+register_variants(
+    __name__,
+    MixerVisionTransformer,
+    VARIANTS,
+    cfg=_cfg,
+    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    filter_fn=checkpoint_filter_fn,
+)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all families of models share: rows of variants become timm models by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from keymix.hosts.base import find_mixers
+
+Row = Mapping[str, Any]
+
+
+class MixerModel(nn.Module):
+    """Mix-in, before a timm class, for models that host mixers."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that weight decay leaves alone: the family's own, and what the mixers name."""
+        family = getattr(super(), "no_weight_decay", None)
+        names = set(family()) if family is not None else set()
+        for path, mixer in find_mixers(self).items():
+            names |= {f"{path}.{name}" for name in mixer.no_weight_decay()}
+        return names
+
+
+def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
+    """Return timm's description of a model that has no weights of its own to download.
+
+    Args:
+        img_size: Side of the images it was made for, pixels.
+        in_chans: Their channels.
+        more: What the family says apart from that, such as ``first_conv`` and ``classifier``.
+    """
+    return {
+        "url": "",
+        "num_classes": 10,
+        "input_size": (in_chans, img_size, img_size),
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5,) * in_chans,
+        "std": (0.5,) * in_chans,
+        "license": "apache-2.0",
+        **more,
+    }
+
+
+def lay_over(row: Row, given: Row) -> dict[str, Any]:
+    """Lay what a user gave over a variant's row.
+
+    Options for the row's own mixer join those of the row; another mixer leaves them behind.
+    """
+    arguments = {**row, **given}
+    options = given.get("mixer_options")
+    if given.get("mixer") is not None:
+        arguments["mixer_options"] = options
+    elif isinstance(options, Mapping):
+        own = row.get("mixer_options")
+        arguments["mixer_options"] = {**own, **options} if isinstance(own, Mapping) else options
+    return arguments
+
+
+def register_variants(
+    module: str,
+    build: Callable[..., nn.Module],
+    variants: Mapping[str, Row],
+    *,
+    cfg: Callable[[str], dict[str, Any]],
+    feature_cfg: Mapping[str, Any],
+    filter_fn: Callable[..., Any] | None = None,
+) -> None:
+    """Register every row of a family's table in timm, under its name.
+
+    timm looks for the descriptions in the module, so they are left there as ``default_cfgs``.
+
+    Args:
+        module: ``__name__`` of the family's module.
+        build: The family's class.
+        variants: Name to the arguments of the class.
+        cfg: Makes a name's description, see :func:`base_cfg`.
+        feature_cfg: How timm makes a feature extractor of the model (``features_only=True``).
+        filter_fn: Makes a checkpoint's tensors fit the model, as timm calls it.
+    """
+    described = {f"{name}.untrained": cfg(name) for name in variants}
+    vars(sys.modules[module])["default_cfgs"] = generate_default_cfgs(described)
+
+    def register(name: str, row: Row) -> None:
+        classes = cfg(name)["num_classes"]
+
+        def entry(pretrained: bool = False, **given: Any) -> nn.Module:
+            model: nn.Module = build_model_with_cfg(
+                build,
+                name,
+                pretrained,
+                pretrained_filter_fn=filter_fn,
+                feature_cfg=dict(feature_cfg),
+                **{"num_classes": classes, **lay_over(row, given)},
+            )
+            return model
+
+        entry.__name__ = entry.__qualname__ = name
+        entry.__module__ = module
+        entry.__doc__ = f"{name}: see the table of variants in this module."
+        register_model(entry)
+
+    for name, row in variants.items():
+        register(name, row)
