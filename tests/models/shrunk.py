@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every registered model, made small enough to run in a test: one line a family."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from timm.models import get_pretrained_cfg
+from torch import nn
+
+from keymix.models import create_model
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family's models are made small, and what is known of them then.
+
+    Attributes:
+        options: Arguments that make any model of the family small.
+        wide: Options of a mixer that stand for those of a ``_wide`` row.
+        blocks: Blocks that host a mixer in the small model.
+        image: Height and width in pixels of its images; the model's own if None.
+        path: Pattern of the paths of its mixers, which checkpoints rely on.
+        head: Path of the last layer.
+    """
+
+    options: dict[str, Any]
+    wide: dict[str, Any]
+    blocks: int
+    image: tuple[int, int] | None = None
+    path: str = r"blocks\.\d+\.attn\.mixer"
+    head: str = "head"
+
+
+FAMILIES: dict[str, Family] = {
+    "vit": Family(
+        options={"embed_dim": 16, "depth": 4, "num_heads": 2},
+        wide={"num_heads": 3, "head_dim": 8},
+        blocks=4,
+    ),
+}
+
+
+def family_of(name: str) -> Family:
+    """The family a model belongs to: that of the module whose table of variants names it."""
+    for short, family in FAMILIES.items():
+        if name in sys.modules[f"keymix.models.{short}"].VARIANTS:
+            return family
+    pytest.fail(f"{name} has no line in tests/models/shrunk.py")
+
+
+def arguments(name: str, **options: Any) -> dict[str, Any]:
+    """What makes the model of this name small."""
+    family = family_of(name)
+    size = {"img_size": family.image} if family.image else {}
+    wide = {"mixer_options": family.wide} if name.endswith("_wide") else {}
+    return {**family.options, **size, **wide, **options}
+
+
+def shrunk(name: str, **options: Any) -> nn.Module:
+    """The model as named, but small."""
+    return create_model(name, **arguments(name, **options))
+
+
+def images(name: str, count: int = 2, seed: int = 1) -> torch.Tensor:
+    """Images for the small model of this name."""
+    cfg = get_pretrained_cfg(name)
+    assert cfg is not None
+    channels, *own = cfg.input_size
+    height, width = family_of(name).image or own
+    noise = torch.Generator().manual_seed(seed)
+    return torch.randn(count, channels, height, width, generator=noise)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every registered model on every device, in every precision and batch it will meet."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from shrunk import images, shrunk
+
+from keymix.mixers.registry import list_mixers
+from keymix.models import create_model, list_models
+from mixer_cases import gradients, stir
+from tolerances import close
+
+every_model = pytest.mark.parametrize("name", list_models())
+
+
+@every_model
+def test_it_builds_without_memory(name: str) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    assert all(t.is_meta for t in model.state_dict().values())
+    assert all(t.is_meta for t in model.buffers())
+
+
+@every_model
+def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> None:
+    model = shrunk(name).double().eval()
+    stir(model)
+    x = images(name, count=3).double()
+    y = model(x)
+    for i in range(3):
+        close(model(x[i : i + 1]), y[i : i + 1])
+
+
+@every_model
+def test_it_trains_in_bfloat16(name: str) -> None:
+    model = shrunk(name).bfloat16().train()
+    y = model(images(name, count=3).bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert torch.isfinite(y).all()
+    y.float().square().sum().backward()
+    bad = [k for k, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert bad == []
+
+
+@every_model
+def test_bfloat16_is_near_float32(name: str) -> None:
+    model = shrunk(name).eval()
+    stir(model)
+    x = images(name, count=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(x).detach()
+    wanted = model(x)
+    assert not torch.equal(rounded.float(), wanted)
+    wanted = wanted.detach()
+    scale = max(1.0, float(wanted.abs().max()))
+    assert float((rounded.float() - wanted).abs().max()) / scale < 0.2  # 4 blocks of 8 bits
+
+
+def checkpointing_changes_nothing(model: torch.nn.Module, x: torch.Tensor) -> None:
+    other = copy.deepcopy(model)
+    other.set_grad_checkpointing()
+    y, grads = gradients(model, x)
+    again, repeated = gradients(other, x)
+    close(again, y)
+    for key, grad in grads.items():
+        if not grad.isnan().any():  # a blind class token leaves nothing to compare
+            close(repeated[key], grad)
+
+
+@every_model
+def test_checkpointing_changes_neither_output_nor_gradients(name: str) -> None:
+    model = shrunk(name).double().train()
+    stir(model)
+    checkpointing_changes_nothing(model, images(name).double())
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_checkpointing_is_open_to_every_mixer(mixer: str) -> None:
+    model = create_model("vit_nano_p2_12", mixer=mixer, embed_dim=8, num_heads=2).double()
+    stir(model)
+    checkpointing_changes_nothing(model, images("vit_nano_p2_12").double())
+
+
+@every_model
+@pytest.mark.parametrize("training", [True, False])
+def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: bool) -> None:
+    """In training and in inference; the tracer alone decides, so that no kernels are made."""
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    model = shrunk(name).train(training)
+    stir(model)
+    x = images(name)
+    with torch.no_grad():
+        wanted = copy.deepcopy(model)(x)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    try:
+        with torch.set_grad_enabled(training):
+            close(compiled(x), wanted)
+    finally:
+        torch.compiler.reset()
