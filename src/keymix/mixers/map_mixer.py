@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.mixers.backends import choose, own_step
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
@@ -141,7 +142,7 @@ class MapMixer(TokenMixer):
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
         self.backend = backend
-        self._own_step = _own_step(type(self))
+        self._own_step = own_step(type(self))
         MapMixer.reset_parameters(self)
 
     @property
@@ -358,35 +359,13 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        against = self.plain_softmax or self._own_step
-        if self.backend == "reference":
-            return BackendChoice("reference", "asked for by name")
-        if self.backend == "sdpa":
-            if against is not None:
-                raise UserError(f"backend='sdpa' cannot run here: {against}")
-            return BackendChoice("sdpa", "asked for by name")
-        if self.backend != "auto":
-            raise UserError(
-                f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
-                "'auto', 'reference' or 'sdpa'"
-            )
-        if against is not None:
-            return BackendChoice("reference", against)
-        on_cpu = device is None or device.type == "cpu"
-        if on_cpu and self.training and self.attn_drop_p > 0:
-            return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
-        return BackendChoice("sdpa", "the map is a plain softmax of a product")
-
-
-def _own_step(cls: type[MapMixer]) -> str | None:
-    """Why a subclass is no plain softmax though it does not say so itself: a step it overrides."""
-    for each in cls.__mro__:
-        if "plain_softmax" in vars(each):  # whoever answers for these steps
-            break
-        for step in ("logits", "activate", "mix_after", "maps"):
-            if step in vars(each):
-                return f"{each.__name__} has {step}() of its own"
-    return None
+        return choose(
+            self.backend,
+            self.mixer_name,
+            self.plain_softmax or self._own_step,
+            dropping=self.training and self.attn_drop_p > 0,
+            device=device,
+        )
 
 
 def _talk(maps: Tensor, mix: nn.Linear) -> Tensor:
