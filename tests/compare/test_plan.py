@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from keymix.compare.match import nearest
 from keymix.compare.plan import (
     Plan,
     choose_baseline,
@@ -16,11 +15,11 @@ from keymix.compare.plan import (
     choose_seeds,
     make_plan,
     meta_builder,
-    trainable,
 )
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.mixers.registry import get_mixer_class
+from keymix.models.match import nearest, trainable
 from keymix.train.recipe import Recipe
 
 

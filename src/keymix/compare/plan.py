@@ -233,11 +233,6 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
     return build
 
 
-def trainable(model: nn.Module) -> int:
-    """Count the trainable parameters."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
 def make_plan(
     *,
     recipe: Recipe,
@@ -254,7 +249,7 @@ def make_plan(
     Raises:
         UserError: If a model cannot be built, or the recipe's readout starves a mixer.
     """
-    from keymix.compare.match import matched
+    from keymix.models.match import matched, trainable
 
     if match not in (None, "params"):
         raise unknown("match", str(match), ["params"])
@@ -279,7 +274,7 @@ def make_plan(
     for spec in specs:
         note, chosen, params = "", spec, trainable(models[spec.label])
         if match == "params" and spec != baseline and not spec.control:
-            found = matched(spec, target, build, models[spec.label])
+            found = matched(spec, target, build, models[spec.label], baseline)
             note, chosen, params = found.note, found.spec, found.params
         entrants.append(
             Entrant(
@@ -305,8 +300,15 @@ def make_plan(
 
 
 def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:
-    """Whether a class token of the built model hears of the image; options may decide it."""
+    """Whether the class token of the built model hears of the image; options may decide it.
+
+    Where no mixer sits among prefix tokens there is nothing to hear: Swin and MetaFormer have no
+    class token, and CaiT's meets the patches in layers of its own.
+    """
     from keymix.hosts import find_mixers
 
     found = find_mixers(model).values()
-    return any(m.claims.mixes_prefix for m in found) if found else spec.mixes_prefix
+    if not found:
+        return spec.mixes_prefix
+    with_prefix = [m for m in found if m.site.num_prefix_tokens]
+    return not with_prefix or any(m.claims.mixes_prefix for m in with_prefix)

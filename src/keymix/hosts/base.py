@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.registry import build, resolve
 from keymix.mixers.registry import mixer_options as all_options
+from keymix.mixers.spec import spec_of
 
 MixerNames = str | Sequence[str]
 MixerOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -113,27 +114,15 @@ def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
 
 def _spread_options(
     options: MixerOptions, mixer: MixerNames, places: Sequence[Place]
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
     """Give every place its options: one dict for all, one a mixer name, or one a given mixer."""
-    if not options:
-        return [{}] * len(places)
-    names = _spread_names(mixer, places)
-    if not isinstance(options, Mapping):
-        given = [mixer] if isinstance(mixer, str) else list(mixer)
-        if len(options) != len(given):
-            raise UserError(f"{len(options)} mixer_options for {len(given)} mixers")
-        if len(given) == len(places):
-            return list(options)
-        if len(given) == 1:
-            return [options[0]] * len(places)
-        return [options[place.stage] for place in places]
-    if all(isinstance(value, Mapping) for value in options.values()):
-        by_name = {resolve(name): dict(value) for name, value in options.items()}
-        for name in by_name:
-            if name not in names:
-                raise unknown("mixer of this model in mixer_options:", name, names)
-        return [by_name.get(name, {}) for name in names]
-    return [options] * len(places)
+    given = spec_of(mixer, options)
+    own = [dict(pairs) for pairs in given.options]
+    if len(own) == len(places):
+        return own
+    if len(own) == 1:
+        return own * len(places)
+    return [own[place.stage] for place in places]
 
 
 def put_mixers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,35 @@ class MixerSpec:
         if len(mixers) == 1:
             return {"mixer": mixers[0], "mixer_options": options[0]}
         return {"mixer": mixers, "mixer_options": options}
+
+
+def spec_of(
+    mixer: str | Sequence[str],
+    options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+) -> MixerSpec:
+    """Read what the models take as ``mixer`` and ``mixer_options``.
+
+    Args:
+        mixer: One name, or one a stage or block.
+        options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+
+    Raises:
+        UserError: If a name is unknown, or the list of options has another length.
+    """
+    names = tuple(resolve(name) for name in ([mixer] if isinstance(mixer, str) else mixer))
+    if options is not None and not isinstance(options, Mapping):
+        if len(options) != len(names):
+            raise UserError(f"{len(options)} mixer_options for {len(names)} mixers")
+        own = [dict(each) for each in options]
+    elif options and all(isinstance(value, Mapping) for value in options.values()):
+        by_name = {resolve(name): dict(value) for name, value in options.items()}
+        for name in by_name:
+            if name not in names:
+                raise unknown("mixer of this model in mixer_options:", name, names)
+        own = [by_name.get(name, {}) for name in names]
+    else:
+        own = [dict(options or {}) for _ in names]
+    return MixerSpec(names, tuple(tuple(sorted(each.items())) for each in own))
 
 
 def _split(text: str, mark: str) -> list[str]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import timm
+import torch
 from timm.models import list_models as timm_list_models
 from timm.models import model_entrypoint
 from torch import nn
 
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
+from keymix.mixers.spec import MixerSpec, spec_of
+from keymix.models.match import matched, trainable
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -42,6 +45,7 @@ def create_model(
     num_classes: int | None = None,
     in_chans: int | None = None,
     img_size: int | tuple[int, int] | None = None,
+    match: Literal["params"] | None = None,
     **options: Any,
 ) -> nn.Module:
     """Build a model, with another mixer than its own if asked.
@@ -53,6 +57,8 @@ def create_model(
         num_classes: Classes of the head.
         in_chans: Channels of the image.
         img_size: Side, or height and width, in pixels.
+        match: ``"params"`` widens the mixer until the model has about the parameters that it has
+            with its own mixer; see :func:`keymix.models.match.matched` for how.
         options: The family's further arguments, as timm takes them.
 
     Example:
@@ -61,16 +67,44 @@ def create_model(
     Raises:
         UserError: If the name or an argument is unknown, or a mixer cannot sit in the model.
     """
-    own = list_models()
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **options}
     given = {key: value for key, value in given.items() if value is not None}
+    if match is not None:
+        spec = _matched(name, match, mixer, mixer_options, given)
+        mixer, mixer_options = list(spec.names), [dict(pairs) for pairs in spec.options]
+    return _create(name, mixer, mixer_options, given)
+
+
+def _matched(
+    name: str, match: str, mixer: MixerNames | None, options: MixerOptions, given: dict[str, Any]
+) -> MixerSpec:
+    """The mixers as given, wide enough for the parameters that the model has with its own."""
+    if match != "params":
+        raise unknown("match", match, ["params"])
+    if mixer is None:
+        raise UserError("match='params' widens another mixer than the model's own; give mixer=…")
+
+    def build(spec: MixerSpec) -> nn.Module:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return _create(name, list(spec.names), [dict(pairs) for pairs in spec.options], given)
+
+    spec = spec_of(mixer, options)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        target = trainable(_create(name, None, None, given))
+    return matched(spec, target, build, build(spec)).spec
+
+
+def _create(
+    name: str, mixer: MixerNames | None, mixer_options: MixerOptions, given: dict[str, Any]
+) -> nn.Module:
+    own = list_models()
     try:
         if name in own:
             if mixer is not None:
                 # a mixer named here brings its own options, not those of the name's mixer
-                given |= {"mixer": mixer, "mixer_options": mixer_options}
+                given = given | {"mixer": mixer, "mixer_options": mixer_options}
             elif mixer_options is not None:
-                given["mixer_options"] = mixer_options
+                given = given | {"mixer_options": mixer_options}
             model: nn.Module = model_entrypoint(name)(**given)
             return model
         if not timm.is_model(name):
