@@ -23,7 +23,7 @@ _getattr, __dir__, _public = attach(
         "UserError": "keymix.errors",
         "MapMixer": "keymix.mixers.map_mixer",
         "MapOptions": "keymix.mixers.options",
-        "Site": "keymix.mixers.base",
+        "Site": "keymix.mixers.site",
         "TokenMixer": "keymix.mixers.base",
         "Traits": "keymix.mixers.base",
         "create_mixer": "keymix.mixers.registry",

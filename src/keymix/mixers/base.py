@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam: where a mixer sits (`Site`), what it is (`TokenMixer`), what it claims (`Traits`)."""
+"""The seam: what a mixer is (`TokenMixer`) and what it claims (`Traits`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -12,8 +12,26 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError
+from keymix.mixers.site import Grid, Site
 
-Grid = tuple[int, int]
+__all__ = [
+    "BackendChoice",
+    "Grid",
+    "Queries",
+    "Site",
+    "Stage",
+    "TokenMixer",
+    "Traits",
+    "check_stage",
+    "explain_backend",
+    "probability",
+    "query_rows",
+    "split_prefix",
+    "take_rows",
+    "to_image",
+    "to_tokens",
+]
+
 Queries = Sequence[int] | Tensor
 Stage = Literal["softmax", "final"]
 
@@ -40,72 +58,6 @@ class Traits:
     permutation: Literal["equivariant", "positional"] = "equivariant"
     control: bool = False
     composed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where a mixer sits. A mixer reads what it needs from here; everything else is its option.
-
-    Attributes:
-        dim: Width C of the tokens.
-        num_heads: Heads h.
-        grid: Patch tokens (H, W), laid row by row; None where only permutation-equivariant
-            mixers may sit.
-        num_prefix_tokens: Prefix tokens P (class, registers), which stand first: N = P + H * W.
-        key_grid: Grid of the keys, M = P + its area; the token grid if None.
-        windows: Windows nW that the axis before N counts, each with learned keys of its own; 1
-            where all share one set.
-        project: Makes, for a role of "q", "k", "v", the module that turns ``(x, grid)`` into that
-            role's source tokens (CvT's convolutions); None for the tokens themselves.
-    """
-
-    dim: int
-    num_heads: int = 1
-    grid: Grid | None = None
-    num_prefix_tokens: int = 0
-    key_grid: Grid | None = None
-    windows: int = 1
-    project: Callable[[str], nn.Module] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "num_heads", "windows"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{name}={value!r} must be a whole number of at least 1")
-        prefix = self.num_prefix_tokens
-        if not isinstance(prefix, int) or isinstance(prefix, bool) or prefix < 0:
-            raise UserError(f"num_prefix_tokens={prefix!r} must be a whole number, 0 or more")
-        for name in ("grid", "key_grid"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            sides = tuple(value) if isinstance(value, Sequence) else ()
-            if len(sides) != 2 or any(not isinstance(s, int) or s < 1 for s in sides):
-                raise UserError(f"{name}={value!r} must be (height, width) in tokens, each >= 1")
-            object.__setattr__(self, name, sides)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens N = P + H * W.
-
-        Raises:
-            UserError: If the site has no grid.
-        """
-        if self.grid is None:
-            raise UserError("this site has no grid, so its number of tokens is unknown")
-        return self.num_prefix_tokens + self.grid[0] * self.grid[1]
-
-    @property
-    def num_keys(self) -> int:
-        """Keys M = P + area of the key grid, which is the token grid unless given apart."""
-        if self.key_grid is None:
-            return self.num_tokens
-        return self.num_prefix_tokens + self.key_grid[0] * self.key_grid[1]
-
-    @property
-    def has_own_key_grid(self) -> bool:
-        """Whether keys lie elsewhere than the tokens, so that N and M may differ."""
-        return self.key_grid is not None and self.key_grid != self.grid
 
 
 @dataclass(frozen=True)
@@ -168,15 +120,64 @@ class TokenMixer(nn.Module):
         state = (*self.parameters(), *self.buffers())
         return self.claims.permutation == "positional" and bool(state)
 
-    def set_grid(self, grid: Grid) -> None:
-        """Take another token grid from now on, as a host's ``set_input_size`` does.
+    def refuses_grid(
+        self, grid: Grid, *, key_grid: Grid | None = None, window_grid: Grid | None = None
+    ) -> str | None:
+        """Say why it cannot take another geometry, with the remedy; None if it can.
+
+        A host asks all mixers of a model before it changes any.
+
+        Args:
+            grid: Token grid (H, W).
+            key_grid: Grid of the keys where they lie apart; follows from the site's stride if
+                None.
+            window_grid: How windows lie (rows, columns); as they do if None.
+        """
+        if self.tied_to_grid and tuple(grid) != self.site.grid:
+            return (
+                f"mixer {self.mixer_name!r} holds weights for every position of its grid "
+                f"{self.site.grid}; build the model for the new image size"
+            )
+        return None
+
+    def set_grid(
+        self, grid: Grid, *, key_grid: Grid | None = None, window_grid: Grid | None = None
+    ) -> None:
+        """Take another geometry from now on, as a host's ``set_input_size`` does.
+
+        Args:
+            grid: Token grid (H, W).
+            key_grid: As in :meth:`refuses_grid`.
+            window_grid: As in :meth:`refuses_grid`.
 
         Raises:
-            UserError: If the mixer is tied to its grid; hosts ask before they change anything.
+            UserError: If :meth:`refuses_grid` has a reason; nothing has changed then.
         """
-        if self.tied_to_grid:
-            raise UserError(f"mixer {self.mixer_name!r} is tied to its grid {self.site.grid}")
-        self.site = replace(self.site, grid=grid)
+        reason = self.refuses_grid(grid, key_grid=key_grid, window_grid=window_grid)
+        if reason is not None:
+            raise UserError(reason)
+        self.site = self.site.on(grid, key_grid=key_grid, window_grid=window_grid)
+
+    def adapt_state(
+        self,
+        state: dict[str, Tensor],
+        grid: Grid,
+        *,
+        key_grid: Grid | None = None,
+        window_grid: Grid | None = None,
+    ) -> dict[str, Tensor]:
+        """Make the tensors of a checkpoint from another grid fit this mixer.
+
+        What is learned a position is resampled; the rest, and what no resampling can make fit,
+        is returned as it is.
+
+        Args:
+            state: Tensors by their name in this mixer.
+            grid: Token grid of the checkpoint.
+            key_grid: Its key grid; follows from the site's stride if None.
+            window_grid: How its windows lay; as they do here if None.
+        """
+        return dict(state)
 
     def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
         """Say which path the next forward pass on ``device`` takes and why."""

@@ -228,6 +228,7 @@ def create_mixer(
     num_prefix_tokens: int = 0,
     key_grid: Grid | None = None,
     windows: int = 1,
+    window_grid: Grid | None = None,
     project: Callable[[str], nn.Module] | None = None,
     device: Any = None,
     dtype: Any = None,
@@ -244,6 +245,7 @@ def create_mixer(
         num_prefix_tokens: Prefix tokens.
         key_grid: Grid of the keys where it differs.
         windows: Windows with keys of their own.
+        window_grid: How the windows lie (rows, columns).
         project: Makes a role's projection.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
@@ -267,6 +269,7 @@ def create_mixer(
             num_prefix_tokens=num_prefix_tokens,
             key_grid=key_grid,
             windows=windows,
+            window_grid=window_grid,
             project=project,
         )
     elif dim is not None or grid is not None:
