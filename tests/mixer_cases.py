@@ -26,6 +26,7 @@ DIM, HEADS, GRID = 12, 3, (2, 3)
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "head_dim": (5,),
     "attn_drop": (0.5,),
+    "temperature": (True, 0.5),
     "proj_drop": (0.5,),
     "key_init_std": (0.3,),
     "kernel_size": (1, 5),

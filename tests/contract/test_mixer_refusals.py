@@ -74,6 +74,7 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
         "key_init_std": (0.0, -1.0, float("nan")),
         "expansion": (0.0, -1.0),
         "pos_dim": (-1,),
+        "temperature": (0.0, -1.0, float("nan"), float("inf")),
     }
     for option in mixer_options(name):
         for value in bad.get(option, ()):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -46,8 +47,9 @@ class MapMixer(TokenMixer):
         qkv_bias: Biases in the input projections.
         proj_bias: Bias in the output projection.
         scale: Factor of the logits: ``"head_dim"`` is d^-0.5, ``"dim"`` is C^-0.5, False is 1.
-        temperature: Learn the factor instead: one number, its logarithm stored, that starts at
-            ``scale`` (locality self-attention, the baseline of SKA's ViT-S).
+        temperature: A number tau > 0 divides the scaled logits (DeepViT Eq. 4, fixed); True learns
+            the whole factor instead: one number a mixer, its logarithm stored, that starts at
+            ``scale`` (DeepViT's learnable tau; locality self-attention, SKA's baseline).
         mask_diagonal: Forbid a query its own position (the same baseline). Needs M = N.
         talking_heads: Mix the maps of the heads linearly before and after the activation (CaiT),
             both starting at the identity.
@@ -72,7 +74,7 @@ class MapMixer(TokenMixer):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         scale: Scale = "head_dim",
-        temperature: bool = False,
+        temperature: bool | float = False,
         mask_diagonal: bool = False,
         talking_heads: bool = False,
         attn_drop: float = 0.0,
@@ -117,6 +119,10 @@ class MapMixer(TokenMixer):
         self.attn_drop_p = probability("attn_drop", attn_drop)
         self.mask_diagonal = mask_diagonal
         self.scale = {"head_dim": head_dim**-0.5, "dim": dim**-0.5, False: 1.0}[scale]
+        if not isinstance(temperature, bool):
+            if not 0 < temperature < math.inf:
+                raise UserError(f"{temperature=} must be a number above 0, or true to learn it")
+            self.scale /= temperature
         inner = h * head_dim
         self.project = (
             nn.ModuleDict({role: site.project(role) for role in self.roles})
@@ -129,7 +135,7 @@ class MapMixer(TokenMixer):
         else:
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
-        if temperature:
+        if temperature is True:
             self.temperature = nn.Parameter(torch.empty((), **factory))
         else:
             self.register_parameter("temperature", None)
@@ -179,7 +185,7 @@ class MapMixer(TokenMixer):
         return take_rows(q, rows) @ k.mT
 
     def gain(self) -> float | Tensor:
-        """Return the factor of the logits: the scale, or the learned temperature."""
+        """Return the factor of the logits: the scale over a fixed tau, or the learned number."""
         return self.scale if self.temperature is None else self.temperature.exp()
 
     def own_bias(self, inputs: Roles, grid: Grid | None, rows: Tensor | None) -> Tensor | None:

@@ -20,7 +20,7 @@ class MapOptions(TypedDict, total=False):
     qkv_bias: bool
     proj_bias: bool
     scale: Scale
-    temperature: bool
+    temperature: bool | float
     mask_diagonal: bool
     talking_heads: bool
     attn_drop: float
