@@ -15,7 +15,7 @@ from torch import nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Site, TokenMixer
-from keymix.mixers.registry import build, resolve
+from keymix.mixers.registry import build, get_mixer_class, resolve
 from keymix.mixers.registry import mixer_options as all_options
 from keymix.mixers.spec import spec_of
 
@@ -34,6 +34,8 @@ class Place:
         site: What a mixer needs to know to sit there.
         defaults: Options that the host's own attention has (biases, dropouts); a mixer takes
             those that it knows.
+        forms: Options of single mixers, by canonical name, in the form that this family has of
+            them (CAFormer's separable convolution is 7x7), over ``defaults``.
         needs_mask: Why the host hands a mask to the mixer, None if it never does.
     """
 
@@ -41,6 +43,7 @@ class Place:
     stage: int
     site: Site
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs_mask: str | None = None
 
 
@@ -60,6 +63,16 @@ class Host(ABC):
     @abstractmethod
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put a mixer where the host's attention (or an earlier mixer) sits."""
+
+    def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
+        """Return the site of one mixer at a place, where it depends on what the mixer declares.
+
+        Args:
+            place: One of :meth:`places`.
+            mixer: The mixer's class.
+            options: The options it is about to get.
+        """
+        return place.site
 
 
 @cache
@@ -158,9 +171,10 @@ def put_mixers(
     built = []
     for place, name, own in zip(places, names, options, strict=True):
         known = all_options(name)
-        wanted = {**place.defaults, **(defaults or {})}
+        wanted = {**place.defaults, **place.forms.get(name, {}), **(defaults or {})}
         chosen = {k: v for k, v in wanted.items() if k in known} | dict(own)
-        made = build(name, place.site, chosen, device=parameter.device, dtype=parameter.dtype)
+        site = host.site_for(place, get_mixer_class(name), chosen)
+        made = build(name, site, chosen, device=parameter.device, dtype=parameter.dtype)
         if place.needs_mask and not made.claims.maskable:
             raise UserError(f"mixer {name!r} cannot sit at {place.path}: {place.needs_mask}")
         built.append(made)
