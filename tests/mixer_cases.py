@@ -35,6 +35,11 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "pos_dim": (3, 6),
 }
 
+# options that act only beside another
+BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("key_value", "resize"): {"pos_dim": 6},  # without a code, any number of tokens is served
+}
+
 
 def _values(hint: Any) -> list[Any] | None:
     """All values an annotation lists, or None if it lists none."""

@@ -16,6 +16,7 @@ from keymix.mixers.base import TokenMixer, explain_backend
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, list_mixers, mixer_options
 from mixer_cases import (
+    BESIDE,
     DIM,
     GRID,
     alternatives,
@@ -82,13 +83,15 @@ def test_every_option_value_does_something(name: str, option: str, value: Any) -
     if value == "?":
         alternatives(name, option)  # fails and says what is missing
     site = {"grid": (3, 4), "num_prefix_tokens": 1}
-    at_start = [make(name, o, stirred=False, seed=3, **site) for o in ({}, {option: value})]
+    beside = BESIDE.get((name, option), {})
+    chosen = (beside, {**beside, option: value})
+    at_start = [make(name, o, stirred=False, seed=3, **site) for o in chosen]
     before, after = (weights_of(m) for m in at_start)
     for key in before.keys() & after.keys():
         alike = before.keys() == after.keys() and before[key].shape == after[key].shape
         if alike and differs(before[key], after[key]):
             return  # the same draws, other weights: the option acts where a model starts
-    plain, other = (make(name, o, **site) for o in ({}, {option: value}))
+    plain, other = (make(name, o, **site) for o in chosen)
     shared = plain.state_dict()
     fits = {
         k: v for k, v in other.state_dict().items() if k in shared and shared[k].shape == v.shape
@@ -104,6 +107,14 @@ def test_every_option_value_does_something(name: str, option: str, value: Any) -
             results.append({"output": y, **{k: grads[k] for k in ["x", *fits] if k in grads}})
         if any(differs(results[0][k], results[1][k]) for k in results[0]):
             return
+    elsewhere = torch.randn(3, 11, DIM, dtype=torch.float64)  # what acts on another grid alone
+    refused_there = [
+        refusal(partial(m, elsewhere, grid=(2, 5))) is not None for m in (plain, other)
+    ]
+    if refused_there[0] != refused_there[1]:
+        return
+    if not any(refused_there) and differs(*(m(elsewhere, grid=(2, 5)) for m in (plain, other))):
+        return
     pytest.fail(f"{option}={value!r} changes neither the output nor a gradient of {name!r}")
 
 

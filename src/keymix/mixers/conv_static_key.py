@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -39,9 +40,12 @@ class ConvStaticKeyAttention(LearnedKeys):
         activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
         key_init_std: Standard deviation of the prefix queries' static key; the convolution starts
             as PyTorch's do.
+        resize: What to do with tokens of another grid: None refuses, ``"interpolate"`` resamples
+            the keys' axis of the convolution, ``"pool_values"`` keeps it, since a convolution
+            gives M logits on any image, and averages the values; the reach of k tokens stays.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
-    Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.
+    Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N, or any grid under ``resize``.
     Cost: 3 N C^2 + (k^2 + 1) N M C multiply-adds (SKA Table 6: N (10 N D + 3 D^2) at k = 3).
 
     Raises:
@@ -49,6 +53,7 @@ class ConvStaticKeyAttention(LearnedKeys):
     """
 
     traits = Traits(permutation="positional")
+    laid = ("key", "key_conv.weight", "key_conv.bias")
 
     def __init__(
         self,
@@ -97,8 +102,25 @@ class ConvStaticKeyAttention(LearnedKeys):
         # [*, h, HW, d] -> [*, h, d, H, W] -> image [B, (windows) * h * d, H, W]
         groups = self.site.windows * self.num_heads
         image = patches.mT.reshape(-1, groups * self.head_dim, H, W)
-        a = self.key_conv(image).reshape(*lead, self.num_heads, self.site.num_keys, H * W).mT
+        a = self._convolved(image, self._keys_of(inputs, grid))
+        a = a.reshape(*lead, self.num_heads, -1, H * W).mT
         if self.key is not None:
-            first = prefix @ self.key.to(prefix.dtype).mT
+            first = prefix @ inputs["key"].mT
             a = torch.cat((first.expand(*lead, *first.shape[-3:]), a), -2)
         return take_rows(a, rows)
+
+    def _convolved(self, image: Tensor, keys: Grid) -> Tensor:
+        """Convolve by the filters of keys on ``keys``."""
+        if keys == self.home:
+            out: Tensor = self.key_conv(image)
+            return out
+        weight, bias = (self.at(f"key_conv.{part}", keys) for part in ("weight", "bias"))
+        conv = self.key_conv
+        return F.conv2d(image, weight, bias, padding=conv.kernel_size[0] // 2, groups=conv.groups)
+
+    def set_grid(self, grid: Grid, **geometry: Any) -> None:
+        """Take another geometry; the convolution says its new number of channels."""
+        super().set_grid(grid, **geometry)
+        conv, groups = self.key_conv, self.site.windows * self.num_heads
+        conv.out_channels, conv.groups = len(conv.weight), groups
+        conv.in_channels = groups * self.head_dim

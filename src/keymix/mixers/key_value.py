@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Site, Traits
-from keymix.mixers.map_mixer import MapMixer, Roles
-from keymix.mixers.options import MapOptions
+from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
+from keymix.mixers.resize import GridBound, ResizeOptions
+from keymix.ops import resample
 
 
 def sinusoidal_code(count: int, channels: int) -> Tensor:
@@ -35,7 +37,7 @@ def sinusoidal_code(count: int, channels: int) -> Tensor:
 
 
 @register_mixer("key_value", aliases=("kv",))
-class KeyValueAttention(MapMixer):
+class KeyValueAttention(GridBound):
     r"""Key-value attention: :math:`\mathrm{softmax}(K K^\top / \sqrt d)\, V`, symmetric logits.
 
     Paper: Key-Value Transformer, https://arxiv.org/abs/2305.19129, and its use in SETR for medical
@@ -51,9 +53,15 @@ class KeyValueAttention(MapMixer):
         site: Where the mixer sits. A position code needs its grid.
         pos_dim: Channels m of the code of the index pair, 0 for none, else at least 3: the first
             two code i alone, which the softmax over j undoes.
+        resize: What a position code does with tokens of another grid (without one, any number is
+            served): None refuses, ``"interpolate"`` resamples each token's code as position
+            embeddings are, ``"pool_values"`` averages keys and values onto the construction grid
+            and resamples the code of the queries alone. The paper has one grid; this is our
+            reading.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
-    Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N = M; the site's N where ``pos_dim > 0``.
+    Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N = M; where ``pos_dim > 0``, the site's N or any
+    grid under ``resize``.
     Cost: 3 N C^2 + 2 N^2 C multiply-adds.
 
     Raises:
@@ -64,13 +72,14 @@ class KeyValueAttention(MapMixer):
     pos_code: Tensor
     roles = ("k", "v")
     joint = "kv"
+    holds = "laid its position code"
 
     def __init__(
         self,
         site: Site,
         *,
         pos_dim: int = 0,
-        **shared: Unpack[MapOptions],
+        **shared: Unpack[ResizeOptions],
     ) -> None:
         if not isinstance(pos_dim, int) or pos_dim < 0:
             raise UserError(f"{pos_dim=} must be a whole number of channels, 0 for none")
@@ -91,9 +100,40 @@ class KeyValueAttention(MapMixer):
         if self.pos_proj is not None:
             nn.init.constant_(self.pos_proj.weight, 1.0 / self.pos_dim)
             nn.init.zeros_(self.pos_proj.bias)
-            code = sinusoidal_code(self.site.num_tokens, self.pos_dim)
             with torch.no_grad():
-                self.pos_code.copy_(code)
+                self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
+            self._keep_code(self.pos_code, saved=False)
+
+    def _keep_code(self, code: Tensor, *, saved: bool) -> None:
+        """Hold a code; one that is no more the sinusoid of its indices belongs to the state."""
+        self.register_buffer("pos_code", code, persistent=saved)
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a position code."""
+        return self.pos_dim > 0
+
+    @property
+    def own_windows(self) -> bool:
+        """Never: the code is of indices inside a window, alike in all."""
+        return False
+
+    def lay(self, home: Grid, windows: Grid | None) -> None:
+        """Resample the code, for good; from then on it is saved with the weights."""
+        prefix = self.site.num_prefix_tokens
+        if home != self.home:
+            moved = resample.interpolate(self.pos_code, prefix, self.home, home)
+            self._keep_code(moved, saved=True)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load; a state says its code where it is not the sinusoid of the indices."""
+        if self.pos_proj is not None and f"{prefix}pos_proj.weight" in state:
+            told = f"{prefix}pos_code" in state
+            if not told:
+                with torch.no_grad():
+                    self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
+            self._keep_code(self.pos_code, saved=told)
+        super()._load_from_state_dict(state, prefix, *rest)
 
     @property
     def claims(self) -> Traits:
@@ -112,9 +152,16 @@ class KeyValueAttention(MapMixer):
         """The position projection, whose neutral weight is 1/m, not 0."""
         return {"pos_proj.weight", "pos_proj.bias"} if self.pos_dim else set()
 
+    def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
+        """Project the tokens; under ``"pool_values"`` keys are averaged as values are."""
+        inputs = super().inputs(x, grid)
+        if self.bound and self.resize == "pool_values":
+            inputs["key"] = self.pooled(inputs["k"], grid)
+        return inputs
+
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
-        """The keys, twice."""
-        return inputs["k"], inputs["k"]
+        """The keys, twice; the second time averaged where values are."""
+        return inputs["k"], inputs.get("key", inputs["k"])
 
     def gain(self) -> float | Tensor:
         """The scale, times the sum of w where there is a position code."""
@@ -122,19 +169,19 @@ class KeyValueAttention(MapMixer):
         return gain if self.pos_proj is None else gain * self.pos_proj.weight.sum()
 
     def own_bias(self, inputs: Roles, grid: Grid | None, rows: Tensor | None) -> Tensor | None:
-        """PE . w + b as a function of i plus a function of j, ``[Q, N]``."""
+        """PE . w + b as a function of i plus a function of j, ``[Q, M]``."""
         if self.pos_proj is None:
             return None
-        count = inputs["k"].shape[-2]
-        if count != self.site.num_tokens:
-            raise UserError(
-                f"the position code was built for {self.site.num_tokens} tokens and got {count}; "
-                "build the model for the new image size"
-            )
         c = self.pos_code.shape[-1]
         w = nn.functional.pad(self.pos_proj.weight[0], (0, 2 * c - self.pos_dim))
         code = self.pos_code.to(w.dtype)
-        of_query, of_key = code @ w[:c], code @ w[c:]
+        there = grid or self.site.grid or self.home
+        prefix = self.site.num_prefix_tokens
+        of_query, of_key = (
+            # resampling is linear, so that it may come after the product with w
+            resample.interpolate((code @ part)[:, None], prefix, self.home, to)[:, 0]
+            for part, to in ((w[:c], there), (w[c:], self.keys_grid(there)))
+        )
         if rows is not None:
             of_query = of_query[rows]
         return of_query[:, None] + of_key + self.pos_proj.bias

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError, unknown
 from keymix.mixers.base import Grid, Site, Traits
-from keymix.mixers.map_mixer import MapMixer, Roles
-from keymix.mixers.options import MapOptions
+from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
+from keymix.mixers.resize import GridBound, ResizeOptions
+from keymix.ops import resample
 
 Activation = Literal["softmax", "gelu", "relu", "star_relu"]
 ACTIVATIONS = ("softmax", "gelu", "relu", "star_relu")
@@ -38,24 +40,27 @@ class StarReLU(nn.Module):
         return self.scale * F.relu(x).square() + self.bias
 
 
-class KeyOptions(MapOptions, total=False):
+class KeyOptions(ResizeOptions, total=False):
     """The options of :class:`LearnedKeys`, its own and those it hands on."""
 
     activation: Activation
     key_init_std: float
 
 
-class LearnedKeys(MapMixer):
+class LearnedKeys(GridBound):
     """What static and convolutional static keys share: activations, key grid, key parameter.
 
     Args:
         activation: What turns logits into weights (SKA Table 4).
         key_init_std: Standard deviation of the keys' normal initialisation.
-        shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
+        shared: The options of :class:`keymix.mixers.resize.GridBound`: ``resize``, and those of
+            :class:`keymix.mixers.map_mixer.MapMixer`.
     """
 
     roles = ("q", "v")
     joint = None
+    key: nn.Parameter | None
+    laid: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row a key
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class LearnedKeys(MapMixer):
         *,
         activation: Activation = "softmax",
         key_init_std: float = 1.0,
-        **shared: Unpack[MapOptions],
+        **shared: Unpack[ResizeOptions],
     ) -> None:
         if site.grid is None:
             raise UserError(
@@ -109,21 +114,100 @@ class LearnedKeys(MapMixer):
         windows = (self.site.windows,) if self.site.windows > 1 else ()
         return (*windows, self.num_heads, self.site.num_keys, self.head_dim)
 
-    def resolve_grid(self, x: Tensor, grid: Grid | None) -> Grid | None:
-        """Return the site's grid and refuse any other: the keys were laid for the site's.
+    # ---- on another grid --------------------------------------------------------------------
+
+    def _resampled(
+        self, name: str, t: Tensor, old: Grid, new: Grid, windows: tuple[Grid | None, Grid | None]
+    ) -> Tensor:
+        """Take what holds one row a key from one key grid, and arrangement of windows, to another.
+
+        Args:
+            name: Whose tensor it is, one of :attr:`laid`.
+            t: The tensor.
+            old: Its key grid.
+            new: The key grid wanted.
+            windows: How windows lie before and after; None where the keys are not a window's own.
+        """
+        prefix = self.site.num_prefix_tokens
+        rows = prefix + old[0] * old[1]
+        before, after = windows
+        if before is None or after is None:
+            kept = t.reshape(self.num_heads, rows, -1)
+            out = resample.interpolate(kept, prefix, old, new)
+        else:
+            kept = t.reshape(before[0] * before[1], self.num_heads, rows, -1)
+            out = resample.interpolate_windows(kept, prefix, old, new, before, after)
+        return out if name == "key" else out.reshape(-1, *t.shape[1:])
+
+    def at(self, name: str, keys: Grid) -> Tensor:
+        """Return the parameter ``name`` as a call needs it whose keys lie on ``keys``.
+
+        That is the parameter itself on the grid it lies on.
+        """
+        held = self.get_parameter(name)
+        if keys == self.home:
+            return held
+        windows = self.site.window_grid if self.own_windows else None
+        return self._resampled(name, held, self.home, keys, (windows, windows))
+
+    def lay(self, home: Grid, windows: Grid | None) -> None:
+        """Resample the keys themselves, for good."""
+        pair = (self.site.window_grid, windows) if self.own_windows else (None, None)
+        for name in self.laid:
+            path, _, leaf = name.rpartition(".")
+            module = self.get_submodule(path)
+            held = getattr(module, leaf)
+            if held is None or (home == self.home and pair[0] == pair[1]):
+                continue
+            with torch.no_grad():
+                moved = self._resampled(name, held, self.home, home, pair)
+            setattr(module, leaf, nn.Parameter(moved, requires_grad=held.requires_grad))
+
+    def adapt_state(
+        self,
+        state: dict[str, Tensor],
+        grid: Grid,
+        *,
+        key_grid: Grid | None = None,
+        window_grid: Grid | None = None,
+    ) -> dict[str, Tensor]:
+        """Resample the keys of a checkpoint from another grid to where this mixer's lie.
 
         Raises:
-            UserError: If width, number of tokens or grid disagree with the site.
+            UserError: If a tensor does not have one row a key of that grid.
         """
-        count = x.shape[-2]
-        if count != self.site.num_tokens or (grid is not None and tuple(grid) != self.site.grid):
-            on = f" on a grid of {tuple(grid)}" if grid is not None else ""
-            raise UserError(
-                f"{self.mixer_name!r} learned its keys on a grid of {self.site.grid} with "
-                f"{self.site.num_prefix_tokens} prefix tokens ({self.site.num_tokens} tokens), "
-                f"and got {count} tokens{on}; build the model for the new image size"
-            )
-        return super().resolve_grid(x, grid)
+        old = key_grid if key_grid is not None else self.source_grid(grid)
+        here = self.site.window_grid
+        pair = (window_grid or here, here) if self.own_windows else (None, None)
+        if self.own_windows and here is None and old != self.home:
+            raise UserError(f"mixer {self.mixer_name!r} needs its site's window_grid= to resample")
+        adapted = dict(state)
+        for name in self.laid:
+            if name not in state:
+                continue
+            try:
+                adapted[name] = self._resampled(name, state[name], old, self.home, pair)
+            except RuntimeError as error:
+                raise UserError(
+                    f"{name} {tuple(state[name].shape)} of mixer {self.mixer_name!r} does not "
+                    f"hold keys of a grid of {old}; tell the checkpoint's grid"
+                ) from error
+        return adapted
+
+    def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
+        """Project the tokens, and lay the static key, if there is one, on the grid of the call."""
+        inputs = super().inputs(x, grid)
+        if self.key is not None:
+            key = self.at("key", self._keys_of(inputs, grid))
+            inputs["key"] = key.to(inputs["q"].dtype)
+        return inputs
+
+    def _keys_of(self, inputs: Roles, grid: Grid | None) -> Grid:
+        """Where the keys of this call lie."""
+        if self.resize != "interpolate":
+            return self.home
+        count = inputs["v"].shape[-2] - self.site.num_prefix_tokens
+        return self.keys_grid(grid or self.site.grid or self.home, count)
 
 
 @register_mixer("static_key", aliases=("ska",))
@@ -141,10 +225,14 @@ class StaticKeyAttention(LearnedKeys):
         site: Where the mixer sits; its grid fixes the number of keys.
         activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
         key_init_std: Standard deviation of the keys at the start; 1 as in Algorithm 1.
+        resize: What to do with tokens of another grid: None refuses, ``"interpolate"`` resamples
+            the keys, ``"pool_values"`` keeps them and averages the values; see
+            :class:`keymix.mixers.resize.GridBound`.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
-    Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.
-    Cost: 3 N C^2 + 2 N M C multiply-adds, 3 C^2 + M C weights (SKA Table 6).
+    Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N, or any grid under ``resize``.
+    Cost: 3 N C^2 + 2 N M C multiply-adds, 3 C^2 + M C weights (SKA Table 6); M = N under
+    ``"interpolate"``, the construction grid's under ``"pool_values"``.
 
     Raises:
         UserError: If the site has no grid, or a value is bad.
@@ -154,7 +242,7 @@ class StaticKeyAttention(LearnedKeys):
 
     def __init__(self, site: Site, **shared: Unpack[KeyOptions]) -> None:
         super().__init__(site, **shared)
-        self.key = nn.Parameter(torch.empty(self.key_shape(), **self.factory))
+        self.key: nn.Parameter = nn.Parameter(torch.empty(self.key_shape(), **self.factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -164,4 +252,4 @@ class StaticKeyAttention(LearnedKeys):
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries computed, keys learned."""
-        return inputs["q"], self.key.to(inputs["q"].dtype)
+        return inputs["q"], inputs["key"]
