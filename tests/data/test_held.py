@@ -17,6 +17,7 @@ from keymix.data.mixing import Mixing
 
 EVERYTHING = Augment(crop_padding=2, flip=True, rand_augment=(2, 9), erasing=0.5)
 FIRST = Augment(crop_padding=2, flip=True, rand_augment=(2, 9), rand_augment_first=True)
+NOISY = Augment(erasing=0.5, erasing_fill="noise")
 CPU = torch.device("cpu")
 
 
@@ -67,7 +68,7 @@ def colour(data: ImageData) -> ImageData:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("augment", [EVERYTHING, FIRST, Augment(rand_augment=(2, 14)), None])
+@pytest.mark.parametrize("augment", [EVERYTHING, FIRST, NOISY, Augment(rand_augment=(2, 14)), None])
 def test_between_batches_the_host_only_launches(
     digits: ImageData, augment: Augment | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

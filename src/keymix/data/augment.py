@@ -6,17 +6,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 
 _MAX_MAGNITUDE = 30  # RandAugment's magnitudes are torchvision's bins 0..30
+_TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
+FILLS = ("mean", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Augmentation of training images, in this order: crop, flip, RandAugment, erasing.
+    """Augmentation of training images, in this order: crop, flip, RandAugment (or timm's), erasing.
 
     Mixup, cutmix and label smoothing mix labels too, so they belong to training, not here.
 
@@ -30,8 +33,12 @@ class Augment:
             https://arxiv.org/abs/1909.13719); ``(0, 0)`` is off.
         rand_augment_first: RandAugment before crop and flip, as the small-data papers' code has it.
             For sets small enough to be held in memory: larger images are cropped to one size first.
-        erasing: Probability that a rectangle (2 to 33 % of the area) is set to the mean colour
+        auto_augment: timm's RandAugment in timm's words, e.g. ``rand-m9-mstd0.5-inc1``, in place of
+            ``rand_augment``: what ImageNet recipes mean by that name. For sets read one by one.
+        erasing: Probability that a rectangle (2 to 33 % of the area) is erased
             (https://arxiv.org/abs/1708.04896).
+        erasing_fill: What an erased rectangle shows: ``mean`` colour, or ``noise``, N(0, 1) for
+            every normalised pixel (timm's "pixel").
 
     Raises:
         UserError: If a value is outside its range.
@@ -42,7 +49,9 @@ class Augment:
     flip: bool = False
     rand_augment: tuple[int, int] = (0, 0)
     rand_augment_first: bool = False
+    auto_augment: str = ""
     erasing: float = 0.0
+    erasing_fill: str = "mean"
 
     def __post_init__(self) -> None:
         if not _whole(self.crop_padding) or self.crop_padding < 0:
@@ -65,6 +74,13 @@ class Augment:
         ):
             wanted = f"operations (0 or more) and magnitude (0 to {_MAX_MAGNITUDE}), such as 2,9"
             raise _bad("rand_augment", self.rand_augment, wanted)
+        if self.auto_augment and not _TIMM.fullmatch(self.auto_augment):
+            raise _bad("auto_augment", self.auto_augment, "timm's form rand-m9-mstd0.5-inc1")
+        if self.auto_augment and strength[0]:
+            wanted = "given together with rand_augment; set one of them"
+            raise UserError(f"augment.auto_augment={self.auto_augment!r} is {wanted}.")
+        if self.erasing_fill not in FILLS:
+            raise unknown("augment.erasing_fill", str(self.erasing_fill), FILLS)
         # Lists (from JSON and YAML) become tuples, so that equal settings are equal records.
         object.__setattr__(self, "random_resized_crop", area)
         object.__setattr__(self, "rand_augment", strength)

@@ -20,6 +20,7 @@ from keymix.data.draws import crop_corners, erased_boxes, flips
 from keymix.data.pixels import shift_and_flip
 from keymix.data.rand_augment import Plan, RandAugment, plans
 from keymix.data.streams import IntArray
+from keymix.errors import UserError
 
 _GROUP_BYTES = 4 << 20  # pixels augmented at once: few kernels for many batches, little memory
 
@@ -42,11 +43,19 @@ class HeldImages:
         augment: What may happen to them; None for nothing.
         seed: Seed of the augmentation.
         device: Where they live from now on.
+
+    Raises:
+        UserError: If timm's RandAugment is asked for, which takes images one by one.
     """
 
     def __init__(
         self, images: Tensor, augment: Augment | None, seed: int, device: torch.device
     ) -> None:
+        if augment is not None and augment.auto_augment:
+            raise UserError(
+                f"augment.auto_augment={augment.auto_augment!r} changes images one by one, and this"
+                " set is held in memory (96 pixels a side or less). Use augment.rand_augment."
+            )
         self.images = images.to(device)
         self.augment = augment
         self.seed = seed

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from keymix.data.augment import Augment
+from keymix.data.auto_augment import AutoAugment
 from keymix.data.batches import Made
 from keymix.data.dataset import Split
 from keymix.data.decode import resize, to_array
@@ -42,7 +43,7 @@ class LazyImages:
         device: Where batches go, one ahead of the one in use.
 
     Raises:
-        UserError: If RandAugment is to come before the crop.
+        UserError: If RandAugment is to come before the crop, or timm's does not fit the images.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class LazyImages:
                 "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
                 f"a side or less); {split.name} is read one by one and cropped first. Leave it out."
             )
+        if augment is not None and augment.auto_augment:
+            _auto_augment(augment.auto_augment, split.in_chans, *split.image_size)  # or refuse now
         self.device = device
         self._maker = _Maker(split, augment, seed)
         self._orders: list[_Order] = []
@@ -132,6 +135,9 @@ class _Maker:
         if augment.flip:
             flipped = flips(index, seed=seed, epoch=epoch)
             pixels[flipped] = pixels[flipped][..., ::-1]
+        if augment.auto_augment:
+            change = _auto_augment(augment.auto_augment, *pixels.shape[1:])
+            pixels = change(pixels, index, seed=seed, epoch=epoch)
         images = torch.from_numpy(pixels)
         count, bin_ = augment.rand_augment
         height, width = self.split.image_size
@@ -162,6 +168,12 @@ class _Maker:
 def _rand_augment(bin_: int, height: int, width: int) -> RandAugment:
     """Make the operations once a process."""
     return RandAugment(bin_, height, width, _CPU)
+
+
+@functools.lru_cache(maxsize=4)
+def _auto_augment(config: str, channels: int, height: int, width: int) -> AutoAugment:
+    """Make timm's operations once a process."""
+    return AutoAugment(config, channels, height, width)
 
 
 class _Ahead(Dataset[Made | UserError]):

@@ -14,7 +14,7 @@ from keymix.data.batches import Batch, Made
 from keymix.data.dataset import ImageData, Split
 from keymix.data.held import HeldImages
 from keymix.data.lazy import LazyImages
-from keymix.data.pixels import erase
+from keymix.data.pixels import Noise, erase
 from keymix.data.streams import IntArray, Stream, hash64
 from keymix.errors import UserError
 
@@ -95,6 +95,10 @@ class Loader:
         self._scale = (1 / (255 * std)).float().to(self.device)
         self._shift = (-mean / std).float().to(self.device)
         self._labels = split.labels.to(self.device)
+        self._noise = None
+        if self.augment is not None and self.augment.erasing_fill == "noise":
+            size = (split.in_chans, *split.image_size)
+            self._noise = Noise(*size, seed, self.device)
         self.workers = workers if split.images is None else 0
         self._images = (
             LazyImages(split, self.augment, seed, workers, self.device)
@@ -148,5 +152,6 @@ class Loader:
     def _finished(self, made: Made) -> Batch:
         images = made.pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
         if made.boxes is not None:
-            erase(images, made.boxes)
+            noise = None if self._noise is None else self._noise(made.index, self.epoch)
+            erase(images, made.boxes, noise)
         return Batch(images, self._labels.index_select(0, made.index), made.index)

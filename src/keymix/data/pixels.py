@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from keymix.data.streams import Stream
+from keymix.data.tensor_streams import uniforms
+
 
 def take(pixels: Tensor, source: Tensor) -> Tensor:
     """Let every pixel come from another place of its image.
@@ -51,12 +54,13 @@ def shift_and_flip(
     return take(pixels, torch.where(inside, source, -1).flatten(1))
 
 
-def erase(images: Tensor, boxes: Tensor) -> Tensor:
+def erase(images: Tensor, boxes: Tensor, noise: Tensor | None = None) -> Tensor:
     """Set a rectangle of each image to 0, in place: the mean colour, once normalised.
 
     Args:
         images: ``[B, C, H, W]``.
         boxes: Top, left, height and width in pixels, int64 ``[B, 4]``; height 0 erases nothing.
+        noise: What the rectangles show instead, ``[B, C, H, W]``.
     """
     H, W = images.shape[-2:]
     top, left, h, w = boxes[:, :, None].unbind(1)  # [B, 1] each
@@ -64,4 +68,35 @@ def erase(images: Tensor, boxes: Tensor) -> Tensor:
     x = torch.arange(W, device=images.device)
     rows, columns = (y >= top) & (y < top + h), (x >= left) & (x < left + w)
     inside = rows[:, :, None] & columns[:, None, :]  # [B, H, W]
-    return images.masked_fill_(inside[:, None], 0.0)
+    if noise is None:
+        return images.masked_fill_(inside[:, None], 0.0)
+    return images.copy_(torch.where(inside[:, None], noise, images))
+
+
+class Noise:
+    """Gaussian noise for each image: its own window of one field that is drawn once.
+
+    Args:
+        channels: C.
+        height: H, pixels.
+        width: W, pixels.
+        seed: Seed of the field.
+        device: Where images come out.
+    """
+
+    def __init__(
+        self, channels: int, height: int, width: int, seed: int, device: torch.device
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.size = (height, width)
+        self.seed = seed
+        self._field = torch.randn(channels, 2 * height, 2 * width, generator=generator).to(device)
+
+    def __call__(self, index: Tensor, epoch: int) -> Tensor:
+        """Give each sample its window, a function of (seed, epoch, index): ``[B, C, H, W]``."""
+        H, W = self.size
+        draws = uniforms(2, self.seed, epoch, Stream.NOISE, index=index)
+        top, left = (draws[:, 0] * (H + 1)).long(), (draws[:, 1] * (W + 1)).long()
+        y = top[:, None] + torch.arange(H, device=index.device)
+        x = left[:, None] + torch.arange(W, device=index.device)
+        return self._field[:, y[:, :, None], x[:, None, :]].transpose(0, 1)

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     RAND_AUGMENT = 9
     ERASING = 10
     MIXING = 11
+    NOISE = 12
 
 
 def hash64(*keys: Key) -> NDArray[np.uint64]:
