@@ -53,6 +53,8 @@ def test_missing_required_key_is_named() -> None:
         ("data.val_fraction", 1.0),
         ("schedule.epochs", 0),
         ("schedule.warmup_epochs", 9),
+        ("schedule.cooldown_epochs", 99),
+        ("schedule.cooldown_epochs", -1),
         ("schedule.name", "cosin"),
         ("loss.label_smoothing", 1.0),
         ("loss.mixup", -0.1),

@@ -105,3 +105,21 @@ def test_average_follows_floats_and_copies_counters(vary: Vary, tmp_path: Path) 
     assert torch.allclose(averaged[0].weight, start + 0.1)
     assert int(averaged[1].num_batches_tracked) == 7
     assert not any(p.requires_grad for p in averaged.parameters())
+
+
+def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary, tmp_path: Path) -> None:
+    recipe = vary(
+        {"schedule.epochs": 10, "schedule.cooldown_epochs": 3, "schedule.min_lr": 1e-5},
+    )
+    model = _model(recipe)
+    losses = Losses(model, str, tmp_path, late=False)
+    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=4, losses=losses)
+    made = task.configure_optimizers()
+    assert isinstance(made, dict)
+    scheduler = made["lr_scheduler"]["scheduler"]  # type: ignore[index, typeddict-item]
+    rates = []
+    for update in range(40):
+        scheduler.step_update(update)
+        rates.append(scheduler.optimizer.param_groups[0]["lr"])
+    assert rates[27] > 1e-5
+    assert rates[28:] == [1e-5] * 12

@@ -91,6 +91,9 @@ class ModelConfig:
         drop_rate: Dropout before the classifier, probability.
         global_pool: ``avg`` (mean of patch tokens) or ``token`` (class token); None for the model's
             own.
+        weights: Weights to start from: a run's folder (its last epoch), a ``.safetensors`` or
+            ``.pth`` file; None starts afresh. Position embeddings and learned keys of another
+            image size are resampled, a classifier of other classes is left out.
     """
 
     name: str
@@ -99,6 +102,7 @@ class ModelConfig:
     drop_path: float = 0.0
     drop_rate: float = 0.0
     global_pool: str | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "model.name", self.name, "name a model; `keymix list models`")
@@ -142,6 +146,8 @@ class ScheduleConfig:
         name: ``cosine``, ``constant``, ``poly``, ``step``, ``tanh``, ``wsd`` or ``none``.
         epochs: Passes over the training images, warm-up included.
         warmup_epochs: Epochs of linear warm-up at the start; a fraction is allowed.
+        cooldown_epochs: Epochs at ``min_lr`` at the end, of the ``epochs``; the schedule ends
+            before them.
         warmup_lr: Learning rate of the first step of the warm-up.
         min_lr: Learning rate at the end.
     """
@@ -149,6 +155,7 @@ class ScheduleConfig:
     name: str = "cosine"
     epochs: int = 10
     warmup_epochs: float = 0.0
+    cooldown_epochs: int = 0
     warmup_lr: float = 1e-6
     min_lr: float = 0.0
 
@@ -160,6 +167,9 @@ class ScheduleConfig:
         ok = 0 <= self.warmup_epochs <= self.epochs
         remedy = f"must be at most schedule.epochs = {self.epochs}"
         _require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)
+        ok = self.cooldown_epochs == 0 or 0 < self.cooldown_epochs < self.epochs
+        remedy = f"must be fewer than schedule.epochs = {self.epochs}"
+        _require(ok, "schedule.cooldown_epochs", self.cooldown_epochs, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,8 @@ class ClassificationTask(pl.LightningModule):
         scheduler, _ = create_scheduler_v2(
             optimizer,
             sched=schedule.name,
-            num_epochs=schedule.epochs,
+            num_epochs=schedule.epochs - schedule.cooldown_epochs,
+            cooldown_epochs=schedule.cooldown_epochs,
             warmup_epochs=schedule.warmup_epochs,
             warmup_lr=schedule.warmup_lr,
             min_lr=schedule.min_lr,
