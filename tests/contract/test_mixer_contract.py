@@ -237,6 +237,17 @@ def test_images_do_not_see_each_other_in_eval_mode(name: str, options: dict[str,
         close(mixer(x[i : i + 1])[0], y[i])
 
 
+@every_case
+def test_the_gradient_of_one_image_is_that_in_a_batch(name: str, options: dict[str, Any]) -> None:
+    mixer = make(name, options, num_prefix_tokens=1).eval()
+    x = tokens(mixer, 2).requires_grad_()
+    weight = torch.randn(x.shape[1:], dtype=torch.float64)
+    (wanted,) = torch.autograd.grad((mixer(x)[0] * weight).sum(), x)
+    one = x.detach()[:1].requires_grad_()
+    (grad,) = torch.autograd.grad((mixer(one)[0] * weight).sum(), one)
+    close(grad[0], wanted[0])
+
+
 @every_mixer
 def test_tokens_are_not_written_to(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1)

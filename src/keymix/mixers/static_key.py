@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Unpack
 
 import torch
@@ -144,7 +145,7 @@ class LearnedKeys(GridBound):
 
         That is the parameter itself on the grid it lies on.
         """
-        held = self.get_parameter(name)
+        held: Tensor = attrgetter(name)(self)
         if keys == self.home:
             return held
         windows = self.site.window_grid if self.own_windows else None
@@ -155,8 +156,7 @@ class LearnedKeys(GridBound):
         pair = (self.site.window_grid, windows) if self.own_windows else (None, None)
         for name in self.laid:
             path, _, leaf = name.rpartition(".")
-            module = self.get_submodule(path)
-            held = getattr(module, leaf)
+            module, held = self.get_submodule(path), attrgetter(name)(self)
             if held is None or (home == self.home and pair[0] == pair[1]):
                 continue
             with torch.no_grad():

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learned keys on other grids: both policies against plain formulas, with every activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keymix.mixers.map_mixer import MapMixer
+from keymix.ops import resample
+from mixer_cases import DIM, GRID, gradients, make, refused
+from tolerances import close, differs
+
+KEYED = ["static_key", "conv_static_key", "static_key_re_attention"]
+POLICIES = ["interpolate", "pool_values"]
+OTHERS = [(4, 5), (3, 3), (1, 2), (3, 2), (2, 5)]  # up, down, turned, one axis alone
+SITES: list[dict[str, Any]] = [{}, {"num_prefix_tokens": 2}, {"grid": (3, 5), "num_heads": 1}]
+
+every_keyed = pytest.mark.parametrize("name", KEYED)
+every_policy = pytest.mark.parametrize("resize", POLICIES)
+
+
+def tokens_on(mixer: MapMixer, grid: tuple[int, int], *lead: int, seed: int = 1) -> Tensor:
+    noise = torch.Generator().manual_seed(seed)
+    count = mixer.site.num_prefix_tokens + grid[0] * grid[1]
+    return torch.randn(*(lead or (2,)), count, DIM, generator=noise, dtype=torch.float64)
+
+
+def activated(mixer: MapMixer, logits: Tensor) -> Tensor:
+    a = logits * mixer.scale
+    kind = mixer.activation
+    if kind == "star_relu":
+        return mixer.act.scale * a.relu().square() + mixer.act.bias
+    return {"softmax": lambda t: t.softmax(-1), "gelu": F.gelu, "relu": F.relu}[kind](a)
+
+
+def plainly(mixer: MapMixer, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The output for tokens [B, N, C] on ``grid``, from the parameters alone."""
+    site, h, d = mixer.site, mixer.num_heads, mixer.head_dim
+    prefix, home = site.num_prefix_tokens, site.grid
+    q, v = (mixer.get_submodule(r)(x).unflatten(-1, (h, d)).transpose(1, 2) for r in "qv")
+    keys, there = {**dict(mixer.named_parameters())}, home
+    if mixer.resize == "interpolate":
+        there = grid
+        move = lambda t: resample.interpolate(t, prefix, home, grid)  # noqa: E731
+    else:
+        v = resample.pool(v, prefix, grid, home)
+        move = lambda t: t  # noqa: E731
+    count = prefix + there[0] * there[1]
+    logits = []
+    if "key_conv.weight" in keys:
+        rows = prefix + home[0] * home[1]
+        weight = move(keys["key_conv.weight"].reshape(h, rows, -1)).reshape(h, count, d, 3, 3)
+        bias = move(keys["key_conv.bias"].reshape(h, rows, 1))[..., 0]
+        image = q[:, :, prefix:].mT.unflatten(-1, grid)
+        for head in range(h):
+            out = F.conv2d(image[:, head], weight[head], bias[head], padding=1)
+            logits.append(out.flatten(2).mT)
+        a = torch.stack(logits, 1)
+        if prefix:
+            a = torch.cat((q[:, :, :prefix] @ move(keys["key"]).mT, a), 2)
+    else:
+        a = q @ move(keys["key"]).mT
+    assert a.shape == (len(x), h, x.shape[1], count)
+    maps = mixer.mix_after(activated(mixer, a), track=False)
+    return mixer.proj((maps @ v).transpose(1, 2).flatten(-2))
+
+
+@every_keyed
+@every_policy
+@pytest.mark.parametrize("activation", ["softmax", "gelu", "relu", "star_relu"])
+@pytest.mark.parametrize("site", SITES, ids=str)
+def test_another_grid_is_the_plain_formula(name, resize, activation, site) -> None:
+    mixer = make(name, {"resize": resize, "activation": activation}, **site).eval()
+    for grid in OTHERS:
+        x = tokens_on(mixer, grid)
+        close(mixer(x, grid=grid), plainly(mixer, x, grid))
+
+
+@every_keyed
+@every_policy
+@pytest.mark.parametrize("site", [*SITES, {"windows": 3, "window_grid": (1, 3)}], ids=str)
+def test_on_its_own_grid_a_policy_is_the_identity_bit_for_bit(name, resize, site) -> None:
+    for training in (False, True):
+        plain = make(name, **site).train(training)
+        mixer = make(name, {"resize": resize}, **site).train(training)
+        x = tokens_on(plain, plain.site.grid, 2, *([3] if "windows" in site else []))
+        wanted = gradients(plain, x)
+        for call in ({}, {"grid": plain.site.grid}):
+            y, grads = gradients(mixer, x, **call)
+            assert torch.equal(y, wanted[0])
+            assert all(torch.equal(grads[k], v) for k, v in wanted[1].items())
+        maps = [m.attention_map(x, stage="final") for m in (plain, mixer)]
+        assert torch.equal(*maps)
+
+
+@every_keyed
+def test_the_policies_differ_and_none_refuses_with_the_option(name: str) -> None:
+    made = {resize: make(name, {"resize": resize}).eval() for resize in (*POLICIES, None)}
+    x = tokens_on(made[None], (4, 5))
+    assert differs(*(made[resize](x, grid=(4, 5)) for resize in POLICIES))
+    with refused(r"grid of \(2, 3\).*20 tokens on a grid of \(4, 5\).*resize='interpolate'"):
+        made[None](x, grid=(4, 5))
+    for resize in POLICIES:
+        with refused(r"20 tokens; pass grid="):
+            made[resize](x)
+        with refused("20 tokens.*4x4"):
+            made[resize](x, grid=(4, 4))
+
+
+@every_keyed
+@every_policy
+def test_maps_of_another_grid_are_its_forward_pass(name: str, resize: str) -> None:
+    mixer = make(name, {"resize": resize}, num_prefix_tokens=1).eval()
+    grid = (4, 5)
+    x = tokens_on(mixer, grid)
+    maps = mixer.attention_map(x, grid=grid, stage="final")
+    keys = 21 if resize == "interpolate" else 7
+    assert maps.shape == (2, 3, 21, keys)
+    v = mixer.inputs(x, grid)["v"]
+    close(mixer.proj((maps @ v).transpose(1, 2).flatten(-2)), mixer(x, grid=grid))
+    rows = mixer.attention_map(x, grid=grid, stage="final", queries=[20, 0])
+    close(rows, maps[..., [20, 0], :])
+
+
+@every_policy
+@pytest.mark.parametrize("options", [{}, {"temperature": True}, {"mask_diagonal": True}], ids=str)
+def test_the_fused_path_is_the_reference_on_another_grid(resize, options) -> None:
+    if resize == "pool_values" and "mask_diagonal" in options:
+        return
+    both = [
+        make("static_key", {**options, "resize": resize, "backend": b}, num_prefix_tokens=1)
+        for b in ("sdpa", "reference")
+    ]
+    grid = (3, 5)
+    x = tokens_on(both[0], grid)
+    keys = 16 if resize == "interpolate" else 7
+    for bias in (None, torch.randn(3, 16, keys, dtype=torch.float64)):
+        fused, plain = (gradients(m, x, grid=grid, bias=bias) for m in both)
+        close(fused[0], plain[0])
+        for key, grad in fused[1].items():
+            close(grad, plain[1][key])
+
+
+@every_keyed
+@every_policy
+def test_gradients_reach_what_is_resampled(name: str, resize: str) -> None:
+    mixer = make(name, {"resize": resize}, num_prefix_tokens=1)
+    x = tokens_on(mixer, (4, 3), 3)
+    _, grads = gradients(mixer, x, grid=(4, 3))
+    for key, grad in grads.items():
+        zero = key in mixer.zero_gradients
+        assert not grad.isnan().any(), key
+        assert zero or differs(grad, torch.zeros_like(grad)), key
+
+
+@every_keyed
+@every_policy
+@pytest.mark.parametrize("grid", [(1, 3), (3, 2)])
+def test_derivatives_meet_finite_differences(name: str, resize: str, grid: Any) -> None:
+    options = {"resize": resize, "backend": "reference"}
+    mixer = make(name, options, dim=4, num_heads=2, grid=(2, 2), num_prefix_tokens=1).eval()
+    x = torch.randn(1, 1 + grid[0] * grid[1], 4, dtype=torch.float64, requires_grad=True)
+    names = [k for k in dict(mixer.named_parameters()) if k.startswith("key")]
+
+    def call(x: Tensor, *held: Tensor) -> Tensor:
+        given = dict(zip(names, held, strict=True))
+        return torch.func.functional_call(mixer, given, (x,), {"grid": grid})
+
+    held = [mixer.get_parameter(k).detach().requires_grad_() for k in names]
+    assert torch.autograd.gradcheck(call, (x, *held))
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_call_keeps_no_memory_of_its_grid(name: str) -> None:
+    for resize in POLICIES:
+        mixer = make(name, {"resize": resize}).eval()
+        x = tokens_on(mixer, GRID)
+        before, state = mixer(x), {k: v.clone() for k, v in mixer.state_dict().items()}
+        mixer(tokens_on(mixer, (5, 4)), grid=(5, 4))
+        assert torch.equal(mixer(x), before)
+        assert all(torch.equal(state[k], v) for k, v in mixer.state_dict().items())
+
+
+@every_keyed
+@every_policy
+def test_a_resized_call_compiles_in_one_graph(name: str, resize: str, shapes_checked: bool) -> None:
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    mixer = make(name, {"resize": resize}, num_prefix_tokens=1).eval()
+    x = tokens_on(mixer, (3, 4))
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    close(compiled(x, grid=(3, 4)), mixer(x, grid=(3, 4)))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_bias_for_other_keys_is_refused_where_keys_stay(name: str) -> None:
+    mixer = make(name, {"resize": "pool_values"}).eval()
+    x, bias = tokens_on(mixer, (4, 5)), torch.zeros(20, 20, dtype=torch.float64)
+    for call in (mixer, mixer.attention_map):
+        with refused(r"6 keys on a grid of \(2, 3\).*bias for 20 keys.*interpolate"):
+            call(x, grid=(4, 5), bias=bias)
+    assert mixer(x, grid=(4, 5), bias=torch.zeros(20, 6).double()).shape == x.shape
+    assert mixer(x, grid=(4, 5), bias=torch.zeros(20, 1).double()).shape == x.shape
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_masked_diagonal_needs_keys_where_tokens_are(name: str) -> None:
+    options = {"mask_diagonal": True, "resize": "pool_values"}
+    mixer = make(name, options, num_prefix_tokens=1)
+    x = tokens_on(mixer, (4, 5))
+    with refused(r"no key is a query's own on \(4, 5\).*interpolate.*mask_diagonal=False"):
+        mixer(x, grid=(4, 5))
+    moved = make(name, {**options, "resize": "interpolate"}, num_prefix_tokens=1).eval()
+    rows = moved.attention_map(x, grid=(4, 5))
+    assert (rows.diagonal(dim1=-2, dim2=-1) == 0).all()
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_keys_may_lie_on_a_coarser_grid_from_the_start(name: str) -> None:
+    site = {"grid": (4, 6), "key_grid": (2, 3), "num_prefix_tokens": 1}
+    mixer = make(name, {"resize": "pool_values"}, **site).eval()
+    assert mixer.key.shape == (3, 7, 4)
+    x = tokens_on(mixer, (4, 6))
+    twin = make(name, {"resize": "pool_values"}, grid=(2, 3), num_prefix_tokens=1).eval()
+    twin.load_state_dict(mixer.state_dict())
+    assert torch.equal(mixer(x), twin(x, grid=(4, 6)))
+    for resize in (None, "interpolate"):
+        with refused(r"\(2, 3\).*\(4, 6\).*resize='pool_values'"):
+            make(name, {"resize": resize}, **site)
+    with refused("mask_diagonal"):
+        make(name, {"resize": "pool_values", "mask_diagonal": True}, **site)
