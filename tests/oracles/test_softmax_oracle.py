@@ -100,19 +100,21 @@ def test_timms_additive_mask_is_the_bias() -> None:
     close(mine(x, bias=mask), theirs(x, attn_mask=mask))
 
 
-def test_talking_heads_are_caits() -> None:
-    """Timm's mix the heads with biases; ours have none, as the published SKA-CaiT counts."""
+@pytest.mark.parametrize("biases", [True, False])
+def test_talking_heads_are_caits(biases: bool) -> None:
+    """Timm's mix with biases; the published counts have none, and one before a softmax is idle."""
     theirs = TalkingHeadAttn(24, num_heads=4, qkv_bias=True).double()
-    mine = create_mixer("softmax", dim=24, num_heads=4, talking_heads=True, dtype=torch.float64)
+    option = "bias" if biases else True
+    mine = create_mixer("softmax", dim=24, num_heads=4, talking_heads=option, dtype=torch.float64)
     stir(theirs)
-    with torch.no_grad():
-        theirs.proj_l.bias.zero_()
-        theirs.proj_w.bias.zero_()
-    names = {"proj_l.weight": "talking_pre.weight", "proj_w.weight": "talking_post.weight"}
+    assert theirs.proj_l.bias.abs().min() > 0.01
+    if not biases:
+        with torch.no_grad():
+            theirs.proj_w.bias.zero_()
     weights = {
-        names.get(k, k): v
+        k.replace("proj_l", "talking_pre").replace("proj_w", "talking_post"): v
         for k, v in theirs.state_dict().items()
-        if k not in ("proj_l.bias", "proj_w.bias")
+        if k != "proj_l.bias" and (biases or k != "proj_w.bias")
     }
     mine.load_state_dict(weights, strict=True)
     x = torch.randn(3, 7, 24, dtype=torch.float64)

@@ -26,7 +26,7 @@ from keymix.mixers.base import (
     query_rows,
     take_rows,
 )
-from keymix.mixers.options import Backend, Scale
+from keymix.mixers.options import Backend, Scale, TalkingHeads
 from keymix.ops.attention import sdpa
 
 Roles = dict[str, Tensor]
@@ -52,7 +52,8 @@ class MapMixer(TokenMixer):
             ``scale`` (DeepViT's learnable tau; locality self-attention, SKA's baseline).
         mask_diagonal: Forbid a query its own position (the same baseline). Needs M = N.
         talking_heads: Mix the maps of the heads linearly before and after the activation (CaiT),
-            both starting at the identity.
+            both starting at the identity; ``"bias"`` adds a bias a head after the activation, as
+            timm's CaiT does (its bias before the softmax shifts whole rows and so does nothing).
         attn_drop: Probability of dropping an entry of the final map.
         proj_drop: Probability of dropping an output value.
         backend: ``"auto"``, or a path by name, which runs or raises with the reason.
@@ -76,7 +77,7 @@ class MapMixer(TokenMixer):
         scale: Scale = "head_dim",
         temperature: bool | float = False,
         mask_diagonal: bool = False,
-        talking_heads: bool = False,
+        talking_heads: TalkingHeads = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         backend: Backend = "auto",
@@ -143,7 +144,7 @@ class MapMixer(TokenMixer):
         self.talking_post: nn.Linear | None = None
         if talking_heads:
             self.talking_pre = nn.Linear(h, h, bias=False, **factory)
-            self.talking_post = nn.Linear(h, h, bias=False, **factory)
+            self.talking_post = nn.Linear(h, h, bias=talking_heads == "bias", **factory)
         self.attn_drop = nn.Dropout(self.attn_drop_p)
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
@@ -164,6 +165,8 @@ class MapMixer(TokenMixer):
         for mix in (self.talking_pre, self.talking_post):
             if mix is not None:
                 nn.init.eye_(mix.weight)
+                if mix.bias is not None:
+                    nn.init.zeros_(mix.bias)
 
     # ---- what a subclass writes -------------------------------------------------------------
 

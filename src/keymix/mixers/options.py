@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
 
@@ -22,7 +23,7 @@ class MapOptions(TypedDict, total=False):
     scale: Scale
     temperature: bool | float
     mask_diagonal: bool
-    talking_heads: bool
+    talking_heads: TalkingHeads
     attn_drop: float
     proj_drop: float
     backend: Backend

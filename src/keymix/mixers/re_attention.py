@@ -102,8 +102,12 @@ class ReMixing(MapMixer):
 
     @property
     def zero_gradients(self) -> frozenset[str]:
-        """``theta_bias`` under BatchNorm in training, which subtracts it again with the mean."""
-        mine = {"theta_bias"} if self.centred and self.theta_bias is not None else set()
+        """Biases on whole maps under BatchNorm in training, which subtracts them with the mean."""
+        mine = set()
+        if self.centred and self.theta_bias is not None:
+            mine.add("theta_bias")
+        if self.centred and self.talking_post is not None and self.talking_post.bias is not None:
+            mine.add("talking_post.bias")
         return super().zero_gradients | mine
 
 
