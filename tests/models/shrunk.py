@@ -42,6 +42,24 @@ FAMILIES: dict[str, Family] = {
         wide={"num_heads": 3, "head_dim": 8},
         blocks=4,
     ),
+    "cait": Family(
+        options={"embed_dim": 16, "depth": 4, "num_heads": 2, "class_heads": 3, "class_head_dim": 7},
+        wide={"num_heads": 3, "head_dim": 7},
+        blocks=4,
+    ),
+    "swin": Family(
+        options={
+            "embed_dim": 12,
+            "depths": (1, 2, 2),
+            "num_heads": (1, 2, 3),
+            "merging": (2, 1),
+            "patch_size": 4,
+        },
+        wide={"head_dim": 7},
+        blocks=5,
+        path=r"layers\.\d+\.blocks\.\d+\.attn\.mixer",
+        head="head.fc",
+    ),
 }
 
 
