@@ -37,6 +37,12 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "deepvit": Family(
+        options={"embed_dim": 16, "depth": 2, "num_heads": 2},
+        wide={},
+        blocks=2,
+        image=(32, 48),
+    ),
     "vit": Family(
         options={"embed_dim": 16, "depth": 4, "num_heads": 2},
         wide={"num_heads": 3, "head_dim": 8},
@@ -58,6 +64,20 @@ FAMILIES: dict[str, Family] = {
         wide={"head_dim": 7},
         blocks=5,
         path=r"layers\.\d+\.blocks\.\d+\.attn\.mixer",
+        head="head.fc",
+    ),
+    "cvt": Family(
+        options={"embed_dims": (8, 12, 24), "num_heads": (1, 3, 6), "depths": (1, 1, 2)},
+        wide={"head_dim": 7},
+        blocks=4,
+        path=r"stages\.\d+\.blocks\.\d+\.attn\.mixer",
+    ),
+    "metaformer": Family(
+        options={"depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32), "head_dim": 8},
+        wide={},
+        blocks=5,
+        image=(64, 64),
+        path=r"stages\.\d+\.blocks\.\d+\.token_mixer\.mixer",
         head="head.fc",
     ),
 }
