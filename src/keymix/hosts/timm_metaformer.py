@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapter to timm's MetaFormer: the mixer sits at ``stages.<s>.blocks.<i>.token_mixer``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from timm.layers import trunc_normal_
+from timm.models.metaformer import Attention, MetaFormer
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.hosts.base import Host, Place
+from keymix.hosts.grid_mixer import GridMixer
+from keymix.hosts.metaformer_block import grid_blocks
+from keymix.mixers.base import Grid, Site, TokenMixer
+from keymix.mixers.map_mixer import MapMixer
+
+HEAD_DIM = 32  # width of a head in CAFormer
+
+# the family's own mixers: MetaFormer Baselines, https://arxiv.org/abs/2210.13452, Sec. 3
+FORMS: dict[str, dict[str, Any]] = {
+    "sep_conv": {"kernel_size": 7, "expansion": 2.0, "act": "star_relu", "conv_bias": False},
+}
+
+
+class TimmMetaFormer(Host):
+    """timm's MetaFormer: PoolFormer, ConvFormer, CAFormer.
+
+    A block whose mixer forms a map works on tokens, any other on images, as timm has it of its
+    attention; where the norms have no form for tokens (PoolFormer's), on images throughout.
+    """
+
+    name = "timm MetaFormer"
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether it is timm's class."""
+        return isinstance(model, MetaFormer)
+
+    def places(self, model: nn.Module) -> list[Place]:
+        """One place a block."""
+        if not isinstance(model, MetaFormer):
+            raise UserError(f"{type(model).__name__} is not timm's MetaFormer")
+        return [
+            _place(f"stages.{s}.blocks.{i}.token_mixer", s, block, grid, model)
+            for s, (stage, grid) in enumerate(
+                zip(model.stages, stage_grids(model, image_size(model)), strict=True)
+            )
+            for i, block in enumerate(stage.blocks)
+        ]
+
+    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
+        """Put the mixer there, its linear maps initialised as timm initialises the model's."""
+        mine = mixer.modules() if mixer.mixer_name in FORMS else mixer.projections
+        for part in mine:
+            if isinstance(part, nn.Linear | nn.Conv2d):
+                trunc_normal_(part.weight, std=0.02)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+        stage_path, _, index = place.path.removesuffix(".token_mixer").rpartition(".blocks.")
+        stage: Any = model.get_submodule(stage_path)
+        grid_blocks(stage)
+        block = stage.blocks[int(index)]
+        block.token_mixer = GridMixer(mixer, place).train(block.training)
+        block.set_layout(use_nchw=not isinstance(mixer, MapMixer))
+
+
+def image_size(model: nn.Module) -> Grid:
+    """Height and width in pixels of the images a MetaFormer is made for.
+
+    Ours know; timm's say it in their ``pretrained_cfg``, and are 224x224 where they have none.
+    """
+    known: Any = getattr(model, "img_size", None)
+    if known is None:
+        described: Any = getattr(model, "pretrained_cfg", None) or {}
+        known = described.get("input_size", (3, 224, 224))[-2:]
+    return known[0], known[1]
+
+
+def stage_grids(model: nn.Module, image: Grid) -> list[Grid]:
+    """Grid of every stage, for images of this height and width in pixels.
+
+    Raises:
+        UserError: If the image is too small for the convolutions.
+    """
+    assert isinstance(model, MetaFormer)
+    grids, grid = [], _after(model.stem.conv, image)
+    for stage in model.stages:
+        conv = getattr(stage.downsample, "conv", None)
+        grid = _after(conv, grid) if conv is not None else grid
+        if min(grid) < 1:
+            raise UserError(
+                f"images of {image[0]}x{image[1]} pixels are too small for this MetaFormer"
+            )
+        grids.append(grid)
+    return grids
+
+
+def _after(conv: Any, grid: Grid) -> Grid:
+    """Grid that a convolution makes of another."""
+    sides = [
+        (side + 2 * conv.padding[axis] - conv.kernel_size[axis]) // conv.stride[axis] + 1
+        for axis, side in enumerate(grid)
+    ]
+    return sides[0], sides[1]
+
+
+def _place(path: str, stage: int, block: Any, grid: Grid, model: MetaFormer) -> Place:
+    mixer = block.token_mixer
+    if isinstance(mixer, GridMixer):
+        before = mixer.place
+        return replace(before, site=replace(before.site, grid=grid))
+    dim = len(block.norm1.weight)
+    if isinstance(mixer, Attention):
+        heads, defaults = mixer.num_heads, _of_attention(mixer)
+    else:
+        head_dim = getattr(model, "head_dim", HEAD_DIM)
+        heads = max(dim // head_dim, 1)
+        defaults = {
+            "head_dim": head_dim,
+            "qkv_bias": False,
+            "proj_bias": False,
+            "attn_drop": getattr(model, "attn_drop_rate", 0.0),
+            "proj_drop": block.mlp.drop1.p,
+        }
+    site = Site(dim=dim, num_heads=heads, grid=grid)
+    return Place(path=path, stage=stage, site=site, defaults=defaults, forms=FORMS)
+
+
+def _of_attention(attention: Attention) -> Mapping[str, Any]:
+    return {
+        "head_dim": attention.head_dim,
+        "qkv_bias": attention.qkv.bias is not None,
+        "proj_bias": attention.proj.bias is not None,
+        "attn_drop": attention.attn_drop.p,
+        "proj_drop": attention.proj_drop.p,
+    }
+
+
+HOST = TimmMetaFormer()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of every placement of (C)SKA in CAFormer, 224x224 images, 1000 classes (SKA Table 5)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import keymix
+from keymix.models import create_model
+
+C, A, SKA, CSKA = "sep_conv", "softmax", "static_key", "conv_static_key"
+
+# mixer a stage: trainable parameters and FLOPs (2 x multiply-adds) in G, of S18 and of B36
+PLACEMENTS: dict[tuple[str, ...], tuple[int, str, int, str]] = {
+    (C, C, C, C): (26_774_448, "7.882", 99_882_616, "45.259"),  # ConvFormer
+    (C, C, A, A): (26_341_656, "8.214", 98_753_614, "46.321"),  # CAFormer
+    (C, SKA, A, A): (26_555_922, "9.022", 100_074_550, "52.169"),
+    (C, C, SKA, A): (25_984_536, "7.853", 95_841_358, "44.471"),
+    (C, C, A, SKA): (25_630_488, "8.137", 97_097_038, "46.148"),
+    (C, C, SKA, SKA): (25_273_368, "7.776", 94_184_782, "44.298"),
+    (C, SKA, SKA, A): (26_198_802, "8.661", 97_162_294, "50.319"),
+    (C, CSKA, A, A): (28_973_778, "12.798", 119_417_398, "82.380"),
+    (C, C, CSKA, A): (30_518_016, "9.623", 110_348_494, "50.136"),
+    (C, C, A, CSKA): (26_234_952, "8.196", 98_003_734, "46.236"),
+    (C, C, CSKA, CSKA): (30_411_312, "9.605", 109_598_614, "50.051"),
+}
+
+
+def meta(name: str, **options: Any) -> nn.Module:
+    with torch.device("meta"):
+        return create_model(name, **options)
+
+
+def trainable(name: str, **options: Any) -> int:
+    return sum(p.numel() for p in meta(name, **options).parameters() if p.requires_grad)
+
+
+def flops(name: str, **options: Any) -> str:
+    return f"{keymix.count(meta(name, **options), (3, 224, 224)).flops / 1e9:.3f}"
+
+
+@cache
+def by_stage(name: str, mixer: str) -> dict[str, tuple[int, int]]:
+    """Parameters and multiply-adds of every stage, and of the rest, with one mixer throughout."""
+    found: dict[str, tuple[int, int]] = {}
+    for layer in keymix.count(meta(name, mixer=mixer), (3, 224, 224)).layers:
+        part = layer.path[:8] if layer.path.startswith("stages.") else "rest"
+        params, macs = found.get(part, (0, 0))
+        found[part] = (params + layer.params, macs + layer.macs)
+    return found
+
+
+def summed(name: str, placement: tuple[str, ...]) -> tuple[int, str]:
+    """Cost of a placement: that of each stage where its mixer stands, and of the rest."""
+    parts = [by_stage(name, mixer)[f"stages.{s}"] for s, mixer in enumerate(placement)]
+    parts.append(by_stage(name, C)["rest"])
+    return sum(p for p, _ in parts), f"{2 * sum(m for _, m in parts) / 1e9:.3f}"
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids="/".join)
+def test_costs_of_a_placement(placement: tuple[str, ...]) -> None:
+    params, cost, more_params, more_cost = PLACEMENTS[placement]
+    assert trainable("skaformer_s18", mixer=placement) == params
+    assert summed("skaformer_s18", placement) == (params, cost)
+    assert trainable("cskaformer_b36", mixer=placement) == more_params
+    assert summed("cskaformer_b36", placement) == (more_params, more_cost)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [("skaformer", (C, SKA, A, A)), ("cskaformer", (C, CSKA, A, A))],
+)
+def test_a_name_is_the_placement_in_the_second_stage(name: str, placement: tuple[str, ...]) -> None:
+    params, cost, more_params, _ = PLACEMENTS[placement]
+    assert trainable(f"{name}_s18") == params
+    assert flops(f"{name}_s18") == cost
+    assert trainable(f"{name}_b36") == more_params
+
+
+def test_the_authors_heads_of_16_add_biases_alone() -> None:
+    assert trainable("cskaformer_s18", head_dim=16) == 28_983_186
+    assert flops("cskaformer_s18", head_dim=16) == "12.798"
+    assert trainable("cskaformer_b36", head_dim=16) == 119_492_662
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "params", "cost"),
+    [("skaformer_s18", 11, 25_606_296, "7.928"), ("skaformer_b36", 19, 97_177_678, "45.604")],
+)
+def test_heads_widened_to_the_baselines_parameters(
+    name: str, heads: int, params: int, cost: str
+) -> None:
+    widened = {"mixer": (C, C, SKA, SKA), "mixer_options": [{}, {}, {"num_heads": heads}, {}]}
+    assert trainable(name, **widened) == params
+    assert flops(name, **widened) == cost
+
+
+def test_the_small_one_is_small() -> None:
+    assert trainable("caformer_micro_32") < 700_000
