@@ -108,7 +108,8 @@ def choose_recipe(
         data: Data spec, ``None`` for the recipe's.
         recipe: A recipe, its name, or a YAML or JSON file; ``None`` chooses by the data.
         model: Model name, ``None`` for the recipe's.
-        epochs: Epochs, ``None`` for the recipe's. A warm-up that would not fit keeps its share.
+        epochs: Epochs, ``None`` for the recipe's. A warm-up or a cool-down that would not fit
+            keeps its share.
         limit: Training images, ``None`` for all.
         overrides: Further fields by dotted key.
 
@@ -128,6 +129,8 @@ def choose_recipe(
         warmup, before = recipe.schedule.warmup_epochs, recipe.schedule.epochs
         if 1 <= epochs <= warmup:
             changes["schedule.warmup_epochs"] = warmup * epochs / before
+        if 1 <= epochs <= recipe.schedule.cooldown_epochs:
+            changes["schedule.cooldown_epochs"] = recipe.schedule.cooldown_epochs * epochs // before
     changes |= overrides or {}
     for key in ("model.mixer", "seed"):
         if key in changes:
@@ -250,7 +253,9 @@ def make_plan(
         UserError: If a model cannot be built, or the recipe's readout starves a mixer.
     """
     from keymix.models.match import matched, trainable
+    from keymix.train.model import find_weights
 
+    find_weights(recipe.model)  # or refuse, before anything trains
     if match not in (None, "params"):
         raise unknown("match", str(match), ["params"])
     build = meta_builder(recipe, data)

@@ -32,8 +32,10 @@ from keymix.train.lock import locked
 from keymix.train.model import (
     build_model,
     device_of_this_machine,
+    find_weights,
     load_data,
     mixer_label,
+    start_from,
     warn_of_left_out,
 )
 from keymix.train.nonfinite import Losses
@@ -127,6 +129,8 @@ def train(
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
             return load_run(folder)
+        if overwrite or not _has_checkpoints(folder):
+            find_weights(recipe.model)  # or refuse, before the data is read
         images = data if data is not None else warn_of_left_out(load_data(recipe.data))
         model = build_model(
             recipe,
@@ -148,6 +152,11 @@ def train(
     return load_run(folder)
 
 
+def _has_checkpoints(folder: Path) -> bool:
+    there = folder / files.CHECKPOINTS
+    return there.is_dir() and any(there.iterdir())
+
+
 def _start(folder: Path, recipe: Recipe) -> None:
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
@@ -159,7 +168,7 @@ def _start(folder: Path, recipe: Recipe) -> None:
 def _environment(folder: Path) -> dict[str, object]:
     """The environment, with those (``earlier``) in which a resumed run was trained before."""
     now, path = environment(), folder / files.ENVIRONMENT
-    if not path.exists() or not any((folder / files.CHECKPOINTS).iterdir()):
+    if not path.exists() or not _has_checkpoints(folder):
         return now
     there = files.read_json(path)
     earlier = there.pop("earlier", [])
@@ -190,6 +199,10 @@ def _fit(
         device=device_of_this_machine(),
     )
     val_loader = _eval_loader(recipe, data, "val")
+    checkpoint = _resumed_from(folder, data)
+    weights = find_weights(recipe.model) if checkpoint is None else None
+    if weights is not None:  # before the task, which may keep an average of the weights
+        start_from(model, weights)
     task = ClassificationTask(
         recipe,
         model,
@@ -197,7 +210,6 @@ def _fit(
         steps_per_epoch=len(train_loader),
         losses=Losses(model, data.train.ids, folder, late=device_of_this_machine().type != "cpu"),
     )
-    checkpoint = _resumed_from(folder, data)
     lines = files.read_metrics(
         folder / files.METRICS, epochs=0 if checkpoint is None else checkpoint.epochs
     )

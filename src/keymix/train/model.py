@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from keymix.errors import KeymixWarning
+from keymix.errors import KeymixWarning, UserError
+from keymix.train import files
+from keymix.train.folder import run_folder
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
 if TYPE_CHECKING:
@@ -96,6 +99,42 @@ def build_model(
         img_size=(image_size[0], image_size[1]),
         **options,
     )
+
+
+def find_weights(config: ModelConfig) -> Path | None:
+    """Return the file of weights that a recipe starts from; None where it starts afresh.
+
+    Raises:
+        UserError: If there is no such file, or the folder is no finished run.
+    """
+    if config.weights is None:
+        return None
+    path = Path(config.weights).expanduser()
+    if path.is_dir():
+        path = run_folder(path) / files.weights_file("last")
+    if not path.is_file():
+        raise UserError(
+            f"model.weights = {config.weights!r}: there is no file {str(path)!r}. Name a finished "
+            "run's folder, or a .safetensors or .pth file, with --model.weights."
+        )
+    return path
+
+
+def start_from(model: nn.Module, path: Path) -> None:
+    """Load what fits of a file's weights, and warn of what does not.
+
+    Raises:
+        UserError: If the file is damaged or nothing of it fits.
+    """
+    from keymix.models import load_weights
+
+    loaded = load_weights(model, path)
+    if loaded.missing:
+        few = ", ".join(loaded.missing[:3])
+        more = f" and {len(loaded.missing) - 3} more" if len(loaded.missing) > 3 else ""
+        count = len(loaded.missing)
+        text = f"{count} parameters are not in {str(path)!r} and start afresh: {few}{more}"
+        warnings.warn(text, KeymixWarning, stacklevel=2)
 
 
 def device_of_this_machine() -> torch.device:

@@ -93,7 +93,8 @@ class ModelConfig:
             own.
         weights: Weights to start from: a run's folder (its last epoch), a ``.safetensors`` or
             ``.pth`` file; None starts afresh. Position embeddings and learned keys of another
-            image size are resampled, a classifier of other classes is left out.
+            image size are resampled, a classifier of other classes is left out. Recipes that
+            fine-tune say ``RUN``, for you to replace.
     """
 
     name: str

@@ -32,7 +32,7 @@ def recipe() -> Recipe:
         parent,
         name="cskaformer_s18_384",
         data=replace(parent.data, image_size=384, batch_size=64),
-        model=replace(parent.model, drop_path=0.3, drop_rate=0.4, weights=""),
+        model=replace(parent.model, drop_path=0.3, drop_rate=0.4, weights="RUN"),
         optim=OptimConfig(name="lamb", lr=1e-4, weight_decay=0.05, accumulate=16),
         schedule=ScheduleConfig(name="constant", epochs=30),
         loss=LossConfig(label_smoothing=0.1),
