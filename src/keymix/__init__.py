@@ -33,6 +33,7 @@ _getattr, __dir__, _public = attach(
         "create_model": "keymix.models.factory",
         "list_models": "keymix.models.factory",
         "attention_maps": "keymix.analysis.attention",
+        "complexity": "keymix.analysis.complexity",
         "count": "keymix.analysis.counting",
         "evaluate": "keymix.train.runs",
         "load_run": "keymix.train.runs",

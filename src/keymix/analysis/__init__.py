@@ -7,10 +7,12 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "Collapse": "keymix.analysis.collapse",
+        "Complexity": "keymix.analysis.complexity",
         "Cost": "keymix.analysis.measure",
         "Count": "keymix.analysis.counting",
         "LayerCount": "keymix.analysis.counting",
         "attention_maps": "keymix.analysis.attention",
+        "complexity_parts": "keymix.analysis.complexity",
         "count": "keymix.analysis.counting",
         "map_similarity": "keymix.analysis.collapse",
         "measure_interleaved": "keymix.analysis.measure",

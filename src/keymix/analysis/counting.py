@@ -217,8 +217,12 @@ def _untouched_surroundings() -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _by_equation(model: nn.Module) -> None:
-    """Have mixers compute by their equation, so that a kernel's padding is not taken for work."""
+def by_equation(model: nn.Module) -> None:
+    """Have mixers compute by their equation, so that a kernel's padding is not taken for work.
+
+    Args:
+        model: Its mixers are changed.
+    """
     for module in model.modules():
         if isinstance(module, MapMixer):
             module.backend = "reference"
@@ -266,7 +270,7 @@ def _inference_macs(model: nn.Module, size: tuple[int, ...], *, fake: bool) -> _
     """Run one inference pass on a copy and add up the multiply-adds."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     copied, x = _prepare(model, (1, *size), train=False, mode=mode)
-    _by_equation(copied)
+    by_equation(copied)
     counter = _MacCounter(_Where(copied))
     with torch.no_grad(), mode or contextlib.nullcontext(), counter:
         copied(x)
@@ -285,7 +289,8 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
     """
     embed = getattr(model, "patch_embed", None)
     size = getattr(embed, "img_size", None)
-    channels = getattr(getattr(embed, "proj", None), "in_channels", None)
+    first = getattr(embed, "proj", None)
+    channels = getattr(embed, "in_chans", None) or getattr(first, "in_channels", None)
     for name in ("pretrained_cfg", "default_cfg"):
         told = (getattr(model, name, None) or {}).get("input_size")
         if told is not None:

@@ -7,7 +7,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -134,12 +134,14 @@ def measure_interleaved(
     repeats: int = 20,
     warmup: int = 3,
     threads: int | None = None,
+    on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Cost]:
     """Measure models in turns, so that a machine that drifts is unfair to none of them.
 
     Each round times every model once, alone and in a batch, starting with another model each
     time. Models run where they are, in their own precision, in inference mode, and get their mode
-    back. Peak memory is measured here on CUDA only.
+    back. Peak memory is measured here on CUDA only. A batch of one image is an image alone and is
+    timed once.
 
     Args:
         models: Name to model.
@@ -148,6 +150,7 @@ def measure_interleaved(
         repeats: Rounds.
         warmup: Passes before the first round.
         threads: CPU threads within an operation; as they are if None.
+        on_round: Told the number of rounds that are done, after each.
 
     Raises:
         UserError: If there are no models or a number is less than 1.
@@ -168,11 +171,9 @@ def measure_interleaved(
         for model in models.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
+        sizes = dict.fromkeys((1, batch_size))
         runners = {
-            name: (
-                _Runner(model, _input(model, (1, *size)), warmup),
-                _Runner(model, _input(model, (batch_size, *size)), warmup),
-            )
+            name: [_Runner(model, _input(model, (images, *size)), warmup) for images in sizes]
             for name, model in models.items()
         }
         names = list(models)
@@ -181,8 +182,11 @@ def measure_interleaved(
             for name in names[first:] + names[:first]:
                 for runner in runners[name]:
                     runner.sample()
+            if on_round is not None:
+                on_round(turn + 1)
     return {
-        name: _cost(models[name], *runners[name], repeats=repeats, threads=used) for name in names
+        name: _cost(models[name], each[0], each[-1], repeats=repeats, threads=used)
+        for name, each in runners.items()
     }
 
 

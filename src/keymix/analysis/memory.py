@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,6 +31,8 @@ PHASES: tuple[Phase, ...] = ("inference", "training")
 MIB = 2**20
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,29 @@ def cpu_peak_unknown() -> str | None:
     if not os.access(_CLEAR, os.W_OK):
         return "unknown: /proc/self/clear_refs is not writable here, so peaks cannot be told apart"
     return None
+
+
+def available_bytes(device: torch.device) -> float:
+    """Return the memory that is free before the machine swaps, infinite where nobody tells.
+
+    Args:
+        device: A CUDA device asks its driver; any other asks the system and its control group.
+    """
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    rooms = [math.inf]
+    if _MEMINFO.exists():
+        lines = (line.split() for line in _MEMINFO.read_text().splitlines())
+        rooms += [1024 * float(line[1]) for line in lines if line[0] == "MemAvailable:"]
+    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None:
+        rooms.append(limit - used)
+    return max(0.0, min(rooms))
+
+
+def _number(path: Path) -> int | None:
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None
 
 
 def peak_memory(

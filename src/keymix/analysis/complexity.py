@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What token mixers cost: the papers' formulas beside counts, and measurements against tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from keymix.analysis.complexity_scaling import Progress, ScalingRow, measure_at
+from keymix.analysis.complexity_sites import (
+    TIME_STEPS,
+    Candidate,
+    Setting,
+    candidates,
+    near_square,
+)
+from keymix.analysis.complexity_tables import (
+    FormulaRow,
+    KeyValueRow,
+    Ledger,
+    RatioPoint,
+    WeightRow,
+    formula_rows,
+    key_value_rows,
+    ratio_points,
+    weight_rows,
+)
+from keymix.errors import UserError
+from keymix.mixers.registry import get_mixer_class, import_file
+
+FORMAT = 1
+"""Version of the record (``Complexity.to_dict()["format"]``)."""
+
+TOKENS = (49, 196, 784)
+"""Where latency and memory are measured: the last three stages of a 224-pixel image."""
+
+SWEEP = (16, 36, 64, 144, 256, 576, 1024, 2304, 4096)
+"""Tokens of the figure of multiply-adds a parameter."""
+
+HEAD_DIMS = (4, 8, 16, 32, 64, 96, 128)
+"""Widths of the figure are so many channels a head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerEntry:
+    """A mixer of the study.
+
+    Attributes:
+        label: How it is written.
+        name: Its canonical name.
+        domain: ``"dense"`` or ``"spiking"``.
+        control: Whether it is a control.
+        reason: Why it could not be counted at the tables' site; None if it was.
+    """
+
+    label: str
+    name: str
+    domain: str
+    control: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complexity:
+    """What a study found, so far or in all.
+
+    Attributes:
+        setting: Sizes and conditions.
+        mixers: Which mixers, and the reason of those that could not be counted.
+        formulas: SKA Table 6: formulas beside counts.
+        by_tokens: SKA Fig. 4, left: multiply-adds a parameter against N.
+        by_dim: SKA Fig. 4, right: the same against D.
+        weights: SKA Table 7 for every mixer.
+        key_value: Table 1 of key-value attention.
+        scaling: Latency and peak memory against N.
+        complete: Whether all tokens asked for have been measured.
+    """
+
+    setting: Setting
+    mixers: tuple[MixerEntry, ...]
+    formulas: tuple[FormulaRow, ...]
+    by_tokens: tuple[RatioPoint, ...]
+    by_dim: tuple[RatioPoint, ...]
+    weights: tuple[WeightRow, ...]
+    key_value: tuple[KeyValueRow, ...]
+    scaling: tuple[ScalingRow, ...] = ()
+    complete: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON takes it."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def _ignore(told: str, share: float) -> None:
+    """Tell nobody."""
+
+
+def _part(progress: Progress, number: int, of: int) -> Progress:
+    """Make the progress of one part of several."""
+    return lambda told, share: progress(told, (number + share) / of)
+
+
+def complexity_parts(
+    mixers: str | Sequence[str] | None = None,
+    *,
+    dim: int = 256,
+    num_heads: int = 8,
+    at: int = 256,
+    pos_dim: int = 50,
+    tokens: Sequence[int] = TOKENS,
+    repeats: int = 10,
+    batch_size: int = 1,
+    device: str | torch.device = "cpu",
+    time_steps: int = TIME_STEPS,
+    imports: Sequence[str] = (),
+    progress: Progress = _ignore,
+) -> Iterator[Complexity]:
+    """Study mixers part by part; see :func:`complexity`.
+
+    Yields:
+        What is known so far: first all that is counted, then once more for each number of tokens
+        measured. The last is complete.
+    """
+    where = _device(device)
+    _check_numbers(dim, num_heads, at, pos_dim, tokens, repeats, batch_size, time_steps)
+    for path in imports:
+        import_file(path)
+    chosen = candidates(mixers, dim=dim, num_heads=num_heads, time_steps=time_steps)
+    setting = Setting(
+        dim=dim,
+        num_heads=num_heads,
+        at=at,
+        pos_dim=pos_dim,
+        tokens=tuple(dict.fromkeys(tokens)),
+        sweep_tokens=SWEEP,
+        sweep_dims=tuple(num_heads * width for width in HEAD_DIMS),
+        repeats=repeats,
+        batch_size=batch_size,
+        device=str(where),
+        threads=torch.get_num_threads(),
+        time_steps=time_steps,
+    )
+    steps = len(setting.tokens) + 1
+    known = _counted(setting, chosen, _part(progress, 0, steps))
+    yield known
+    for i, number in enumerate(setting.tokens, 1):
+        rows = measure_at(
+            chosen,
+            number,
+            repeats=repeats,
+            batch_size=batch_size,
+            device=where,
+            imports=imports,
+            progress=_part(progress, i, steps),
+        )
+        last = number == setting.tokens[-1]
+        known = replace(known, scaling=(*known.scaling, *rows), complete=last)
+        yield known
+
+
+def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) -> Complexity:
+    ledger = Ledger()
+    entries = []
+    for candidate in chosen:
+        traits = get_mixer_class(candidate.name).traits
+        _, reason = ledger.look(candidate, setting.at)
+        entry = MixerEntry(
+            label=candidate.label,
+            name=candidate.name,
+            domain=traits.domain,
+            control=traits.control,
+            reason=reason,
+        )
+        entries.append(entry)
+    by_tokens: list[RatioPoint] = []
+    by_dim: list[RatioPoint] = []
+    for i, candidate in enumerate(chosen):
+        progress(f"counting {candidate.label}", i / len(chosen))
+        by_tokens += ratio_points(ledger, candidate, [(n, setting.dim) for n in setting.sweep_tokens])
+        by_dim += ratio_points(ledger, candidate, [(setting.at, d) for d in setting.sweep_dims])
+    return Complexity(
+        setting=setting,
+        mixers=tuple(entries),
+        formulas=formula_rows(ledger, setting),
+        by_tokens=tuple(by_tokens),
+        by_dim=tuple(by_dim),
+        weights=weight_rows(ledger, chosen, setting.at),
+        key_value=key_value_rows(ledger, setting),
+        complete=not setting.tokens,
+    )
+
+
+def complexity(
+    mixers: str | Sequence[str] | None = None,
+    *,
+    dim: int = 256,
+    num_heads: int = 8,
+    at: int = 256,
+    pos_dim: int = 50,
+    tokens: Sequence[int] = TOKENS,
+    repeats: int = 10,
+    batch_size: int = 1,
+    device: str | torch.device = "cpu",
+    time_steps: int = TIME_STEPS,
+    imports: Sequence[str] = (),
+    progress: Progress = _ignore,
+) -> Complexity:
+    """Put the papers' formulas beside counts, and measure mixers against the number of tokens.
+
+    Every mixer comes from the registry. One that cannot be built, counted or run at some size is
+    listed with the reason. The tables of the papers are made of the papers' mixers, whichever are
+    chosen.
+
+    Args:
+        mixers: Names with options, as ``keymix compare`` takes them; all registered if None.
+        dim: Width D of the tokens, a multiple of the heads.
+        num_heads: Heads.
+        at: Tokens N of the tables; 256, with ``dim=256``, is where SKA Fig. 4 stands.
+        pos_dim: Channels m of key-value attention's code of index pairs.
+        tokens: Where latency and memory are measured, each on the grid nearest to a square;
+            nothing is measured if empty.
+        repeats: Rounds in which all mixers take turns.
+        batch_size: Images a batch, for memory and images per second; latency is of one image.
+        device: ``"cpu"``, ``"cuda"``, ….
+        time_steps: Steps T of spiking mixers.
+        imports: Files of your own mixers.
+        progress: Told what is being done and which share of all is done.
+
+    Returns:
+        Tables and measurements.
+
+    Example:
+        >>> study = complexity("mhsa,ska", dim=32, num_heads=2, tokens=())
+        >>> [(row.mixer, row.agrees) for row in study.formulas][1]
+        ('softmax', True)
+
+    Raises:
+        UserError: If a number, a name or the device is bad.
+    """
+    parts = complexity_parts(
+        mixers,
+        dim=dim,
+        num_heads=num_heads,
+        at=at,
+        pos_dim=pos_dim,
+        tokens=tokens,
+        repeats=repeats,
+        batch_size=batch_size,
+        device=device,
+        time_steps=time_steps,
+        imports=imports,
+        progress=progress,
+    )
+    *_, last = parts
+    return last
+
+
+def _check_numbers(
+    dim: int,
+    num_heads: int,
+    at: int,
+    pos_dim: int,
+    tokens: Sequence[int],
+    repeats: int,
+    batch_size: int,
+    time_steps: int,
+) -> None:
+    numbers = {
+        "dim": dim,
+        "num_heads": num_heads,
+        "at": at,
+        "repeats": repeats,
+        "batch_size": batch_size,
+        "time_steps": time_steps,
+    }
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"{name}={number} must be at least 1")
+    if pos_dim < 3:
+        raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")
+    if dim % num_heads:
+        raise UserError(
+            f"{dim=} does not divide into {num_heads=} heads; give a multiple of {num_heads}"
+        )
+    for number in tokens:
+        near_square(number)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"device {str(device)!r} cannot be used here: {first}") from error
+    if where.type == "meta":
+        raise UserError("device 'meta' holds no numbers, so nothing can be timed on it")
+    return where

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency and peak memory of mixers against the number of tokens, measured in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from keymix.analysis.attention import inference_mode_of
+from keymix.analysis.complexity_sites import Candidate, Counted, attempt, counted, near_square
+from keymix.analysis.measure import Cost, measure_interleaved, with_peak
+from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
+from keymix.errors import UserError
+from keymix.mixers.base import Grid
+
+BASELINE = "softmax"
+"""What the others' latency and memory are given in multiples of."""
+
+MIB = 2**20
+_SHARE = 0.8  # of the free memory that a mixer may take
+
+Progress = Callable[[str, float], None]
+"""Told what is being done, and the share that is done of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """What one mixer took at one number of tokens, or why it was not measured.
+
+    Attributes:
+        mixer: Its label.
+        tokens: Tokens N.
+        grid: Rows and columns they lie on.
+        params: Trainable parameters; None if they could not be counted.
+        macs: Multiply-adds; None if they could not be counted.
+        activation_bytes: Bytes kept for the backward pass of one image; None if not counted.
+        latency_ms: Median time of a forward pass of one image, milliseconds.
+        latency_q1_ms: First quartile.
+        latency_q3_ms: Third quartile.
+        latency_ratio: Median as a multiple of softmax attention's at the same tokens.
+        images_per_s: Images a second in batches.
+        peak_inference_mib: Memory a forward pass of a batch adds, MiB.
+        peak_training_mib: The same of forward and backward.
+        peak_ratio: Peak of training as a multiple of softmax attention's.
+        peak_note: How the peak was measured, or why it is None.
+        reason: Why nothing was measured; None if it was.
+    """
+
+    mixer: str
+    tokens: int
+    grid: Grid
+    params: int | None = None
+    macs: int | None = None
+    activation_bytes: int | None = None
+    latency_ms: float | None = None
+    latency_q1_ms: float | None = None
+    latency_q3_ms: float | None = None
+    latency_ratio: float | None = None
+    images_per_s: float | None = None
+    peak_inference_mib: float | None = None
+    peak_training_mib: float | None = None
+    peak_ratio: float | None = None
+    peak_note: str | None = None
+    reason: str | None = None
+
+
+def needed_bytes(cost: Counted, batch_size: int) -> int:
+    """Estimate, on the safe side, what building and training one batch takes.
+
+    Weights three times (their making, their gradients), and what autograd keeps three times (a
+    map is made in steps, and its gradient again, each as large as the map that is kept).
+    """
+    return 3 * (cost.held_bytes + batch_size * cost.activation_bytes)
+
+
+def measure_at(
+    candidates: Sequence[Candidate],
+    tokens: int,
+    *,
+    repeats: int,
+    batch_size: int,
+    device: torch.device,
+    imports: Sequence[str] = (),
+    progress: Progress,
+) -> list[ScalingRow]:
+    """Measure mixers at one number of tokens, all in turns in this process.
+
+    Those that cannot be built, counted or run there, or would not fit into memory, get a row with
+    the reason. Peak memory comes from a fresh process on a CPU, from the allocator on CUDA.
+
+    Args:
+        candidates: The mixers.
+        tokens: N, laid on the grid nearest to a square.
+        repeats: Rounds.
+        batch_size: Images a batch, for images per second and memory.
+        device: Where.
+        imports: Files of a user's own mixers.
+        progress: Told of every step.
+    """
+    grid = near_square(tokens)
+    costs: dict[str, Counted] = {}
+    models: dict[str, nn.Module] = {}
+    reasons: dict[str, str] = {}
+    builds = {c.label: _build(c, grid, imports) for c in candidates}
+    seconds = 0.0
+    room = available_bytes(device)
+    for i, candidate in enumerate(candidates):
+        label = candidate.label
+        progress(f"{tokens} tokens: trying {label}", 0.1 * i / len(candidates))
+        cost, reason = attempt(lambda c=candidate: counted(c.arguments(grid)))  # type: ignore[misc]
+        if cost is not None:
+            costs[label] = cost
+            reason = _too_large(cost, batch_size, room)
+        if reason is None:
+            tried, reason = attempt(lambda b=builds[label]: _try(b, tokens, device))  # type: ignore[misc]
+            if tried is not None:
+                models[label], first = tried
+                seconds += first
+                room -= costs[label].held_bytes
+        if reason is not None:
+            reasons[label] = reason
+    if seconds * (repeats + 1) > 30:
+        told = f"{tokens} tokens: about {seconds * (repeats + 1) / 60:.0f} min for latency alone"
+        progress(told, 0.1)
+    measured = _measured(
+        models,
+        builds,
+        tokens,
+        candidates,
+        repeats=repeats,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    rows = [
+        _row(c.label, tokens, grid, costs.get(c.label), measured.get(c.label), reasons.get(c.label))
+        for c in candidates
+    ]
+    base = next((row for row in rows if row.mixer == BASELINE), None)
+    return rows if base is None else [_beside(row, base) for row in rows]
+
+
+def _build(candidate: Candidate, grid: Grid, imports: Sequence[str]) -> Build:
+    return Build(
+        factory="keymix.analysis.complexity_sites:make",
+        kwargs=candidate.arguments(grid),
+        imports=tuple(str(path) for path in imports),
+    )
+
+
+def _too_large(cost: Counted, batch_size: int, room: float) -> str | None:
+    need = needed_bytes(cost, batch_size)
+    if need <= _SHARE * room:
+        return None
+    return (
+        f"would need up to {need / 2**30:.1f} GiB to train a batch of {batch_size}, and "
+        f"{room / 2**30:.1f} GiB are free"
+    )
+
+
+def _try(build: Build, tokens: int, device: torch.device) -> tuple[nn.Module, float]:
+    """Make a mixer and run it once: what fails, fails here; and how long that takes, seconds."""
+    model = build.make().to(device)
+    x = torch.zeros(1, tokens, build.kwargs["dim"], device=device)
+    with inference_mode_of(model), torch.no_grad():
+        start = time.perf_counter()
+        y = model(x)
+    if y.shape[-2:] != x.shape[-2:]:
+        raise UserError(f"returns {tuple(y.shape)} for tokens {tuple(x.shape)}")
+    return model, time.perf_counter() - start
+
+
+def _measured(
+    models: dict[str, nn.Module],
+    builds: Mapping[str, Build],
+    tokens: int,
+    candidates: Sequence[Candidate],
+    repeats: int,
+    batch_size: int,
+    progress: Progress,
+) -> dict[str, Cost]:
+    if not models:
+        return {}
+    size = (tokens, candidates[0].dim)
+    who = f"{len(models)} mixers in turns"
+    costs = measure_interleaved(
+        models,
+        size,
+        batch_size=batch_size,
+        repeats=repeats,
+        warmup=1,
+        on_round=lambda done: progress(
+            f"{tokens} tokens: latency, {who}, round {done} of {repeats}",
+            0.1 + 0.5 * done / repeats,
+        ),
+    )
+    if any(cost.device.startswith("cuda") for cost in costs.values()):
+        return costs
+    names = list(models)
+    models.clear()  # their memory is the fresh process's
+    progress(f"{tokens} tokens: peak memory in a fresh process", 0.6)
+    peaks = _peaks({name: builds[name] for name in names}, size, batch_size)
+    return {name: with_peak(costs[name], peaks[name]) for name in names}
+
+
+def _peaks(builds: dict[str, Build], size: tuple[int, int], batch_size: int) -> dict[str, Peak]:
+    """Measure all in one process; where it cannot make one, each in its own."""
+    try:
+        return peak_memory(builds, size, batch_size=batch_size)
+    except UserError:
+        if len(builds) == 1:  # registered here, but in no file that was named
+            peak = Peak(
+                inference_mib=None,
+                training_mib=None,
+                note="unknown: a fresh process cannot make this mixer; name its file with imports",
+            )
+            return dict.fromkeys(builds, peak)
+    return {name: _peaks({name: build}, size, batch_size)[name] for name, build in builds.items()}
+
+
+def _row(
+    label: str,
+    tokens: int,
+    grid: Grid,
+    count: Counted | None,
+    cost: Cost | None,
+    reason: str | None,
+) -> ScalingRow:
+    row = ScalingRow(mixer=label, tokens=tokens, grid=grid, reason=reason)
+    if count is not None:
+        row = replace(
+            row, params=count.params, macs=count.macs, activation_bytes=count.activation_bytes
+        )
+    if cost is not None:
+        row = replace(
+            row,
+            latency_ms=cost.latency_ms,
+            latency_q1_ms=cost.latency_q1_ms,
+            latency_q3_ms=cost.latency_q3_ms,
+            images_per_s=cost.images_per_s,
+            peak_inference_mib=cost.peak_inference_mib,
+            peak_training_mib=cost.peak_training_mib,
+            peak_note=cost.peak_note,
+        )
+    return row
+
+
+def _beside(row: ScalingRow, base: ScalingRow) -> ScalingRow:
+    return replace(
+        row,
+        latency_ratio=_over(row.latency_ms, base.latency_ms),
+        peak_ratio=_over(row.peak_training_mib, base.peak_training_mib),
+    )
+
+
+def _over(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base

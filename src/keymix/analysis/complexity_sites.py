@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixers made alone, for counting and measuring: on which grid, with which options, or why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from keymix.analysis.counting import count
+from keymix.errors import UserError, one_line
+from keymix.mixers.base import Grid, Site
+from keymix.mixers.registry import build, get_mixer_class, list_mixers, option_hints
+from keymix.mixers.spec import MixerSpec, parse_mixers
+
+TIME_STEPS = 4
+"""Steps T of a spiking mixer's input, where it is not said."""
+
+T = TypeVar("T")
+
+# what a mixer, a user's own too, may raise when it is built or run where it cannot serve
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def near_square(tokens: int) -> Grid:
+    """Lay tokens on the grid nearest to a square that holds just them, rows no more than columns.
+
+    Args:
+        tokens: How many; 12 lie on 3 x 4, and a prime number on one row.
+
+    Raises:
+        UserError: If there is less than one.
+    """
+    if tokens < 1:
+        raise UserError(f"{tokens=} must be at least 1")
+    rows = next(r for r in range(math.isqrt(tokens), 0, -1) if tokens % r == 0)
+    return rows, tokens // rows
+
+
+class OverTime(nn.Module):
+    """A spiking mixer as a still image meets it: the tokens ``[B, N, C]`` repeated T times.
+
+    Args:
+        mixer: Takes ``[T, B, N, C]``.
+        steps: T.
+    """
+
+    def __init__(self, mixer: nn.Module, steps: int) -> None:
+        super().__init__()
+        self.mixer, self.steps = mixer, steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run all T steps."""
+        out: Tensor = self.mixer(x.expand(self.steps, *x.shape))
+        return out
+
+
+def make(
+    name: str,
+    options: dict[str, Any],
+    dim: int,
+    num_heads: int,
+    grid: Sequence[int],
+    time_steps: int = TIME_STEPS,
+) -> nn.Module:
+    """Make a mixer that takes tokens ``[B, N, C]``, from plain data, as a fresh process can.
+
+    Args:
+        name: The mixer's name.
+        options: Its options.
+        dim: Width C.
+        num_heads: Heads, unless the options say.
+        grid: Rows and columns of the tokens; there are no prefix tokens.
+        time_steps: Steps of a spiking mixer.
+
+    Raises:
+        UserError: If the mixer cannot serve there.
+    """
+    site = Site(dim=dim, num_heads=num_heads, grid=(grid[0], grid[1]))
+    mixer = build(name, site, options)
+    if get_mixer_class(name).traits.domain == "spiking":
+        return OverTime(mixer, time_steps)
+    return mixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """At which sizes mixers were looked at, and how they were measured.
+
+    Attributes:
+        dim: Width D of the tokens.
+        num_heads: Heads.
+        at: Tokens N of the tables of formulas.
+        pos_dim: Channels m of the code of index pairs.
+        tokens: Tokens at which latency and memory are measured.
+        sweep_tokens: Tokens of the left half of the figure.
+        sweep_dims: Widths of its right half.
+        repeats: Rounds behind a median.
+        batch_size: Images a batch, for memory and images per second.
+        device: Where.
+        threads: CPU threads within an operation.
+        time_steps: Steps T of spiking mixers.
+    """
+
+    dim: int
+    num_heads: int
+    at: int
+    pos_dim: int
+    tokens: tuple[int, ...]
+    sweep_tokens: tuple[int, ...]
+    sweep_dims: tuple[int, ...]
+    repeats: int
+    batch_size: int
+    device: str
+    threads: int
+    time_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A mixer to look at, with its options.
+
+    Attributes:
+        label: How it is written, e.g. ``"static_key(activation=relu)"``.
+        name: Its canonical name.
+        options: Its options.
+        dim: Width of the tokens.
+        num_heads: Heads.
+        time_steps: Steps of a spiking mixer.
+    """
+
+    label: str
+    name: str
+    options: dict[str, Any]
+    dim: int
+    num_heads: int
+    time_steps: int = TIME_STEPS
+
+    def arguments(self, grid: Grid, *, dim: int | None = None, biases: bool = True) -> Any:
+        """Return what :func:`make` takes for a grid, plain data.
+
+        Args:
+            grid: Rows and columns of the tokens.
+            dim: Another width.
+            biases: False switches off every bias that an option of the mixer can.
+        """
+        off = {} if biases else dict.fromkeys(bias_options(self.name), False)
+        return {
+            "name": self.name,
+            "options": {**off, **self.options},
+            "dim": dim or self.dim,
+            "num_heads": self.num_heads,
+            "grid": list(grid),
+            "time_steps": self.time_steps,
+        }
+
+
+def bias_options(name: str) -> list[str]:
+    """List the options of a mixer that are true or false and switch a bias, by their name."""
+    return [o for o, hint in option_hints(name).items() if hint is bool and o.endswith("bias")]
+
+
+def candidates(
+    mixers: str | Sequence[str] | None, *, dim: int, num_heads: int, time_steps: int = TIME_STEPS
+) -> list[Candidate]:
+    """Read which mixers to look at; all that are registered if None.
+
+    Raises:
+        UserError: If a name or option is unknown, or an entry names one mixer a stage.
+    """
+    if mixers is None:
+        specs = [MixerSpec((name,), ((),)) for name in list_mixers()]
+    else:
+        specs = parse_mixers(mixers if isinstance(mixers, str) else ",".join(mixers))
+    for spec in specs:
+        if len(spec.names) > 1:
+            raise UserError(
+                f"mixer {spec.label!r} names one a stage; a mixer is looked at alone here: put "
+                "commas between them"
+            )
+    return [
+        Candidate(
+            label=spec.label,
+            name=spec.names[0],
+            options=dict(spec.options[0]),
+            dim=dim,
+            num_heads=num_heads,
+            time_steps=time_steps,
+        )
+        for spec in specs
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a mixer alone costs on one image.
+
+    Attributes:
+        params: Trainable parameters.
+        macs: Multiply-adds; of all time steps of a spiking mixer.
+        activation_bytes: Bytes kept for the backward pass.
+        held_bytes: Bytes of parameters and buffers.
+        biases: The biases among the parameters, by name.
+        layers: Parameters and multiply-adds by the path of the layer.
+    """
+
+    params: int
+    macs: int
+    activation_bytes: int
+    held_bytes: int
+    biases: dict[str, int]
+    layers: dict[str, tuple[int, int]]
+
+    @property
+    def ratio(self) -> float | None:
+        """Multiply-adds a parameter; None without parameters."""
+        return self.macs / self.params if self.params else None
+
+
+def counted(arguments: dict[str, Any]) -> Counted:
+    """Count a mixer made from :func:`make`'s arguments, without weights where that can be.
+
+    Raises:
+        UserError: If it cannot be made or an operation's cost is unknown.
+    """
+    shape = (math.prod(arguments["grid"]), arguments["dim"])
+    try:
+        with torch.device("meta"):
+            model = make(**arguments)
+        told = count(model, shape)
+    except UserError:
+        raise
+    except FAILURES:  # looks at the numbers it is built from, which meta tensors lack
+        model = make(**arguments)
+        told = count(model, shape)
+    return Counted(
+        params=told.params,
+        macs=told.macs,
+        activation_bytes=told.activation_bytes,
+        held_bytes=sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
+        biases={
+            name: p.numel()
+            for name, p in model.named_parameters()
+            if name.rpartition(".")[2].endswith("bias")
+        },
+        layers={layer.path: (layer.params, layer.macs) for layer in told.layers},
+    )
+
+
+def attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Run something of a mixer's: what it returned and None, or None and the reason in a line."""
+    try:
+        return action(), None
+    except UserError as error:
+        return None, one_line(str(error))
+    except FAILURES as error:
+        first = (str(error).splitlines() or [""])[0]
+        return None, one_line(f"{type(error).__name__}: {first}")

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which weights of a mixer are learned and shared over the image, and which the image computes.
+
+SKA Table 7 sorts mixers by "weight sharing" and by the number of "dynamic weights" and gives no
+definition. Here both are read off the operations of a forward pass, nothing is declared:
+
+- Weights are *shared over the image* ("spatially global") where a learned kernel slides over the
+  grid: a convolution, wider than one position, whose kernel does not depend on the tokens.
+- A *dynamic weight* is a matrix that the tokens give and the tokens are multiplied with: a matrix
+  product or convolution both of whose factors depend on the input. Queries times keys is one, the
+  map times the values another. Elementwise products (gates) are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from keymix.analysis.complexity_formulas import GLOBAL, NOT_SHARED
+from keymix.analysis.complexity_sites import Candidate, make
+from keymix.analysis.counting import by_equation
+from keymix.analysis.operations import formula
+
+SIDES = (6, 7)
+"""The facts are read on a grid of so many rows and columns: they depend on no size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFacts:
+    """What the operations of one forward pass show.
+
+    Attributes:
+        kernels: Sizes of the learned kernels that slide over the grid, e.g. ``("3x3",)``.
+        dynamic: Products both of whose factors depend on the tokens.
+    """
+
+    kernels: tuple[str, ...]
+    dynamic: int
+
+    @property
+    def sharing(self) -> str:
+        """The paper's words for whether learned weights are shared over the image."""
+        return GLOBAL if self.kernels else NOT_SHARED
+
+
+def weight_facts(candidate: Candidate) -> WeightFacts:
+    """Run a mixer once on a small grid and look at what its products multiply.
+
+    Raises:
+        UserError: If the mixer cannot be made on the grid.
+    """
+    with torch.random.fork_rng(devices=()):
+        model = make(**candidate.arguments(SIDES)).eval()
+        x = torch.randn(1, prod(SIDES), candidate.dim)
+    return trace(model, x)
+
+
+def trace(model: nn.Module, x: Tensor) -> WeightFacts:
+    """Follow through one inference pass which tensors depend on the input.
+
+    Args:
+        model: Takes ``x``. Mixers in it are set to compute by their equations.
+        x: The input.
+    """
+    by_equation(model)
+    follower = _Follower(x)
+    with torch.no_grad(), follower:
+        model(x)
+    return WeightFacts(kernels=tuple(follower.kernels), dynamic=follower.dynamic)
+
+
+class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Marks the storage of everything computed from the input, and looks at products."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # kept alive, since an address that is free may be used again
+        self._marked = {x.untyped_storage()._cdata: x.untyped_storage()}
+        self.kernels: list[str] = []
+        self.dynamic = 0
+
+    def _depends(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._marked
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if formula(func) is not None:
+            self._look(str(getattr(func, "_overloadpacket", func)), args)
+        reached = any(self._depends(t) for t in _tensors((args, kwargs)))
+        out = func(*args, **kwargs)
+        if reached:
+            for tensor in (*_tensors(out), *_written(func, args)):
+                storage = tensor.untyped_storage()
+                self._marked[storage._cdata] = storage
+        return out
+
+    def _look(self, name: str, args: tuple[Any, ...]) -> None:
+        factors = [self._depends(t) for t in args if isinstance(t, Tensor)]
+        if "scaled_dot_product" in name:
+            q, k, v = factors[:3]
+            self.dynamic += (q and k) + ((q or k) and v)
+            return
+        if "convolution" in name:
+            size = args[1].shape[2:]
+            if factors[0] and not factors[1] and prod(size) > 1:
+                self.kernels.append("x".join(str(side) for side in size))
+            factors = factors[:2]
+        elif "add" in name:  # addmm, baddbmm: the first is added
+            factors = factors[1:]
+        self.dynamic += sum(factors) > 1
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> Iterator[Tensor]:
+    """Yield the arguments that an operation writes to."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors(value)

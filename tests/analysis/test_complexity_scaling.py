@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency and memory against tokens: every mixer has a row, with numbers or with the reason."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from extra_mixers import registered
+
+from keymix.analysis import complexity as studying
+from keymix.analysis import complexity_scaling as scaling
+from keymix.analysis import memory
+from keymix.analysis.complexity import complexity, complexity_parts
+from keymix.analysis.complexity_sites import candidates, counted
+from keymix.analysis.memory import Build, Peak
+from keymix.errors import UserError
+from keymix.mixers.registry import list_mixers
+
+SMALL = {"dim": 12, "num_heads": 3, "at": 4, "repeats": 1}
+
+
+@pytest.fixture(autouse=True)
+def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count at few sizes: these tests are of measurements."""
+    monkeypatch.setattr(studying, "SWEEP", (4,))
+    monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Peaks without a fresh process: 1 MiB a mixer so far, and who was asked for."""
+    asked: list[list[str]] = []
+
+    def peaks(builds, size, *, batch_size):
+        asked.append(list(builds))
+        assert all(build.make() is not None for build in builds.values())
+        numbers = range(1, len(builds) + 1)
+        return {
+            name: Peak(inference_mib=0.5, training_mib=float(number), note=f"batch {batch_size}")
+            for name, number in zip(builds, numbers, strict=True)
+        }
+
+    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    return asked
+
+
+def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process) -> None:
+    told: list[tuple[str, float]] = []
+    study = complexity(**SMALL, tokens=(4, 6), progress=lambda *step: told.append(step))
+    names = list_mixers()
+    assert [(row.tokens, row.mixer) for row in study.scaling] == [
+        (n, name) for n in (4, 6) for name in names
+    ]
+    for row in study.scaling:
+        assert row.reason is None, row
+        assert row.grid == ((2, 2) if row.tokens == 4 else (2, 3))
+        assert 0 < row.latency_q1_ms <= row.latency_ms <= row.latency_q3_ms
+        base = next(r for r in study.scaling if (r.mixer, r.tokens) == ("softmax", row.tokens))
+        assert row.latency_ratio == row.latency_ms / base.latency_ms
+        assert row.peak_ratio == row.peak_training_mib / base.peak_training_mib
+        options = candidates(row.mixer, dim=12, num_heads=3)[0].arguments(row.grid)
+        found = counted(options)
+        assert (row.params, row.macs) == (found.params, found.macs)
+    assert no_process == [names, names]
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] <= 1
+    assert any("round 1 of 1" in text for text, _ in told)
+
+
+def test_what_is_known_grows_part_by_part(no_process) -> None:
+    parts = list(complexity_parts("identity,ska", **SMALL, tokens=(4, 6, 4)))
+    assert [{row.tokens for row in part.scaling} for part in parts] == [set(), {4}, {4, 6}]
+    assert [part.complete for part in parts] == [False, False, True]
+    assert parts[0].formulas == parts[-1].formulas
+
+
+def test_without_softmax_there_is_no_ratio(no_process) -> None:
+    (row,) = complexity("ska", **SMALL, tokens=(4,)).scaling
+    assert row.latency_ms > 0
+    assert (row.latency_ratio, row.peak_ratio) == (None, None)
+
+
+def test_one_that_fails_has_the_reason_and_harms_no_other(no_process) -> None:
+    with registered("fails") as mixer:
+        study = complexity(f"{mixer},identity", **SMALL, tokens=(6, 4))
+        bad, good, later, _ = study.scaling
+        assert bad.reason == "RuntimeError: no six tokens"
+        assert bad.latency_ms is None
+        assert good.reason is None
+        assert later.reason is None  # at four tokens it runs
+        assert no_process == [["identity"], [mixer, "identity"]]
+
+
+def test_one_that_cannot_be_built_has_the_reason(no_process) -> None:
+    with registered("square_only") as mixer:
+        six, four = complexity(mixer, **SMALL, tokens=(6, 4)).scaling
+        assert six.reason == "only squares here, not (2, 3)"
+        assert six.params is None
+        assert (four.reason, four.params) == (None, 144)
+
+
+def test_spiking_mixers_run_over_time(no_process) -> None:
+    with registered("spiking_linear") as mixer:
+        (row,) = complexity(mixer, **SMALL, tokens=(4,), time_steps=2).scaling
+        assert row.reason is None
+        assert row.macs == 2 * 4 * 12 * 12
+
+
+def test_what_would_not_fit_is_left_alone(no_process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "available_bytes", lambda device: 2.0**20)
+    study = complexity("identity,re_attention,random", **SMALL, tokens=(1024,))
+    rows = {row.mixer: row for row in study.scaling}
+    assert rows["identity"].reason is None
+    for name in ("re_attention", "random"):
+        assert "GiB to train a batch of 1, and 0.0 GiB are free" in rows[name].reason
+        assert rows[name].macs is not None  # counted all the same
+    assert no_process == [["identity"]]
+
+
+def test_a_huge_map_is_counted_and_never_made(no_process) -> None:
+    study = complexity("cska,random", **SMALL, tokens=(2**20,))
+    assert all("GiB are free" in row.reason for row in study.scaling)
+
+
+@pytest.mark.skipif(memory.cpu_peak_unknown() is not None, reason="needs Linux's /proc")
+def test_what_was_thought_needed_is_enough() -> None:
+    """The guard's estimate is no less than the peak that is measured, for a map of 13 MiB."""
+    study = complexity("conv_static_key,re_attention", dim=16, num_heads=4, repeats=1, tokens=[900])
+    for row in study.scaling:
+        candidate = candidates(row.mixer, dim=16, num_heads=4)[0]
+        need = scaling.needed_bytes(counted(candidate.arguments(row.grid)), 1) / 2**20
+        assert row.peak_training_mib is not None
+        assert 4 * 900 * 900 * 4 / 2**20 < row.peak_training_mib < need
+        assert "fresh process" in row.peak_note
+
+
+def test_a_mixer_of_no_file_is_timed_and_its_peak_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peaks(builds, size, *, batch_size):
+        if "square_only" in builds:  # as a fresh process answers
+            raise UserError("unknown mixer 'square_only'.")
+        return {n: Peak(inference_mib=1.0, training_mib=2.0, note="measured") for n in builds}
+
+    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    with registered("square_only") as mixer:
+        own, identity = complexity(f"{mixer},identity", **SMALL, tokens=(4,)).scaling
+        assert own.latency_ms > 0
+        assert own.peak_training_mib is None
+        assert "imports" in own.peak_note
+        assert (identity.peak_training_mib, identity.peak_note) == (2.0, "measured")
+
+
+def test_a_mixer_of_ones_own_file_goes_into_the_fresh_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: dict[str, Build] = {}
+
+    def peaks(builds, size, *, batch_size):
+        seen.update(builds)
+        return {n: Peak(inference_mib=None, training_mib=None, note="") for n in builds}
+
+    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    file = tmp_path / "thrice.py"
+    file.write_text(
+        "from keymix import TokenMixer, register_mixer\n"
+        "@register_mixer('thrice_for_complexity')\n"
+        "class Thrice(TokenMixer):\n"
+        "    def forward(self, x, grid=None, bias=None):\n"
+        "        return 3 * x\n"
+    )
+    (row,) = complexity("thrice_for_complexity", **SMALL, tokens=(4,), imports=[str(file)]).scaling
+    assert row.reason is None
+    assert seen["thrice_for_complexity"].imports == (str(file),)
+
+
+def test_free_memory_is_the_least_that_anybody_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    meminfo, group = tmp_path / "meminfo", tmp_path / "group"
+    group.mkdir()
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "_CGROUP", group)
+    cpu = torch.device("cpu")
+    assert memory.available_bytes(cpu) == math.inf
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   40 kB\n")
+    assert memory.available_bytes(cpu) == 40 * 1024
+    (group / "memory.max").write_text("20000\n")
+    (group / "memory.current").write_text("5000\n")
+    assert memory.available_bytes(cpu) == 15_000
+    (group / "memory.max").write_text("max\n")
+    assert memory.available_bytes(cpu) == 40 * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_time_and_memory_are_the_devices() -> None:
+    study = complexity("softmax,re_attention", dim=64, num_heads=4, tokens=(256,), device="cuda")
+    for row in study.scaling:
+        assert row.reason is None
+        assert "CUDA memory" in row.peak_note
+        assert row.peak_training_mib > 0
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(UserError, match="device 'cuda' cannot be used here"):
+        complexity("identity", **SMALL, tokens=(4,), device="cuda")
