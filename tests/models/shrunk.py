@@ -49,7 +49,13 @@ FAMILIES: dict[str, Family] = {
         blocks=4,
     ),
     "cait": Family(
-        options={"embed_dim": 16, "depth": 4, "num_heads": 2, "class_heads": 3, "class_head_dim": 7},
+        options={
+            "embed_dim": 16,
+            "depth": 4,
+            "num_heads": 2,
+            "class_heads": 3,
+            "class_head_dim": 7,
+        },
         wide={"num_heads": 3, "head_dim": 7},
         blocks=4,
     ),
