@@ -104,7 +104,7 @@ def test_every_mixer_says_whether_it_takes_a_grid(name: str) -> None:
     else:
         assert name in reason
         assert "(2, 3)" in reason
-        assert "build the model for the new image size" in reason
+        assert "for the new image size" in reason
         with pytest.raises(UserError, match=name):
             mixer.set_grid((4, 5))
         assert mixer.site.grid == (2, 3)

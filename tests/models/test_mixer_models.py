@@ -117,8 +117,11 @@ def test_input_size_is_refused_where_positions_are_learned(mixer: str, options: 
     model.eval()
     x = torch.randn(1, 1, 12, 12)
     before, state = model(x), {k: v.clone() for k, v in model.state_dict().items()}
-    with pytest.raises(UserError, match=rf"{mixer}.*\(6, 6\).*img_size=\(16, 20\)"):
+    says = rf"blocks\.2\.attn\.mixer: mixer '{mixer}'.*\(6, 6\).*for the new image size"
+    with pytest.raises(UserError, match=says) as refused:
         model.set_input_size((16, 20))
+    if mixer != "random":
+        assert "mixer_options={'resize': …}" in str(refused.value)
     assert torch.equal(model(x), before)
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 

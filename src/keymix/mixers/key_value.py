@@ -91,7 +91,7 @@ class KeyValueAttention(GridBound):
         if pos_dim:
             self.pos_proj = nn.Linear(pos_dim, 1, **self.factory)
             code = torch.empty(site.num_tokens, 2 * math.ceil(pos_dim / 4), **self.factory)
-            self.register_buffer("pos_code", code, persistent=False)
+            self._keep_code(code, saved=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -107,6 +107,7 @@ class KeyValueAttention(GridBound):
     def _keep_code(self, code: Tensor, *, saved: bool) -> None:
         """Hold a code; one that is no more the sinusoid of its indices belongs to the state."""
         self.register_buffer("pos_code", code, persistent=saved)
+        self._code_moved = saved
 
     @property
     def bound(self) -> bool:
@@ -123,13 +124,13 @@ class KeyValueAttention(GridBound):
         prefix = self.site.num_prefix_tokens
         if home != self.home:
             moved = resample.interpolate(self.pos_code, prefix, self.home, home)
-            self._keep_code(moved, saved=True)
+            self._keep_code(moved.contiguous(), saved=True)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load; a state says its code where it is not the sinusoid of the indices."""
         if self.pos_proj is not None and f"{prefix}pos_proj.weight" in state:
             told = f"{prefix}pos_code" in state
-            if not told:
+            if self._code_moved and not told:
                 with torch.no_grad():
                     self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
             self._keep_code(self.pos_code, saved=told)

@@ -144,8 +144,8 @@ class GridBound(MapMixer):
         held = f"mixer {name!r} {self.holds} on a grid of {self.home}"
         each = f"{held} in each of {here.windows} windows"
         reasons = {
-            f"{held}, and this is {grid}; give it resize='interpolate' or "
-            "resize='pool_values', or build the model for the new image size": self.resize is None,
+            f"{held}, and this is {grid}; give it resize='interpolate' or 'pool_values' (a model: "
+            "mixer_options={'resize': …}), or build for the new image size": self.resize is None,
             f"{each} and needs window_grid= of them": self.resize == "interpolate"
             and self.own_windows
             and here.window_grid is None,

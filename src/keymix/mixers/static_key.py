@@ -160,7 +160,7 @@ class LearnedKeys(GridBound):
             if held is None or (home == self.home and pair[0] == pair[1]):
                 continue
             with torch.no_grad():
-                moved = self._resampled(name, held, self.home, home, pair)
+                moved = self._resampled(name, held, self.home, home, pair).contiguous()
             setattr(module, leaf, nn.Parameter(moved, requires_grad=held.requires_grad))
 
     def adapt_state(

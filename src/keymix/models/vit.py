@@ -13,10 +13,10 @@ from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
-from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.models.family import MixerModel, base_cfg, register_variants
+from keymix.models.input_size import grid_of, refuse_unfit
 
 
 class MixerVisionTransformer(MixerModel, VisionTransformer):
@@ -50,20 +50,23 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         put_mixers(self, mixer, mixer_options, defaults=mixer_defaults)
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """Change the image size, as timm's; refused where a mixer's weights are tied to the grid.
+        """Take another image size, as timm's: position embeddings are resampled.
+
+        Mixers that hold something a position do as their option ``resize`` says.
+
+        Args:
+            img_size: Side, or height and width, in pixels; as it is if None.
+            patch_size: Side, or height and width, of a patch in pixels; as it is if None.
 
         Raises:
-            UserError: If a mixer learned something a position; it names the mixer.
+            UserError: If a mixer cannot take the new grid; it names the mixer and the remedy, and
+                nothing has changed.
         """
-        tied = {m.mixer_name for m in find_mixers(self).values() if m.tied_to_grid}
-        if tied:
-            raise UserError(
-                f"mixer {', '.join(sorted(tied))} holds weights for every position of the grid "
-                f"{self.patch_embed.grid_size}; build the model with img_size={img_size} instead"
-            )
+        grid = grid_of(self.patch_embed, img_size, patch_size)
+        mixers = find_mixers(self)
+        refuse_unfit({path: mixer.refuses_grid(grid) for path, mixer in mixers.items()})
         super().set_input_size(img_size=img_size, patch_size=patch_size)
-        grid = tuple(self.patch_embed.grid_size)
-        for mixer in find_mixers(self).values():
+        for mixer in mixers.values():
             mixer.set_grid(grid)
 
 
