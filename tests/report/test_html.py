@@ -11,7 +11,8 @@ import pytest
 from synthetic import ACCURACY, OTHER_MACHINE, UNLIKE, lose, make_record
 
 from keymix.errors import UserError
-from keymix.report.html import digest, render
+from keymix.report.html import render
+from keymix.report.page import digest
 
 VOID = {"meta", "link", "img", "br", "wbr", "input"}
 
