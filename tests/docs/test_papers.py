@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/papers.md prints beside the papers' figures is counted again."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from documents import DOCS, table
+from torch import nn
+
+import keymix
+from keymix.analysis.counting import Count
+
+PAPERS = (DOCS / "papers.md").read_text(encoding="utf-8")
+
+
+def number(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+def code(cell: str) -> str:
+    return cell.strip("`")
+
+
+def counted(name: str, **options: object) -> Count:
+    with torch.device("meta"):
+        return keymix.count(keymix.create_model(name, **options))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [*table(PAPERS, "count-table"), *table(PAPERS, "small-table")],
+    ids=lambda row: code(row[1]),
+)
+def test_small_models_are_what_count_says(row: list[str]) -> None:
+    cost = counted(code(row[1]))
+    assert (number(row[3]), number(row[5])) == (cost.params, cost.flops)
+
+
+@pytest.mark.parametrize("row", table(PAPERS, "placement-table"), ids=lambda row: code(row[1]))
+def test_placements_are_what_count_says(row: list[str]) -> None:
+    mixer = code(row[1]).split("/")
+    for name, params, gflops in (
+        ("skaformer_s18", row[2], row[3]),
+        ("skaformer_b36", row[4], row[5]),
+    ):
+        cost = counted(name, mixer=mixer)
+        assert (number(params), gflops) == (cost.params, f"{cost.flops / 1e9:.3f}")
+
+
+@pytest.mark.parametrize("row", table(PAPERS, "macs-table"), ids=lambda row: code(row[0]))
+def test_deep_models_are_what_count_says(row: list[str]) -> None:
+    cost = counted(code(row[0]))
+    assert (number(row[3]), number(row[5])) == (cost.params, cost.macs)
+
+
+@pytest.mark.parametrize("row", table(PAPERS, "quoted-table"), ids=lambda row: row[0])
+def test_quoted_models_are_what_count_says(row: list[str]) -> None:
+    try:
+        with torch.device("meta"):
+            model: nn.Module = timm.create_model(code(row[2]))
+    except (RuntimeError, NotImplementedError):  # built from numbers that meta tensors lack
+        model = timm.create_model(code(row[2]))
+    cost = keymix.count(model)
+    times = 2 if "FLOPs" in row[6] else 1
+    assert number(row[4]) == cost.params
+    assert row[6].split("G")[0] == f"{times * cost.macs / 1e9:.1f}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *((r[2], r[3]) for t in ("count-table", "small-table") for r in table(PAPERS, t)),
+        *((r[2], r[3]) for r in table(PAPERS, "macs-table") if r[2]),
+    ],
+    ids=str,
+)
+def test_our_parameters_are_near_the_papers(row: tuple[str, str]) -> None:
+    printed, ours = row
+    wanted = float(printed.removesuffix("M")) * 1e6
+    explained = printed in ("8.15M", "26.8M")  # without its classifier; keys, not logits
+    assert number(ours) == pytest.approx(wanted, rel=0.05 if explained else 0.02)
