@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,26 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def read_map(
+    mixer: TokenMixer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    queries: Queries | None = None,
+    stage: Stage = "softmax",
+) -> Float[Tensor, "*batch h Q M"]:
+    """Return the map of a forward pass, from the arguments that the mixer was called with.
+
+    Args:
+        mixer: The mixer.
+        args: Positional arguments of the call: tokens, grid, bias.
+        kwargs: The others, such as the map that a mixer shares with another.
+        queries: Indices of the query tokens wanted; all if None.
+        stage: As :func:`attention_maps` takes it.
+    """
+    named = dict(zip(("x", "grid", "bias"), args, strict=False)) | dict(kwargs)
+    return mixer.attention_map(**named, queries=queries, stage=stage)
 
 
 def attention_maps(
@@ -141,11 +161,10 @@ def _rows(
     mixer: TokenMixer,
     queries: Queries | None,
     stage: Stage,
-    x: Tensor,
-    grid: tuple[int, int] | None = None,
-    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     try:
-        return mixer.attention_map(x, grid=grid, queries=queries, stage=stage, bias=bias).detach()
+        return read_map(mixer, args, kwargs, queries, stage).detach()
     except NoAttentionMap as error:
         raise NoAttentionMap(f"layer {path}: {error}; choose other layers with layers=") from error

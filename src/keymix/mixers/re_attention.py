@@ -30,9 +30,12 @@ class ReMixing(MapMixer):
     theta: nn.Parameter
     theta_bias: nn.Parameter | None
     norm: nn.BatchNorm2d | nn.LayerNorm
+    map_gain: float = 1.0
 
-    def _init_mixing(self, norm: Norm, theta_bias: bool) -> None:
+    def _init_mixing(self, norm: Norm, theta_bias: bool, map_scale: bool = False) -> None:
         heads, factory = self.num_heads, self.factory
+        if map_scale:
+            self.map_gain = self.head_dim**-0.5
         if norm not in ("batch", "layer"):
             raise UserError(f"{norm=} must be 'batch' (the published code) or 'layer'")
         self.theta = nn.Parameter(torch.empty(heads, heads, **factory))
@@ -62,17 +65,22 @@ class ReMixing(MapMixer):
             mixed = mixed + self.theta_bias
         if isinstance(self.norm, nn.LayerNorm):
             out: Tensor = self.norm(mixed)
-            return out.movedim(-1, -3)
+            return self._scaled(out.movedim(-1, -3))
         mixed = mixed.movedim(-1, -3)
         flat = mixed.reshape(-1, *mixed.shape[-3:])
         norm = self.norm
+        if not norm.training:  # for one image's strides torch's eval mode gives wrong gradients
+            flat = flat.contiguous()
         if norm.training and not track:
             flat = nn.functional.batch_norm(
                 flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
             )
         else:
             flat = norm(flat)
-        return flat.reshape(mixed.shape)
+        return self._scaled(flat.reshape(mixed.shape))
+
+    def _scaled(self, maps: Tensor) -> Tensor:
+        return maps if self.map_gain == 1.0 else maps * self.map_gain
 
     def reset_parameters(self) -> None:
         """Draw Θ and its bias anew."""
@@ -125,6 +133,8 @@ class ReAttention(ReMixing):
         site: Where the mixer sits.
         norm: ``"batch"`` or ``"layer"``.
         theta_bias: Bias b of the mixing.
+        map_scale: Multiply the normalised map by d^-0.5, as the published code of DeepViT-S does;
+            the paper does not say so.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. In training the BatchNorm couples the
@@ -143,10 +153,11 @@ class ReAttention(ReMixing):
         *,
         norm: Norm = "batch",
         theta_bias: bool = True,
+        map_scale: bool = False,
         **shared: Unpack[MapOptions],
     ) -> None:
         super().__init__(site, **shared)
-        self._init_mixing(norm, theta_bias)
+        self._init_mixing(norm, theta_bias, map_scale)
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""
