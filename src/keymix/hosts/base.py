@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -48,9 +48,16 @@ class Place:
 
 
 class Host(ABC):
-    """Adapter to one family of models."""
+    """Adapter to one family of models.
+
+    Attributes:
+        name: What errors call the family.
+        parts: Names in the host's own attention to those of the same thing in a mixer, where they
+            differ; None for what does nothing. Loading of weights asks.
+    """
 
     name: str
+    parts: ClassVar[Mapping[str, str | None]] = {}
 
     @abstractmethod
     def serves(self, model: nn.Module) -> bool:
@@ -143,7 +150,7 @@ def put_mixers(
     mixer: MixerNames,
     mixer_options: MixerOptions = None,
     *,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     host: Host | None = None,
 ) -> list[str]:
     """Put mixers into every place of a model where attention sits.
@@ -154,7 +161,8 @@ def put_mixers(
         model: A model some adapter knows.
         mixer: One name, or one a stage, or one a block.
         mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
-        defaults: Options for those mixers that know them, over the host's own.
+        defaults: Options for those mixers that know them, over the host's own; one for all
+            places, or one a place.
         host: The adapter; looked up if None.
 
     Returns:
@@ -169,9 +177,10 @@ def put_mixers(
     options = _spread_options(mixer_options, mixer, places)
     parameter = next(model.parameters())
     built = []
-    for place, name, own in zip(places, names, options, strict=True):
+    family = [defaults or {}] * len(places) if not isinstance(defaults, Sequence) else defaults
+    for place, name, own, shared in zip(places, names, options, family, strict=True):
         known = all_options(name)
-        wanted = {**place.defaults, **place.forms.get(name, {}), **(defaults or {})}
+        wanted = {**place.defaults, **place.forms.get(name, {}), **shared}
         chosen = {k: v for k, v in wanted.items() if k in known} | dict(own)
         site = host.site_for(place, get_mixer_class(name), chosen)
         made = build(name, site, chosen, device=parameter.device, dtype=parameter.dtype)

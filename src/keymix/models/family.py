@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 
 Row = Mapping[str, Any]
@@ -50,19 +51,28 @@ def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
     }
 
 
-def lay_over(row: Row, given: Row) -> dict[str, Any]:
+def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, Any]:
     """Lay what a user gave over a variant's row.
 
-    Options for the row's own mixer join those of the row; another mixer leaves them behind.
+    Options for the row's own mixer join those of the row; another mixer leaves them behind, and
+    with them the row's arguments that ``with_mixer`` names.
     """
     arguments = {**row, **given}
     options = given.get("mixer_options")
     if given.get("mixer") is not None:
         arguments["mixer_options"] = options
+        arguments |= {name: given.get(name) for name in with_mixer}
     elif isinstance(options, Mapping):
         own = row.get("mixer_options")
         arguments["mixer_options"] = {**own, **options} if isinstance(own, Mapping) else options
     return arguments
+
+
+def _names_weights(given: Row) -> bool:
+    """Whether the arguments of timm's builder tell where weights are."""
+    told = (given.get("pretrained_cfg"), given.get("pretrained_cfg_overlay"))
+    sources = ("file", "url", "hf_hub_id", "state_dict", "source")
+    return any(isinstance(cfg, Mapping) and any(map(cfg.get, sources)) for cfg in told)
 
 
 def register_variants(
@@ -73,6 +83,7 @@ def register_variants(
     cfg: Callable[[str], dict[str, Any]],
     feature_cfg: Mapping[str, Any],
     filter_fn: Callable[..., Any] | None = None,
+    with_mixer: Sequence[str] = (),
 ) -> None:
     """Register every row of a family's table in timm, under its name.
 
@@ -85,6 +96,8 @@ def register_variants(
         cfg: Makes a name's description, see :func:`base_cfg`.
         feature_cfg: How timm makes a feature extractor of the model (``features_only=True``).
         filter_fn: Makes a checkpoint's tensors fit the model, as timm calls it.
+        with_mixer: Arguments of a row that belong to its mixer, so that another mixer given in
+            its place leaves them behind.
     """
     described = {f"{name}.untrained": cfg(name) for name in variants}
     vars(sys.modules[module])["default_cfgs"] = generate_default_cfgs(described)
@@ -93,13 +106,19 @@ def register_variants(
         classes = cfg(name)["num_classes"]
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
+            if pretrained and not _names_weights(given):
+                raise UserError(
+                    f"{name} has no weights of its own to download; build it without pretrained= "
+                    "and hand weights of your own or of timm's model to "
+                    "keymix.models.load_weights(model, file)"
+                )
             model: nn.Module = build_model_with_cfg(
                 build,
                 name,
                 pretrained,
                 pretrained_filter_fn=filter_fn,
                 feature_cfg=dict(feature_cfg),
-                **{"num_classes": classes, **lay_over(row, given)},
+                **{"num_classes": classes, **lay_over(row, given, with_mixer)},
             )
             return model
 
