@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.models.cait import Cait, TalkingHeadAttn
 from torch import nn
@@ -25,6 +25,12 @@ class TimmCait(Host):
     """
 
     name = "timm Cait"
+    parts: ClassVar[dict[str, str | None]] = {
+        "proj_l.weight": "talking_pre.weight",
+        "proj_l.bias": None,
+        "proj_w.weight": "talking_post.weight",
+        "proj_w.bias": "talking_post.bias",
+    }
 
     def serves(self, model: nn.Module) -> bool:
         """Whether it is timm's class and its blocks hold an attention this adapter knows."""

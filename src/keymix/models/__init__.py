@@ -11,5 +11,10 @@ for _module in pkgutil.iter_modules(__path__):
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    {"create_model": "keymix.models.factory", "list_models": "keymix.models.factory"},
+    {
+        "Loaded": "keymix.models.weights",
+        "create_model": "keymix.models.factory",
+        "list_models": "keymix.models.factory",
+        "load_weights": "keymix.models.weights",
+    },
 )

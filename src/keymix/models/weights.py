@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of timm's models, and of keymix's, into a model with mixers: whatever stays the same."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from timm.layers import resample_abs_pos_embed
+from timm.models import clean_state_dict, load_state_dict
+from torch import Tensor, nn
+
+from keymix.errors import UserError, one_line
+from keymix.hosts.base import find_mixers
+from keymix.mixers.base import Grid
+from keymix.models.weight_names import target_names
+from keymix.models.weight_shapes import adapted_mixer, pointwise, square_like
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What became of a checkpoint.
+
+    Attributes:
+        copied: Names of the model's tensors that were taken over as they are (1x1 convolutions
+            and linear maps in each other's shape).
+        resized: Those that were resampled from another grid.
+        missing: Those that the checkpoint did not give; they are as they were.
+        unused: Names of the checkpoint's tensors that went nowhere.
+    """
+
+    copied: tuple[str, ...]
+    resized: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Loaded:
+    """Load what fits of a checkpoint into a model.
+
+    Names of a host's attention become those of the mixer that stands there
+    (``blocks.0.attn.qkv`` is ``blocks.0.attn.mixer.qkv``). A mixer is taken over only if the
+    checkpoint's attention is of its kind: all its projections are there, and nothing is left
+    over; so one that loaded without a missing name computes the same. Position embeddings and
+    learned keys are resampled to the model's grid; one of which the checkpoint does not tell the
+    sides is square, or else as wide for its height as the model's. A classifier of another size
+    stays as it is.
+
+    Args:
+        model: Any model; it changes in place, unless an error is raised.
+        source: A state dict, or a ``.safetensors`` or ``.pth`` file; of a file that holds a moving
+            average of the weights, that.
+
+    Example:
+        >>> model = create_model("skaformer_s18")
+        >>> timms = timm.create_model("caformer_s18").state_dict()
+        >>> load_weights(model, timms).missing[0]
+        'stages.1.blocks.0.token_mixer.mixer.key'
+
+    Raises:
+        UserError: If the file is damaged or of another kind, nothing of it fits, or a tensor is
+            of another size than the model's of that name.
+    """
+    state, called = _read(source)
+    own = model.state_dict()
+    if any(t.is_meta for t in own.values()):
+        raise UserError("the model is on the meta device; give it memory with to_empty() first")
+    names, idle = target_names(model, state)
+    classifier = _classifier(model)
+    found: dict[str, Tensor] = {}
+    resized: list[str] = []
+    mixers = find_mixers(model)
+    for path, mixer in mixers.items():
+        given = _below(names, path)
+        fitting = adapted_mixer(mixer, {name: state[theirs] for name, theirs in given.items()})
+        for name, (tensor, moved) in fitting.items():
+            found[f"{path}.{name}"] = tensor
+            resized += [f"{path}.{name}"] if moved else []
+    in_mixers = tuple(f"{path}." for path in mixers)
+    for name, theirs in names.items():
+        if name not in own or name.startswith(in_mixers):
+            continue
+        tensor, wanted = pointwise(state[theirs], own[name].shape), own[name]
+        if tensor.shape != wanted.shape and name.rpartition(".")[2] == "pos_embed":
+            tensor = _positions(model, tensor, wanted)
+            resized += [name] if tensor.shape == wanted.shape else []
+        if tensor.shape == wanted.shape:
+            found[name] = tensor
+        elif not name.startswith(classifier):
+            raise UserError(
+                f"{called}: {theirs} is {list(state[theirs].shape)}, and in the model {name} is "
+                f"{list(wanted.shape)}; build the model with the sizes of the weights"
+            )
+    if not any(not name.startswith(classifier) for name in found):
+        theirs, mine = next(iter(state)), next(iter(own), "none")
+        raise UserError(
+            f"{called}: none of its {len(state)} tensors fits {type(model).__name__}; the first "
+            f"is {one_line(theirs)!r}, the model's {mine!r}"
+        )
+    model.load_state_dict(found, strict=False)
+    took = {names[name] for name in found} | idle
+    return Loaded(
+        copied=tuple(name for name in own if name in found and name not in resized),
+        resized=tuple(resized),
+        missing=tuple(name for name in own if name not in found),
+        unused=tuple(name for name in state if name not in took),
+    )
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors by name, and what to call them in errors."""
+    content: Mapping[str, Any]
+    if isinstance(source, Mapping):
+        content, called = clean_state_dict(dict(source)), "the state dict"
+    else:
+        called = repr(str(source))
+        try:
+            content = load_state_dict(str(Path(source).expanduser()))
+        except FileNotFoundError:
+            raise UserError(f"weights {called}: no such file") from None
+        except (
+            AttributeError,
+            EOFError,
+            LookupError,
+            OSError,
+            RuntimeError,
+            SafetensorError,
+            TypeError,
+            ValueError,
+            pickle.UnpicklingError,
+        ) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"weights {called} are damaged, or no .safetensors or .pth file of tensors: "
+                f"{one_line(reason)}"
+            ) from None
+        called = f"weights {called}"
+    tensors = {name: t for name, t in content.items() if isinstance(t, Tensor)}
+    if not tensors:
+        raise UserError(f"{called}: no tensors in it")
+    return tensors, called
+
+
+def _below(names: Mapping[str, str], path: str) -> dict[str, str]:
+    """Names under a module's path, without it."""
+    return {k.removeprefix(f"{path}."): v for k, v in names.items() if k.startswith(f"{path}.")}
+
+
+def _classifier(model: nn.Module) -> tuple[str, ...]:
+    """Paths below which the classifier lies."""
+    get: Any = getattr(model, "get_classifier", None)
+    last = get() if get is not None else None
+    lasts = last if isinstance(last, tuple) else (last,)
+    return tuple(f"{path}." for path, m in model.named_modules() if path and m in lasts)
+
+
+def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor) -> Tensor:
+    """Resample position embeddings ``[1, P + H W, C]``; as they are where that cannot be."""
+    patch_embed: Any = getattr(model, "patch_embed", None)
+    size = getattr(patch_embed, "grid_size", None)
+    if size is None or tensor.ndim != 3 or tensor.shape[2] != wanted.shape[2]:
+        return tensor
+    grid: Grid = (size[0], size[1])
+    prefix = wanted.shape[1] - math.prod(grid)
+    old = square_like(tensor.shape[1] - prefix, grid)
+    if prefix < 0 or old is None:
+        return tensor
+    moved: Tensor = resample_abs_pos_embed(tensor, list(grid), list(old), num_prefix_tokens=prefix)
+    return moved
