@@ -3,11 +3,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
+from keymix.errors import UserError
+
+EXAMPLES = """\
+examples:
+  keymix eval my-run
+  keymix eval my-run --data parquet:more --split val
+  keymix eval my-run --image-size 48 --resize interpolate
+  keymix eval my-run --image-size 32,48 --resize pool_values --json
+
+A run sees images of another size through the model's set_input_size: position embeddings are
+resampled. Mixers that learned something a position (static_key, conv_static_key, key_value with
+pos_dim) follow --resize: 'interpolate' resamples their keys to the new grid, 'pool_values' keeps
+the keys and averages the values onto their grid."""
 
 
 def main(argv: list[str]) -> int:
@@ -22,6 +36,8 @@ def main(argv: list[str]) -> int:
     parser = VerbParser(
         prog="keymix eval",
         description="Evaluate a trained run on its test split, or on other data.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the folder given as --out to train")
     parser.add_argument("--data", metavar="SPEC", help="other data with the run's classes")
@@ -31,19 +47,46 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
     )
+    parser.add_argument(
+        "--image-size",
+        metavar="S or H,W",
+        help="pixels of the images that the run is scored on; default: as it was trained",
+    )
+    parser.add_argument(
+        "--resize",
+        choices=("interpolate", "pool_values"),
+        help="what mixers with learned positions do at another size; default: as trained",
+    )
     parser.add_argument("--json", action="store_true", help="tell the result as JSON")
     parser.add_imports()
     given = parser.parse_args(argv)
     parser.run_imports(given)
 
+    if given.resize is not None and given.image_size is None:
+        raise UserError(f"--resize {given.resize} acts at another size: give --image-size too")
+
+    from keymix.train.image_size import parse_size
     from keymix.train.runs import evaluate
 
-    scores = evaluate(Path(given.run), given.data, which=given.weights, split=given.split)
+    size = None if given.image_size is None else parse_size(given.image_size)
+    scores = evaluate(
+        Path(given.run),
+        given.data,
+        which=given.weights,
+        split=given.split,
+        image_size=size,
+        resize=given.resize,
+    )
     if given.json:
         console.say(json.dumps(scores))
         return 0
     top5 = "–" if scores["top5"] is None else f"{100 * scores['top5']:.2f}"
-    row = [scores["data"], scores["split"], scores["weights"], str(scores["images"])]
-    row += [f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}", top5]
-    console.table(["data", "split", "weights", "images", "loss", "top1 %", "top5 %"], [row], left=3)
+    row = [scores["data"], scores["split"], scores["weights"]]
+    heads = ["data", "split", "weights"]
+    if size is not None:
+        heads.append("pixels")
+        row.append(f"{size[0]}x{size[1]}")
+    row += [str(scores["images"]), f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}", top5]
+    heads += ["images", "loss", "top1 %", "top5 %"]
+    console.table(heads, [row], left=3 if size is None else 4)
     return 0

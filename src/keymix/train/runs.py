@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.folder import run_folder
+from keymix.train.image_size import set_image_size
 from keymix.train.model import build_model, device_of_this_machine, load_data
 from keymix.train.recipe import Recipe, from_dict
 from keymix.train.scoring import ImageBatch, autocast, score
@@ -132,6 +133,8 @@ def evaluate(
     *,
     which: Which = "last",
     split: SplitName = "test",
+    image_size: tuple[int, int] | None = None,
+    resize: str | None = None,
 ) -> dict[str, Any]:
     """Score a run on its own test split or on other data with the same classes.
 
@@ -140,17 +143,27 @@ def evaluate(
         data_spec: Other data; None for the run's own.
         which: Weights of the ``last`` or the ``best`` epoch.
         split: The split to score; other data is split as training data would be.
+        image_size: Height and width of the images, pixels; those of the training if None. The
+            model takes another size through ``set_input_size``.
+        resize: Policy of mixers that hold something a position, ``"interpolate"`` or
+            ``"pool_values"``, in place of the one the run was trained with.
 
     Returns:
         ``loss``, ``top1``, ``top5`` (fractions, or None), ``images``, ``data``, ``split``,
-        ``weights``.
+        ``weights``, ``image_size``, ``resize``.
 
     Raises:
-        UserError: If weights or data are unfit, or the data has classes that the run never saw.
+        UserError: If weights or data are unfit, the data has classes that the run never saw, or a
+            mixer cannot take the image size.
     """
+    if resize is not None and image_size is None:
+        raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
     run = run if isinstance(run, Run) else load_run(run)
     model, seen = run._load(which)
-    data, classes = _data_for(run, seen, data_spec)
+    size = tuple(seen["image_size"]) if image_size is None else tuple(image_size)
+    if image_size is not None:
+        set_image_size(model, image_size, resize=resize)
+    data, classes = _data_for(run, seen, data_spec, size)
     batches = _relabelled(_loader(run, data, split), classes)
     scored = score(
         model,
@@ -165,16 +178,19 @@ def evaluate(
         "data": data.spec,
         "split": split,
         "weights": which,
+        "image_size": list(size),
+        "resize": resize,
     }
 
 
-def _data_for(run: Run, seen: dict[str, Any], spec: str | None) -> tuple[ImageData, Tensor]:
+def _data_for(
+    run: Run, seen: dict[str, Any], spec: str | None, size: tuple[int, ...]
+) -> tuple[ImageData, Tensor]:
     """The data as the run's model wants it, and the run's class number of each of its classes."""
     config = run.recipe.data
     if spec is not None and spec != config.spec:
         config = replace(config, spec=spec, limit=None)
-    height, width = seen["image_size"]
-    data = load_data(config, image_size=(height, width))
+    data = load_data(config, image_size=(size[0], size[1]))
     if data.in_chans != seen["in_chans"]:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
@@ -192,12 +208,23 @@ def _data_for(run: Run, seen: dict[str, Any], spec: str | None) -> tuple[ImageDa
         told += "what is scored may have been trained on"
         warnings.warn(told, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
-    return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
+    # images read from files at this size, and held in memory in training, are cropped as then
+    train, val, test = (
+        replace(split, crop_pct=seen["crop_pct"]) if split.images is None else split
+        for split in data.splits
+    )
+    mean, std = tuple(seen["mean"]), tuple(seen["std"])
+    return replace(data, mean=mean, std=std, train=train, val=val, test=test), numbers
 
 
 def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether images, labels or splits differ from the record of the training."""
-    return any(seen.get(key) != now[key] for key in ("fingerprint", "index_sha256"))
+    """Whether images, labels or splits differ from the record of the training.
+
+    A fingerprint of pixels says nothing about images of another size.
+    """
+    same_size = list(seen["image_size"]) == list(now["image_size"])
+    keys = ("fingerprint", "index_sha256") if same_size else ("index_sha256",)
+    return any(seen.get(key) != now[key] for key in keys)
 
 
 def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]:

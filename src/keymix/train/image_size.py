@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model takes images of another size than it was trained on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from keymix.errors import UserError
+
+Policy = Literal["interpolate", "pool_values"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+
+
+def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
+    """Read a side, or height and width, in pixels: ``48`` or ``32,48``.
+
+    Raises:
+        UserError: If it is anything else.
+    """
+    try:
+        sides = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise UserError(f"{option} {text}: give a side in pixels, such as 48, or height,width")
+    return sides[0], sides[-1]
+
+
+def set_image_size(
+    model: nn.Module, image_size: tuple[int, int], *, resize: str | None = None
+) -> None:
+    """Let a trained model take another image size, as timm's ``set_input_size`` does.
+
+    Position embeddings are resampled; mixers that hold something a position do as their
+    ``resize`` says.
+
+    Args:
+        model: The model, changed in place.
+        image_size: Height and width, pixels.
+        resize: The policy of all mixers that have one, in place of what they were built with.
+
+    Raises:
+        UserError: If a mixer, or the model, cannot take the size; with the remedy.
+    """
+    from keymix.hosts.base import find_host, find_mixers
+    from keymix.mixers.resize import GridBound
+    from keymix.models.family import MixerModel
+
+    if resize is not None and resize not in POLICIES:
+        raise UserError(f"resize={resize!r} must be one of {', '.join(POLICIES)}")
+    mixers = find_mixers(model)
+    for mixer in mixers.values():
+        if resize is not None and isinstance(mixer, GridBound):
+            mixer.resize = resize  # type: ignore[assignment]
+    _check_patches(model, image_size)
+    take: Any = getattr(model, "set_input_size", None)
+    if take is None:
+        if getattr(model, "pretrained_cfg", {}).get("fixed_input_size", True) or mixers:
+            raise UserError(
+                f"{type(model).__name__} takes one image size: it has no set_input_size"
+            )
+        return  # a convolutional model slides over any image
+    try:
+        take(img_size=image_size)
+    except UserError as error:
+        open_choice = any(isinstance(m, GridBound) and m.tied_to_grid for m in mixers.values())
+        if not open_choice:
+            raise
+        raise UserError(
+            f"{error}. A trained run takes the choice afterwards: --resize interpolate or "
+            "pool_values"
+        ) from error
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{type(model).__name__} cannot take images of {image_size[0]}x{image_size[1]}: {why}"
+        ) from error
+    if mixers and not isinstance(model, MixerModel):  # timm's own class knows no mixers
+        for place in find_host(model).places(model):
+            grid, windows = place.site.grid, place.site.window_grid
+            if grid is not None:
+                mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
+
+
+def _check_patches(model: nn.Module, image_size: tuple[int, int]) -> None:
+    """Refuse sides that patches do not fill, where the rest would be dropped unsaid."""
+    embed: Any = getattr(model, "patch_embed", None)
+    patch = getattr(embed, "patch_size", None)
+    if patch is None or getattr(embed, "dynamic_img_pad", False):
+        return
+    for side, size in zip(image_size, tuple(patch), strict=True):
+        if side % size:
+            low = side - side % size
+            near = f"{low} or {low + size}" if low else f"{size}"
+            raise UserError(
+                f"images of {image_size[0]}x{image_size[1]}: the model cuts patches of "
+                f"{patch[0]}x{patch[1]} pixels, which {side} does not hold in full; take {near}"
+            )
