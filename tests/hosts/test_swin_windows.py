@@ -11,9 +11,11 @@ from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 
 import keymix
+from keymix.analysis.collapse import map_similarity
 from keymix.errors import UserError
 from keymix.hosts import put_mixers
 from keymix.hosts.timm_swin import TimmSwin
+from keymix.models import create_model
 from mixer_cases import stir
 from tolerances import close
 
@@ -113,7 +115,7 @@ def test_so_do_options_that_undo_it(options: dict[str, Any]) -> None:
 
 def swin(**options: Any) -> nn.Module:
     small = {"embed_dim": 12, "depths": (2, 2), "num_heads": (2, 3), "merging": (2,)}
-    return keymix.create_model("swin_micro_p2_32", **small, **options).eval()
+    return create_model("swin_micro_p2_32", **small, **options).eval()
 
 
 def test_attention_maps_come_by_window() -> None:
@@ -125,3 +127,18 @@ def test_attention_maps_come_by_window() -> None:
     ] * 2
     for each in maps.values():
         close(each.sum(-1), torch.ones(each.shape[:-1]))
+
+
+def test_collapse_is_measured_among_blocks_of_one_stage_and_shift() -> None:
+    model = create_model("swin_micro_p2_32", depths=(3, 2), num_heads=(1, 2), merging=(2,)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    found = map_similarity(model, x, layers=["layers.0.blocks.0.*", "layers.0.blocks.2.*"])
+    assert found.pairs[0].columns == 2 * 16 * 1 * 16  # images, windows, heads, tokens
+    maps = keymix.attention_maps(model, x, layers=[0, 2], stage="final").values()
+    a, b = (m.double() for m in maps)
+    cosines = (a * b).sum(-2) / (a.norm(dim=-2) * b.norm(dim=-2))
+    close(torch.tensor(found.pairs[0].mean, dtype=torch.float64), cosines.mean())
+    with pytest.raises(UserError, match=r"layers\.0\.blocks\.0.*other windows.*one shift"):
+        map_similarity(model, x, layers=[0, 1])
+    with pytest.raises(UserError, match="one stage"):
+        map_similarity(model, x, layers=[0, 3])

@@ -173,8 +173,8 @@ def map_similarity(
 
     Raises:
         NoAttentionMap: If a chosen layer has no map.
-        UserError: If fewer than two layers are chosen, their maps differ in shape, or there are
-            no images.
+        UserError: If fewer than two layers are chosen, their maps differ in shape or are of windows
+            that lie elsewhere, or there are no images.
     """
     if pairs not in ("adjacent", "all"):
         raise UserError(f"{pairs=} must be 'adjacent' or 'all'")
@@ -186,6 +186,8 @@ def map_similarity(
         for i in range(len(paths))
         for j in range(i + 1, len(paths) if pairs == "all" else min(i + 2, len(paths)))
     ]
+    # what holds a mixer knows where its windows lie
+    shifts = {p: getattr(model.get_submodule(p.rpartition(".")[0]), "shift", None) for p in paths}
     seen = 0
     for batch in torch.split(images, batch_size) if isinstance(images, Tensor) else images:
         maps = attention_maps(model, batch, layers=list(paths), stage="final")
@@ -196,6 +198,11 @@ def map_similarity(
                     f"the maps of {tally.first} {tuple(a.shape)} and {tally.second} "
                     f"{tuple(b.shape)} differ in shape and cannot be compared; choose layers= of "
                     "one stage"
+                )
+            if shifts[tally.first] != shifts[tally.second]:
+                raise UserError(
+                    f"{tally.first} and {tally.second} cut the image into other windows, so that "
+                    "columns of their maps belong to other tokens; choose layers= of one shift"
                 )
             tally.add(column_cosines(a, b), threshold)
         seen += len(batch)

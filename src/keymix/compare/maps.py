@@ -64,8 +64,8 @@ def attention(
     """Record where every mixer's trained model looks on the same few test images.
 
     The map is the softmax stage, head by head and averaged over heads: the row of the class token
-    where the model reads out by it, else the mean of the rows of all patch tokens. Prefix keys are
-    left out.
+    where the model reads out by it and it passes through the mixers, else the mean of the rows of
+    all patch tokens. Prefix keys are left out.
 
     Args:
         models: Label to trained model.
@@ -81,9 +81,12 @@ def attention(
 
     chosen = spread_out(data.test, PICTURES)
     images = normalised(data, data.test, chosen)
-    depth = max((len(find_mixers(model)) for model in models.values()), default=0)
+    found = [list(find_mixers(model).values()) for model in models.values()]
+    depth = max(map(len, found), default=0)
     layers = chosen_layers(depth)
-    by_class_token = pooling == "token"
+    # CaiT's class token is not there yet where its mixers sit
+    heard = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
+    by_class_token = pooling == "token" and heard
     maps: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():

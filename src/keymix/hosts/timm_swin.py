@@ -76,6 +76,7 @@ class TimmSwin(Host):
             table=before.relative_position_bias_table,
             one_table=one_table,
             windows=_windows(block),
+            shift=block.shift_size,
             shared_keys=self._shares(before),
         )
         block.attn = hosted.train(before.training)

@@ -46,6 +46,7 @@ class HostedWindows(nn.Module):
             where an earlier mixer had none.
         one_table: Whether all heads share one column.
         windows: How the windows lie.
+        shift: By how many tokens the image is shifted before it is cut into windows.
         shared_keys: Whether learned keys serve all windows.
     """
 
@@ -60,13 +61,14 @@ class HostedWindows(nn.Module):
         table: nn.Parameter | None,
         one_table: bool,
         windows: Grid,
+        shift: Grid,
         shared_keys: bool,
     ) -> None:
         super().__init__()
         assert place.site.grid is not None
         self.mixer = mixer
         self.place = place  # what the host itself says, for the next mixer put here
-        self.window_size, self.window_grid = place.site.grid, windows
+        self.window_size, self.window_grid, self.shift = place.site.grid, windows, shift
         self.one_table, self.shared_keys = one_table, shared_keys
         self.register_parameter("relative_position_bias_table", None)
         if isinstance(mixer, MapMixer):
@@ -184,7 +186,7 @@ class MixerSwinBlock(SwinTransformerBlock):
             raise UserError(reason)
         super().set_input_size(feat_size, window_size, always_partition)
         windows = window_grid(feat_size, self.window_size)
-        self.attn.window_grid = windows
+        self.attn.window_grid, self.attn.shift = windows, self.shift_size
         site = self.attn.mixer.site
         if (site.grid, site.window_grid) != (self.window_size, windows):
             self.attn.mixer.set_grid(self.window_size, window_grid=windows)

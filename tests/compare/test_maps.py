@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a comparison's models look: the row that is drawn, and reasons where none can be."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keymix import data
+from keymix.analysis.attention import attention_maps
+from keymix.compare.maps import attention, collapse, normalised, spread_out
+from keymix.models import create_model
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "vit_nano_p2_12": {"depth": 2, "class_token": True, "global_pool": "token"},
+    "cait_micro_p4_32": {"depth": 2, "embed_dim": 8, "num_heads": 2},
+    "swin_micro_p2_32": {"depths": (2, 1), "num_heads": (1, 2), "embed_dim": 8, "merging": (2,)},
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    return data.load("digits", limit=100)
+
+
+def looked(name: str, digits: Any) -> tuple[dict[str, Any], Any]:
+    torch.manual_seed(3)
+    sizes = {"img_size": digits.image_size, "in_chans": digits.in_chans, "num_classes": 10}
+    if name != "vit_nano_p2_12":
+        sizes |= {"patch_size": 2} if "swin" in name else {"patch_size": 3}
+    model = create_model(name, mixer="ska", **FAMILIES[name], **sizes)
+    pooling = model.global_pool
+    return attention({"ska": model}, digits, pooling=pooling, seed=0), model
+
+
+def drawn(told: dict[str, Any]) -> Any:
+    packed = told["maps"]["ska"]
+    numbers = np.frombuffer(base64.b64decode(packed["weights"]), dtype="<u2") / 65535
+    weights = numbers * packed["scale"]
+    return weights.reshape(-1, 2, 1 + packed["heads"], *packed["grid"])
+
+
+def test_the_class_token_is_asked_where_it_passes_through_the_mixers(digits: Any) -> None:
+    told, model = looked("vit_nano_p2_12", digits)
+    assert told["query"].startswith("Attention of the class token")
+    images = normalised(digits, digits.test, spread_out(digits.test, 4))
+    (rows,) = attention_maps(model, images, layers=1, queries=[0]).values()
+    wanted = rows[:, :, 0, 1:].unflatten(-1, (6, 6)).numpy()
+    assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
+
+
+def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
+    """Query 0 of CaiT's patch blocks is the first patch, not the class token it reads out by."""
+    told, model = looked("cait_micro_p4_32", digits)
+    assert model.global_pool == "token"
+    assert told["query"].startswith("Attention that the patches receive, averaged over all patch")
+    images = normalised(digits, digits.test, spread_out(digits.test, 4))
+    (rows,) = attention_maps(model, images, layers=1).values()
+    wanted = rows.mean(2).unflatten(-1, (4, 4)).numpy()
+    assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
+
+
+def test_maps_of_windows_are_left_out_with_the_reason(digits: Any) -> None:
+    told, model = looked("swin_micro_p2_32", digits)
+    assert told["maps"] == {}
+    assert "windows" in told["missing"]["ska"]
+    alike = collapse({"ska": model}, digits, seed=0)
+    assert alike["similarity"] == {}
+    assert "windows" in alike["missing"]["ska"]
