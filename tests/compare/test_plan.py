@@ -130,6 +130,41 @@ def test_without_a_deaf_mixer_the_class_token_stays(digits):
     assert plan.recipe.model.global_pool is None
 
 
+@pytest.mark.parametrize(
+    ("model", "pooling", "unheard"),
+    [
+        ("cait_micro_p4_32", "token", ()),  # the class token meets the patches in layers of its own
+        ("swin_micro_p2_32", "avg", ()),
+        ("caformer_micro_32", "avg", ()),
+        ("cvt_micro_32", "avg", ("identity",)),
+    ],
+)
+def test_only_a_class_token_that_hears_nothing_changes_the_readout(
+    digits, model: str, pooling: str, unheard: tuple[str, ...]
+):
+    photos = replace(digits, image_size=(32, 32), in_chans=3)
+    plan = _plan(photos, "mhsa,ska", model=model, controls=True)
+    assert (plan.pooling, plan.unheard) == (pooling, unheard)
+
+
+def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():
+    long = choose_recipe(
+        data="digits",
+        recipe=None,
+        overrides={"schedule.epochs": 30, "schedule.cooldown_epochs": 10},
+    )
+    short = choose_recipe(data="digits", recipe=long, epochs=6)
+    assert short.schedule.cooldown_epochs == 2
+
+
+def test_weights_that_are_not_there_are_told_before_training(digits, tmp_path: Path):
+    recipe = choose_recipe(
+        data="digits", recipe=None, overrides={"model.weights": str(tmp_path / "gone")}
+    )
+    with pytest.raises(UserError, match="gone"):
+        _plan(digits, "mhsa,ska", recipe=recipe)
+
+
 def test_a_class_token_by_hand_with_a_deaf_mixer_is_refused(digits):
     recipe = choose_recipe(data="digits", recipe=None, model="vit_micro_p4_32")
     recipe = replace(recipe, model=replace(recipe.model, global_pool="token"))

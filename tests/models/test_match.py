@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import list_mixers, mixer_options
+from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models import create_model
-from keymix.models.match import trainable
+from keymix.models.match import Builder, matched, trainable
 
 SMALL = {"embed_dim": 24, "num_heads": 3, "depth": 2}
 
@@ -54,3 +56,53 @@ def test_a_match_needs_another_mixer() -> None:
         create_model("vit_nano_p2_12", match="params")
     with pytest.raises(UserError, match="unknown match 'macs'"):
         create_model("vit_nano_p2_12", mixer="ska", match="macs")  # type: ignore[arg-type]
+
+
+STAGED = ["cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32", "caformer_micro_32"]
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("mixer", ["static_key", "key_value"])
+def test_models_of_several_stages_come_near(name: str, mixer: str) -> None:
+    with torch.device("meta"):
+        target = trainable(create_model(name, mixer="softmax"))
+        own = trainable(create_model(name, mixer=mixer))
+        model = create_model(name, mixer=mixer)
+    spec = parse_mixer(mixer)
+    found = matched(spec, target, builder(name), model)
+    assert own < found.params
+    assert abs(found.params - target) < abs(own - target) / 5
+    assert f"{found.params:,}" in found.note
+    with torch.device("meta"):
+        assert trainable(create_model(name, **found.spec.model_kwargs())) == found.params
+    assert parse_mixer(found.spec.label).label == found.spec.label
+
+
+def test_swins_published_wide_row_is_what_the_rule_finds() -> None:
+    """SKA Table 1's wide Swin fits heads of 42, and 42 comes nearest to the baseline."""
+    with torch.device("meta"):
+        model = create_model("swin_tiny_p2_32", mixer="ska", match="params")
+    widths = {m.head_dim for m in find_mixers(model).values() if isinstance(m, MapMixer)}
+    assert widths == {42}
+    assert trainable(model) == 26_641_270
+
+
+def test_with_one_mixer_a_stage_those_of_the_baseline_stay_as_they_are() -> None:
+    baseline = parse_mixer("sep_conv/sep_conv/softmax/softmax")
+    spec = parse_mixer("sep_conv/sep_conv/static_key/softmax")
+    build = builder("caformer_micro_32")
+    target = trainable(build(baseline))
+    found = matched(spec, target, build, build(spec), baseline)
+    assert found.spec.names == spec.names
+    assert found.spec.options[:2] == ((), ())
+    assert found.spec.options[3] == ()
+    ((option, width),) = found.spec.options[2]
+    assert (option, width > 16) == ("head_dim", True)
+
+
+def builder(name: str) -> Builder:
+    def build(spec: MixerSpec) -> nn.Module:
+        with torch.device("meta"):
+            return create_model(name, **spec.model_kwargs())
+
+    return build
