@@ -94,7 +94,7 @@ def family_of(name: str) -> Family:
     for short, family in FAMILIES.items():
         if name in sys.modules[f"keymix.models.{short}"].VARIANTS:
             return family
-    pytest.fail(f"{name} has no line in tests/models/shrunk.py")
+    pytest.fail(f"{name} has no line in tests/shrunk.py")
 
 
 def arguments(name: str, **options: Any) -> dict[str, Any]:
