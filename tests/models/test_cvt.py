@@ -84,6 +84,15 @@ def test_learned_positions_refuse_and_leave_the_model_as_it_was(mixer: str) -> N
     assert torch.equal(model(x), before)
 
 
+@pytest.mark.parametrize("policy", ["interpolate", "pool_values"])
+@pytest.mark.parametrize("mixer", ["static_key", "conv_static_key"])
+def test_with_a_policy_static_keys_take_images_of_any_size(mixer: str, policy: str) -> None:
+    model = small(mixer=mixer, mixer_options={"resize": policy})
+    y = model(images(40, 56))
+    model.set_input_size((40, 56))
+    close(model(images(40, 56)), y)
+
+
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention"])
 def test_checkpointing_moves_running_statistics_once(mixer: str) -> None:
     model = small(mixer=mixer).train()
