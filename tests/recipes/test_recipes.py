@@ -2,17 +2,21 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from keymix import recipes
 from keymix.errors import UserError
+from keymix.models.match import trainable
 from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import replace_path
 from keymix.train.task import ClassificationTask
+from shrunk import arguments, images
 
 SPT = 9_622_512  # the authors' ViT-S; with 100 classes the paper prints the same 9.6 M
 PARAMETERS = {
@@ -64,27 +68,44 @@ def test_head_is_a_lab_notebook(name: str) -> None:
     assert recipes.summary(name) == head.splitlines()[0]
 
 
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_model_is_the_one_the_recipe_names(name: str) -> None:
+    with torch.device("meta"):
+        model = build_model(recipes.get(name), num_classes=10, in_chans=3, image_size=(32, 32))
+    assert trainable(model) == PARAMETERS[name]
+
+
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipe_builds_and_takes_a_step(name: str, tmp_path: Path) -> None:
+    """The recipe's loss and optimiser on its model made small."""
     recipe = recipes.get(name)
-    channels, side = (1, 12) if recipe.data.spec == "digits" else (3, recipe.data.image_size or 32)
-    model = build_model(recipe, num_classes=10, in_chans=channels, image_size=(side, side))
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert count == PARAMETERS.get(name, count)
+    config = recipe.model
+    small = arguments(config.name)
+    small.pop("img_size", None)  # the images say it
+    x = images(config.name, count=4)
+    config = replace(config, options={**config.options, **small}, weights=None)
+    recipe = replace(recipe, model=config)
+    side = (x.shape[2], x.shape[3])
+    model = build_model(recipe, num_classes=10, in_chans=x.shape[1], image_size=side).train()
     losses = Losses(model, str, tmp_path, late=False)
     task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=1, losses=losses)
     made = task.configure_optimizers()
-    optimizer = made["optimizer"] if isinstance(made, dict) else made
-    before = model.head.weight.detach().clone()  # type: ignore[union-attr]
-    loss = torch.nn.functional.cross_entropy(
-        model(torch.randn(4, channels, side, side)), torch.arange(4)
-    )
-    loss.backward()
-    for group in optimizer.param_groups:  # type: ignore[union-attr]
-        group["lr"] = 1e-3
-    optimizer.step()  # type: ignore[union-attr]
-    assert torch.isfinite(loss)
-    assert not torch.equal(before, model.head.weight)  # type: ignore[union-attr, arg-type]
+    assert isinstance(made, dict)
+    optimizer = made["optimizer"]
+    assert type(optimizer).__name__.lower() == recipe.optim.name
+    before = {k: p.detach().clone() for k, p in model.named_parameters()}
+    smoothing = recipe.loss.label_smoothing
+    for group in optimizer.param_groups:  # the warm-up's first rate moves too little to see
+        group["lr"] = 1e-2
+    for _ in range(2):  # behind a classifier that starts at zero only the second reaches all
+        loss = nn.functional.cross_entropy(model(x), torch.arange(4), label_smoothing=smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert torch.isfinite(loss)
+    moved = [k for k, p in model.named_parameters() if not torch.equal(p, before[k])]
+    assert any(".mixer." in k for k in moved)
+    assert len(moved) > 0.9 * len(before)
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shrunk import arguments, images
 from torch import nn
 
 from keymix import recipes
@@ -18,13 +17,10 @@ from keymix.compare.plan import choose_mixers, meta_builder
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
-from keymix.models import create_model
 from keymix.models.match import trainable
 from keymix.train.engine import train
 from keymix.train.model import build_model
-from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe, replace_path
-from keymix.train.task import ClassificationTask
 
 # parameters at the recipe's own image size and classes; mixers a stage or block
 MODELS = {
@@ -72,38 +68,6 @@ def test_the_model_is_the_one_the_name_says(name: str) -> None:
     assert trainable(model) == count
     wanted = mixers.split()
     assert mixers_of(model) == [m for i, m in enumerate(wanted) if i == 0 or m != wanted[i - 1]]
-
-
-@pytest.mark.parametrize("name", [*MODELS, "cskaformer_s18_384"])
-def test_it_takes_a_step_on_small_images(name: str, tmp_path: Path) -> None:
-    """The recipe's loss and optimiser on its model made small."""
-    recipe = recipes.get(name)
-    config = recipe.model
-    small = arguments(config.name)
-    given = {k: v for k, v in config.options.items() if k not in small}
-    recipe = replace(recipe, model=replace(config, options={**small, **given}))
-    x = images(config.name, count=4)
-    side = (x.shape[2], x.shape[3])
-    options = {k: v for k, v in recipe.model.options.items() if k != "img_size"}
-    recipe = replace(recipe, model=replace(recipe.model, options=options, weights=None))
-    model = build_model(recipe, num_classes=10, in_chans=3, image_size=side).train()
-    losses = Losses(model, str, tmp_path, late=False)
-    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=1, losses=losses)
-    made = task.configure_optimizers()
-    assert isinstance(made, dict)
-    optimizer = made["optimizer"]
-    assert type(optimizer).__name__.lower() == recipe.optim.name
-    before = {k: p.detach().clone() for k, p in model.named_parameters()}
-    smoothing = recipe.loss.label_smoothing
-    loss = nn.functional.cross_entropy(model(x), torch.arange(4), label_smoothing=smoothing)
-    loss.backward()
-    for group in optimizer.param_groups:  # the warm-up's first rate moves too little to see
-        group["lr"] = 1e-2
-    optimizer.step()
-    assert torch.isfinite(loss)
-    moved = [k for k, p in model.named_parameters() if not torch.equal(p, before[k])]
-    assert any(".mixer." in k for k in moved)
-    assert len(moved) > 0.9 * len(before)
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if "imagenet" in n or "ablation" in n])
@@ -168,7 +132,7 @@ def test_a_run_goes_on_from_another_at_another_size(tmp_path: Path) -> None:
     )
     run = train(first, tmp_path / "at12")
     second = replace_path(first, {"data.image_size": 16, "model.weights": str(tmp_path / "at12")})
-    second = replace_path(second, {"optim.lr": 1e-12, "optim.weight_decay": 0.0})
+    second = replace_path(second, {"optim.lr": 1e-12, "optim.weight_decay": 0.0, "seed": 1})
     finer = train(second, tmp_path / "at16")
     before, after = run.weights()[0], finer.weights()[0]
     key = "blocks.0.attn.mixer.key"
@@ -179,5 +143,3 @@ def test_a_run_goes_on_from_another_at_another_size(tmp_path: Path) -> None:
     assert torch.allclose(after[key].mT.unflatten(-1, (4, 4)), smaller, atol=1e-4)
     kept = "blocks.0.mlp.fc1.weight"
     assert torch.allclose(after[kept], before[kept], atol=1e-6)
-    fresh = create_model("vit_nano_p4_12", depth=1, mixer="ska").state_dict()
-    assert not torch.allclose(fresh[kept], before[kept], atol=1e-3)
