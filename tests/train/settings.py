@@ -13,6 +13,8 @@ EVERYTHING: dict[str, Any] = {
     "loss.mixup": 0.4,
     "loss.cutmix": 1.0,
     "loss.label_smoothing": 0.1,
+    "loss.similarity": 0.5,
+    "model.options.depth": 2,  # the likeness of maps wants neighbours
     "model.drop_path": 0.1,
     "augment.erasing": 0.5,
 }

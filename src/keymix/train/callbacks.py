@@ -100,7 +100,10 @@ class EpochRecord(Callback):
         """Write the epoch down."""
         assert isinstance(pl_module, ClassificationTask)
         epoch = trainer.current_epoch
-        line: dict[str, Any] = {"epoch": epoch, "train_loss": pl_module.losses.mean()}
+        means = pl_module.losses.means()
+        line: dict[str, Any] = {"epoch": epoch, "train_loss": means["loss"]}
+        if pl_module.recipe.loss.similarity:
+            line["train_similarity"] = means["similarity"]
         line |= {f"val_{name}": score for name, score in pl_module.val_scores.items()}
         line["lr"] = pl_module.last_lr
         line["seconds"] = self._elapsed()

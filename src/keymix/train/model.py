@@ -76,10 +76,12 @@ def build_model(
         image_size: Height and width of the images, pixels.
 
     Raises:
-        UserError: If the model is unknown or does not take its options.
+        UserError: If the model is unknown, does not take its options, or has not the attention
+            maps that the recipe's loss compares.
     """
     from keymix.mixers.spec import parse_mixer
     from keymix.models.factory import create_model
+    from keymix.train.similarity import MapSimilarity
 
     config = recipe.model
     options: dict[str, Any] = dict(config.options)
@@ -92,13 +94,16 @@ def build_model(
     if config.drop_rate:
         options["drop_rate"] = config.drop_rate
     torch.manual_seed(recipe.seed)
-    return create_model(
+    model = create_model(
         config.name,
         num_classes=num_classes,
         in_chans=in_chans,
         img_size=(image_size[0], image_size[1]),
         **options,
     )
+    if recipe.loss.similarity:
+        MapSimilarity(model, recipe.loss.similarity_blocks)  # refuses a model that cannot have it
+    return model
 
 
 def find_weights(config: ModelConfig) -> Path | None:

@@ -36,6 +36,7 @@ class Step:
         loss: The loss, 0-dimensional.
         each: Makes the loss of each image, ``[B]``.
         index: The images' positions in the split, ``[B]``.
+        similarity: Mean likeness of neighbouring attention maps, where the loss has that term.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class Step:
     loss: Tensor
     each: Callable[[], Tensor]
     index: Tensor
+    similarity: Tensor | None = None
 
 
 class Losses:
@@ -60,7 +62,7 @@ class Losses:
         self, model: nn.Module, name: Callable[[int], str], folder: Path, *, late: bool
     ) -> None:
         self._model, self._name, self._folder, self._late = model, name, folder, late
-        self._sum, self._steps = 0.0, 0
+        self._sum, self._similar, self._steps = 0.0, 0.0, 0
         self._seen: list[tuple[Step, Tensor | None, Tensor | None]] = []
         self._gradients: Tensor | None = None
         self._parameters: list[str] = []
@@ -69,11 +71,12 @@ class Losses:
     def state(self) -> dict[str, float]:
         """What a checkpoint keeps; every loss before it was finite."""
         self.look()
-        return {"sum": self._sum, "steps": self._steps}
+        return {"sum": self._sum, "similar": self._similar, "steps": self._steps}
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from a checkpoint."""
         self._sum, self._steps = float(state["sum"]), int(state["steps"])
+        self._similar = float(state.get("similar", 0.0))
 
     def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> None:
         """Clip gradients by their norm as torch does, and note by how much."""
@@ -108,16 +111,17 @@ class Losses:
         if not self._late or len(self._seen) >= _LOOK_EVERY:
             self.look()
 
-    def mean(self) -> float:
-        """The mean loss since the last call, which ends an epoch.
+    def means(self) -> dict[str, float]:
+        """The mean loss since the last call, which ends an epoch, and the mean likeness of maps.
 
         Raises:
             UserError: If a loss was not finite.
         """
         self.look()
-        mean = self._sum / max(1, self._steps)
-        self._sum, self._steps = 0.0, 0
-        return mean
+        steps = max(1, self._steps)
+        means = {"loss": self._sum / steps, "similarity": self._similar / steps}
+        self._sum, self._similar, self._steps = 0.0, 0.0, 0
+        return means
 
     def look(self) -> None:
         """Look at the losses that were not looked at yet.
@@ -129,12 +133,15 @@ class Losses:
             return
         seen, self._seen = self._seen, []
         losses = torch.stack([step.loss for step, _, _ in seen]).double().tolist()
-        for loss, (step, each, gradients) in zip(losses, seen, strict=True):
-            if not math.isfinite(loss):
+        likeness = [step.similarity for step, _, _ in seen if step.similarity is not None]
+        similar = torch.stack(likeness).double().tolist() if likeness else [0.0] * len(seen)
+        for loss, alike, (step, each, gradients) in zip(losses, similar, seen, strict=True):
+            if not math.isfinite(loss + alike):
                 if each is None:  # nothing has changed since
-                    raise self._error(step, loss, step.each(), self._gradients_now())
-                raise self._error(step, loss, each, gradients)
+                    raise self._error(step, loss + alike, step.each(), self._gradients_now())
+                raise self._error(step, loss + alike, each, gradients)
             self._sum += loss  # one by one: the sum does not depend on when it is looked at
+            self._similar += alike
         self._steps += len(losses)
 
     def _gradients_now(self) -> Tensor | None:

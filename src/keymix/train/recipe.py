@@ -175,22 +175,33 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Cross entropy and what softens its targets.
+    """Cross entropy, what softens its targets, and what is added to it.
 
     Args:
         label_smoothing: Share of the target spread over all classes, probability.
         mixup: Alpha of mixup's Beta distribution; 0 for none.
         cutmix: Alpha of cutmix's Beta distribution; 0 for none. With both, each image tosses
             a coin.
+        similarity: Weight lambda of the likeness of neighbouring layers' attention maps, the sum
+            of DeepViT's Eq. 6 (mean cosine of their columns, over images, heads and tokens, a
+            pair); 0 for none. ``train_loss`` stays the cross entropy; the mean of the pairs is
+            told beside it as ``train_similarity``.
+        similarity_blocks: B of that sum, l = 0 ... B, which compares the first B + 2 layers (the
+            paper: 4, 8, 12 in models of 16, 24, 32 blocks); None for all layers.
     """
 
     label_smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    similarity: float = 0.0
+    similarity_blocks: int | None = None
 
     def __post_init__(self) -> None:
         _require_probability(loss__label_smoothing=self.label_smoothing)
         _require_at_least(0, loss__mixup=self.mixup, loss__cutmix=self.cutmix)
+        _require_at_least(0, loss__similarity=self.similarity)
+        if self.similarity_blocks is not None:
+            _require_at_least(0, loss__similarity_blocks=self.similarity_blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +215,7 @@ class Recipe:
         model: The model and the mixer in it.
         optim: The optimiser.
         schedule: The learning rate over time.
-        loss: Cross entropy and what softens its targets.
+        loss: Cross entropy, what softens its targets, and what is added to it.
         ema: Decay of the moving average of the weights that is evaluated and kept, reached after
             a warm-up of (1 + updates)^(-2/3); 0 for none.
         precision: ``auto`` (bfloat16 autocast on CUDA, else 32 bits), ``32``, ``bf16`` or ``16``.

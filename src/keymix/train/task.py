@@ -26,6 +26,7 @@ from keymix.train.checkpoints import OURS
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, Scores
+from keymix.train.similarity import MapSimilarity
 
 _FUSED = (
     "adam",
@@ -115,6 +116,9 @@ class ClassificationTask(pl.LightningModule):
         self.losses = losses
         mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
         self._mix = Mixing(mixup, cutmix, num_classes, recipe.seed) if mixup or cutmix else None
+        self._similarity = (
+            MapSimilarity(model, recipe.loss.similarity_blocks) if recipe.loss.similarity else None
+        )
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
 
     @property
@@ -161,7 +165,13 @@ class ClassificationTask(pl.LightningModule):
         images, targets = batch.images, batch.targets
         if self._mix is not None:
             images, targets = self._mix(images, targets, batch.index, self.current_epoch)
-        logits = self.model(images).float()
+        similarity: Tensor | None = None
+        if self._similarity is None:
+            logits = self.model(images).float()
+        else:
+            with self._similarity.listening() as calls:
+                logits = self.model(images).float()
+            similarity = self._similarity.mean(calls)
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
@@ -178,9 +188,12 @@ class ClassificationTask(pl.LightningModule):
                 loss=loss.detach(),
                 each=each,
                 index=batch.index,
+                similarity=None if similarity is None else similarity.detach(),
             )
         )
-        return loss
+        if self._similarity is None or similarity is None:
+            return loss
+        return loss + self.recipe.loss.similarity * self._similarity.pairs * similarity
 
     def transfer_batch_to_device(
         self, batch: ImageBatch, device: torch.device, dataloader_idx: int
