@@ -44,7 +44,7 @@ def test_patterns_match_names_and_aliases(capsys: pytest.CaptureFixture[str]) ->
     assert all("ska" in name for name in names)
     assert run(capsys, "mixers", "mhsa").splitlines()[1].startswith("softmax\t")
     kinds = {line.split("\t")[0] for line in run(capsys, "*ska*").splitlines()}
-    assert kinds == {"models", "mixers"}
+    assert kinds == {"models", "mixers", "recipes"}
 
 
 def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
