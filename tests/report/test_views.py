@@ -143,6 +143,18 @@ def test_long_names_keep_in_charts_what_sets_them_apart():
     assert all(len(name) < 30 for name in short.values())
 
 
+def test_mixers_a_stage_keep_the_stages_that_set_them_apart():
+    placed = {
+        "sep_conv/sep_conv/softmax/softmax": "…/sep_conv/softmax/…",
+        "sep_conv/conv_static_key/softmax/softmax": "…/conv_static_key/softmax/…",
+        "sep_conv/sep_conv/static_key/softmax": "…/sep_conv/static_key/…",
+    }
+    assert short_labels([*placed, "softmax"]) == {**placed, "softmax": "softmax"}
+    brief = ["ska/mhsa", "mhsa/ska"]
+    assert short_labels(brief) == {label: label for label in brief}
+    assert short_labels(["sep_conv/" * 6 + "softmax"]) != {}
+
+
 def test_json_in_the_page_cannot_end_its_element():
     told = {"</script>": ["<!--", "a & b", "\u2028"]}
     text = str(as_element_text(told))

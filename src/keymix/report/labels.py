@@ -15,15 +15,22 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
     """Shorten labels that need more room.
 
     ``static_key(activation=relu,pos_dim=3)`` beside others of ``static_key(activation=relu,...)``
-    becomes ``static_key(…,pos_dim=3)``. What is still too long loses its middle.
+    becomes ``static_key(…,pos_dim=3)``; of mixers a stage, ``a/b/c/c`` beside ``a/a/c/c``, what
+    all begin and end with goes: ``…/b/…``. What is still too long loses its middle.
 
     Args:
         labels: All labels shown together.
         room: Width that a label may take, px of 11.5 px label text.
     """
+    staged = _stages_apart([label for label in labels if "/" in label])
+    if all(text_width(label) <= room for label in staged):
+        staged = {}
     parts = {label: _parts(label) for label in labels}
     table = {}
     for label, (name, options) in parts.items():
+        if label in staged:
+            table[label] = shorten(staged[label], room)
+            continue
         if text_width(label) <= room:
             table[label] = label
             continue
@@ -33,6 +40,20 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
         told = f"{name}(…{''.join(',' + option for option in kept)})" if shared else label
         table[label] = shorten(told, room)
     return table
+
+
+def _stages_apart(labels: Sequence[str]) -> dict[str, str]:
+    """Leave out the stages that all labels of mixers a stage begin or end with."""
+    rows = [label.split("/") for label in labels]
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1:
+        return {}
+    apart = [i for i, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+    first, last = apart[0], apart[-1] + 1
+    before, after = "…/" if first else "", "/…" if last < len(rows[0]) else ""
+    return {
+        label: f"{before}{'/'.join(row[first:last])}{after}"
+        for label, row in zip(labels, rows, strict=True)
+    }
 
 
 def _parts(label: str) -> tuple[str, list[str]]:
