@@ -192,6 +192,17 @@ def test_timms_models_by_name() -> None:
         assert find_mixers(model)["stages.1.blocks.0.token_mixer.mixer"].site.grid == (28, 28)
 
 
+def test_timms_models_hear_of_another_image_size() -> None:
+    with torch.device("meta"):
+        model = create_model("caformer_s18", mixer="ska", img_size=(160, 96), in_chans=1)
+        plain = create_model("resnet18", img_size=64)
+    assert find_mixers(model)["stages.0.blocks.0.token_mixer.mixer"].site.grid == (40, 24)
+    assert model.pretrained_cfg["input_size"] == (1, 160, 96)
+    assert plain.pretrained_cfg["input_size"] == (3, 64, 64)
+    with pytest.raises(UserError, match="no_such_argument"):
+        create_model("caformer_s18", img_size=64, no_such_argument=1)
+
+
 def test_an_image_too_small_is_refused() -> None:
     model = caformer()
     model.pretrained_cfg = {"input_size": (3, 2, 2)}

@@ -207,7 +207,7 @@ class CvT(MixerModel):
     def forward_intermediates(
         self,
         x: Float[Tensor, "B c H W"],
-        indices: int | list[int] | None = None,
+        indices: int | Sequence[int] | None = None,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: str = "NCHW",
@@ -240,7 +240,7 @@ class CvT(MixerModel):
 
     def prune_intermediate_layers(
         self,
-        indices: int | list[int] = 1,
+        indices: int | Sequence[int] = 1,
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:

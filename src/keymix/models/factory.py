@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import timm
 import torch
+from timm.layers import to_2tuple
 from timm.models import list_models as timm_list_models
 from timm.models import model_entrypoint
 from torch import nn
@@ -109,11 +110,29 @@ def _create(
             return model
         if not timm.is_model(name):
             raise unknown("model", name, [*own, *timm_list_models()])
-        model = timm.create_model(name, **given)
+        model = _timms(name, given)
     except (TypeError, AssertionError) as error:
         raise UserError(f"model {name!r}: {error}") from error
     if mixer is not None:
         put_mixers(model, mixer, mixer_options)
     elif mixer_options:
         raise UserError(f"mixer_options were given for {name!r}, but no mixer")
+    return model
+
+
+def _timms(name: str, given: dict[str, Any]) -> nn.Module:
+    """Build a timm model; one that takes images of any size is only told theirs.
+
+    A host reads there how large the grid will be.
+    """
+    try:
+        model: nn.Module = timm.create_model(name, **given)
+    except TypeError as error:
+        if "img_size" not in given or "img_size" not in str(error):
+            raise
+        height, width = to_2tuple(given["img_size"])
+        size = {"input_size": (given.get("in_chans", 3), height, width)}
+        rest = {key: value for key, value in given.items() if key != "img_size"}
+        overlay = {**rest.pop("pretrained_cfg_overlay", {}), **size}
+        model = timm.create_model(name, pretrained_cfg_overlay=overlay, **rest)
     return model
