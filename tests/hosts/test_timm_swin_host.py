@@ -164,6 +164,17 @@ def test_a_mixer_can_be_put_over_another(mixer: str) -> None:
     close(model(X), theirs(X))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mixer_takes_the_hosts_mode_dtype_and_options(training: bool) -> None:
+    model = swin(qkv_bias=False, head_dim=5, attn_drop_rate=0.1).train(training)
+    for mixer in ("identity", "ska"):  # the second from what the first left of the host
+        put_mixers(model, mixer)
+    assert all(m.training == training for m in model.modules())
+    for each in find_mixers(model).values():
+        assert (each.q.bias, each.head_dim, each.attn_drop_p) == (None, 5, 0.1)
+        assert all(p.dtype == torch.float64 for p in each.parameters())
+
+
 def test_the_hosts_table_stays_and_follows_another_number_of_heads() -> None:
     model = swin()
     before = [b.attn.relative_position_bias_table for b in blocks(model)]

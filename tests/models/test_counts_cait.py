@@ -54,10 +54,14 @@ def test_a_name_is_its_mixer_put_in(mixer: str, own: str) -> None:
     assert trainable("cska_cait_small_p4_32", mixer=mixer) == ROWS[name][0]
 
 
-def test_another_mixer_in_the_wide_row_has_the_hosts_heads() -> None:
-    # class attention keeps its 10 heads of 62: 4 * 512 * 108 weights and 72 mixing weights more
+@pytest.mark.parametrize(("mixer", "own"), [("ska", "ska_"), ("softmax", "")])
+def test_another_mixer_in_the_wide_row_has_the_hosts_heads(mixer: str, own: str) -> None:
+    """In class attention too; unless it is asked for."""
+    count = ROWS[f"{own}cait_small_p4_32"][0]
+    assert trainable("ska_cait_small_p4_32_wide", mixer=mixer) == count
     wider = 2 * (4 * 512 * (620 - 512) + 2 * (100 - 64))
-    assert trainable("ska_cait_small_p4_32_wide", mixer="softmax") == 12_685_322 + wider
+    asked = {"class_heads": 10, "class_head_dim": 62}
+    assert trainable("ska_cait_small_p4_32_wide", mixer=mixer, **asked) == count + wider
 
 
 def test_the_small_one_is_small() -> None:

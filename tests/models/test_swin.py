@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers import DropPath
 
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
@@ -179,6 +180,22 @@ def test_grids_that_do_not_divide_are_padded_as_in_timm() -> None:
     assert [tuple(f.shape) for f in between] == [(2, 12, 18, 14), (2, 24, 6, 5)]
     assert [info["reduction"] for info in model.feature_info] == [2, 6]
     assert final.shape == (2, 6, 5, 24)
+
+
+def test_given_windows_are_what_later_sizes_grow_from() -> None:
+    model = micro()
+    model.set_input_size(64, window_size=4)
+    assert {m.site.grid for m in find_mixers(model).values()} == {(4, 4)}
+    model.set_input_size(128)
+    assert {m.site.grid for m in find_mixers(model).values()} == {(8, 8)}
+    model.set_input_size(32, window_ratio=8)
+    assert {m.site.grid for m in find_mixers(model).values()} == {(2, 2)}
+    assert model(image(32, 32)).shape == (2, 10)
+
+
+def test_no_path_is_dropped_unless_it_is_asked_for() -> None:
+    assert not [m for m in micro().modules() if isinstance(m, DropPath)]
+    assert [m for m in micro(drop_path_rate=0.1).modules() if isinstance(m, DropPath)]
 
 
 def test_another_patch_size_keeps_the_reductions_true() -> None:

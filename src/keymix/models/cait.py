@@ -42,7 +42,6 @@ class MixerCait(MixerModel, Cait):
     patch_embed: Any  # timm's, as these
     pos_embed: nn.Parameter
     blocks: Any
-    blocks_token_only: Any
     feature_info: list[dict[str, Any]]
 
     def __init__(
@@ -59,8 +58,6 @@ class MixerCait(MixerModel, Cait):
             return ClassAttention(dim, num_heads=heads, head_dim=class_head_dim, **given)
 
         super().__init__(attn_block_token_only=class_attention, **timm)
-        for block in self.blocks_token_only:
-            block.attn.reset_parameters()  # timm drew its linear layers, not these
         for block in self.blocks:
             # the paper's heads talk without biases; the mixers take that from here
             block.attn.proj_l.bias = block.attn.proj_w.bias = None
@@ -106,7 +103,8 @@ _SMALL = {
     "init_values": 0.1,
     "qkv_bias": False,
 }
-_WIDE = {"num_heads": 10, "head_dim": 62}  # SKA's parameter-matched row, in both kinds of layers
+# SKA's parameter-matched row, in both kinds of layers; another mixer leaves both behind
+_WIDE = {"num_heads": 10, "head_dim": 62}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "cait_small_p4_32": _SMALL,
@@ -136,4 +134,5 @@ register_variants(
     cfg=_cfg,
     feature_cfg={"out_indices": 3, "feature_cls": "getter"},
     filter_fn=checkpoint_filter_fn,
+    with_mixer=("class_heads", "class_head_dim"),
 )

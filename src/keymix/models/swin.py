@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from timm.layers import trunc_normal_
 from timm.models.swin_transformer import (
     SwinTransformer,
     calc_stage_window_sizes,
@@ -86,9 +85,9 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
                 if not shifted:
                     block.target_shift_size = (0, 0)
                 block.set_input_size(feat_size=after, window_size=window)
-                table = block.attn.relative_position_bias_table
-                one = nn.Parameter(table.detach()[:, :1].clone())
-                block.attn.relative_position_bias_table = trunc_normal_(one, std=0.02)
+                attention = block.attn  # one column of its table, as timm drew it, for all heads
+                table = attention.relative_position_bias_table.detach()[:, :1].clone()
+                attention.relative_position_bias_table = nn.Parameter(table)
         put_mixers(self, mixer, mixer_options, host=TimmSwin(shared_keys=shared_keys))
 
     def _merge_as(self, merging: Sequence[int]) -> None:
