@@ -143,20 +143,30 @@ class GridBound(MapMixer):
             return None
         held = f"mixer {name!r} {self.holds} on a grid of {self.home}"
         each = f"{held} in each of {here.windows} windows"
-        reasons = {
-            f"{held}, and this is {grid}; give it resize='interpolate' or 'pool_values' (a model: "
-            "mixer_options={'resize': …}), or build for the new image size": self.resize is None,
-            f"{each} and needs window_grid= of them": self.resize == "interpolate"
-            and self.own_windows
-            and here.window_grid is None,
-            f"{each}, and windows of {window_grid} are others; give it resize='interpolate', or "
-            "share keys among windows": self.resize == "pool_values" and moves,
-            f"{held} and keeps them there, so no key is a query's own on {grid}; give it "
-            "resize='interpolate' or mask_diagonal=False": self.resize == "pool_values"
-            and self.mask_diagonal
-            and source != self.home,
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        interpolates, pools = (self.resize == policy for policy in POLICIES[1:])
+        reasons = [
+            (
+                self.resize is None,
+                f"{held}, and these tokens lie on {grid}; give it resize='interpolate' or "
+                "'pool_values' (a model: mixer_options={'resize': …}), or build for the new image "
+                "size",
+            ),
+            (
+                interpolates and self.own_windows and here.window_grid is None,
+                f"{each} and needs window_grid= of them",
+            ),
+            (
+                pools and moves,
+                f"{each}, and windows of {window_grid} are others; give it resize='interpolate', "
+                "or share keys among windows",
+            ),
+            (
+                pools and self.mask_diagonal and source != self.home,
+                f"{held} and keeps them there, so no key is a query's own on {grid}; give it "
+                "resize='interpolate' or mask_diagonal=False",
+            ),
+        ]
+        return next((reason for holds, reason in reasons if holds), None)
 
     def set_grid(
         self, grid: Grid, *, key_grid: Grid | None = None, window_grid: Grid | None = None
