@@ -11,7 +11,6 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 
 Row = Mapping[str, Any]
@@ -76,13 +75,6 @@ def _names_weights(given: Row) -> bool:
     return any(isinstance(cfg, Mapping) and any(map(cfg.get, sources)) for cfg in told)
 
 
-def _names_weights(given: Row) -> bool:
-    """Whether the arguments of timm's builder tell where weights are."""
-    told = (given.get("pretrained_cfg"), given.get("pretrained_cfg_overlay"))
-    sources = ("file", "url", "hf_hub_id", "state_dict", "source")
-    return any(isinstance(cfg, Mapping) and any(map(cfg.get, sources)) for cfg in told)
-
-
 def register_variants(
     module: str,
     build: Callable[..., nn.Module],
@@ -114,12 +106,6 @@ def register_variants(
         classes = cfg(name)["num_classes"]
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
-            if pretrained and not _names_weights(given):
-                raise UserError(
-                    f"{name} has no weights of its own to download; build it without pretrained= "
-                    "and hand weights of your own or of timm's model to "
-                    "keymix.models.load_weights(model, file)"
-                )
             if pretrained and not _names_weights(given):
                 raise UserError(
                     f"{name} has no weights of its own to download; build it without pretrained= "
