@@ -54,4 +54,5 @@ class Pooling(TokenMixer):
         image = to_image(patches, grid)
         k = self.pool_size
         pooled = F.avg_pool2d(image, k, 1, k // 2, count_include_pad=False) - image
-        return torch.cat((prefix, to_tokens(pooled, patches.shape[:-2])), -2)
+        tokens = to_tokens(pooled, patches.shape[:-2])
+        return torch.cat((prefix, tokens), -2) if self.site.num_prefix_tokens else tokens

@@ -96,4 +96,5 @@ class SepConv(TokenMixer):
         prefix, patches = split_prefix(x, self.site.num_prefix_tokens)
         image = self.act1(self.pwconv1(to_image(patches, grid)))
         image = self.pwconv2(self.dwconv(image))
-        return torch.cat((prefix, to_tokens(image, patches.shape[:-2])), -2)
+        tokens = to_tokens(image, patches.shape[:-2])
+        return torch.cat((prefix, tokens), -2) if self.site.num_prefix_tokens else tokens
