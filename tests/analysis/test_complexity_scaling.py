@@ -25,7 +25,7 @@ SMALL = {"dim": 12, "num_heads": 3, "at": 4, "repeats": 1}
 @pytest.fixture(autouse=True)
 def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count at few sizes: these tests are of measurements."""
-    monkeypatch.setattr(studying, "SWEEP", (4,))
+    monkeypatch.setattr(studying, "SWEEP", (4, 9))
     monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
 
 

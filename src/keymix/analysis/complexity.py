@@ -11,6 +11,7 @@ import torch
 
 from keymix.analysis.complexity_scaling import Progress, ScalingRow, measure_at
 from keymix.analysis.complexity_sites import (
+    MOST_DIM,
     TIME_STEPS,
     Candidate,
     Setting,
@@ -179,7 +180,9 @@ def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) 
     by_dim: list[RatioPoint] = []
     for i, candidate in enumerate(chosen):
         progress(f"counting {candidate.label}", i / len(chosen))
-        by_tokens += ratio_points(ledger, candidate, [(n, setting.dim) for n in setting.sweep_tokens])
+        by_tokens += ratio_points(
+            ledger, candidate, [(n, setting.dim) for n in setting.sweep_tokens]
+        )
         by_dim += ratio_points(ledger, candidate, [(setting.at, d) for d in setting.sweep_dims])
     return Complexity(
         setting=setting,
@@ -187,7 +190,7 @@ def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) 
         formulas=formula_rows(ledger, setting),
         by_tokens=tuple(by_tokens),
         by_dim=tuple(by_dim),
-        weights=weight_rows(ledger, chosen, setting.at),
+        weights=weight_rows(ledger, chosen, setting),
         key_value=key_value_rows(ledger, setting),
         complete=not setting.tokens,
     )
@@ -279,13 +282,15 @@ def _check_numbers(
     for name, number in numbers.items():
         if number < 1:
             raise UserError(f"{name}={number} must be at least 1")
+    if dim > MOST_DIM:
+        raise UserError(f"{dim=} must be at most {MOST_DIM:,}")
     if pos_dim < 3:
         raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")
     if dim % num_heads:
         raise UserError(
             f"{dim=} does not divide into {num_heads=} heads; give a multiple of {num_heads}"
         )
-    for number in tokens:
+    for number in (at, *tokens):
         near_square(number)
 
 
@@ -294,7 +299,7 @@ def _device(device: str | torch.device) -> torch.device:
         where = torch.device(device)
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
+        first = str(error).splitlines()[0].partition(". ")[0]
         raise UserError(f"device {str(device)!r} cannot be used here: {first}") from error
     if where.type == "meta":
         raise UserError("device 'meta' holds no numbers, so nothing can be timed on it")

@@ -123,9 +123,6 @@ def measure_at(
                 room -= costs[label].held_bytes
         if reason is not None:
             reasons[label] = reason
-    if seconds * (repeats + 1) > 30:
-        told = f"{tokens} tokens: about {seconds * (repeats + 1) / 60:.0f} min for latency alone"
-        progress(told, 0.1)
     measured = _measured(
         models,
         builds,
@@ -133,6 +130,7 @@ def measure_at(
         candidates,
         repeats=repeats,
         batch_size=batch_size,
+        seconds=seconds,
         progress=progress,
     )
     rows = [
@@ -180,22 +178,24 @@ def _measured(
     candidates: Sequence[Candidate],
     repeats: int,
     batch_size: int,
+    seconds: float,
     progress: Progress,
 ) -> dict[str, Cost]:
     if not models:
         return {}
     size = (tokens, candidates[0].dim)
-    who = f"{len(models)} mixers in turns"
+    start = time.perf_counter()
+
+    def on_round(done: int) -> None:
+        told = f"{tokens} tokens: latency, {len(models)} mixers in turns, round {done} of {repeats}"
+        a_round = (time.perf_counter() - start) / done if done else seconds
+        left = a_round * (repeats - done)
+        told += f", about {left / 60:.0f} min left" if left > 90 else ""
+        progress(told, 0.1 + 0.5 * done / repeats)
+
+    on_round(0)
     costs = measure_interleaved(
-        models,
-        size,
-        batch_size=batch_size,
-        repeats=repeats,
-        warmup=1,
-        on_round=lambda done: progress(
-            f"{tokens} tokens: latency, {who}, round {done} of {repeats}",
-            0.1 + 0.5 * done / repeats,
-        ),
+        models, size, batch_size=batch_size, repeats=repeats, warmup=1, on_round=on_round
     )
     if any(cost.device.startswith("cuda") for cost in costs.values()):
         return costs

@@ -20,6 +20,11 @@ from keymix.mixers.spec import MixerSpec, parse_mixers
 TIME_STEPS = 4
 """Steps T of a spiking mixer's input, where it is not said."""
 
+MOST_TOKENS, MOST_DIM = 2**20, 2**14
+"""Beyond these sizes even the shapes of a map overflow what PyTorch counts."""
+
+_SMALL = 4096  # tokens up to which a mixer may be made for counting alone, if it must
+
 T = TypeVar("T")
 
 # what a mixer, a user's own too, may raise when it is built or run where it cannot serve
@@ -41,10 +46,10 @@ def near_square(tokens: int) -> Grid:
         tokens: How many; 12 lie on 3 x 4, and a prime number on one row.
 
     Raises:
-        UserError: If there is less than one.
+        UserError: If there is less than one, or more than any grid here holds.
     """
-    if tokens < 1:
-        raise UserError(f"{tokens=} must be at least 1")
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UserError(f"{tokens=} must be at least 1 and at most {MOST_TOKENS:,}")
     rows = next(r for r in range(math.isqrt(tokens), 0, -1) if tokens % r == 0)
     return rows, tokens // rows
 
@@ -243,6 +248,8 @@ def counted(arguments: dict[str, Any]) -> Counted:
     except UserError:
         raise
     except FAILURES:  # looks at the numbers it is built from, which meta tensors lack
+        if shape[0] > _SMALL:
+            raise
         model = make(**arguments)
         told = count(model, shape)
     return Counted(

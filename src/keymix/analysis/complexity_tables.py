@@ -200,7 +200,8 @@ class WeightRow:
         sharing: ``"spatially global"`` where a learned kernel slides over the grid, else ``"no"``.
         kernels: Sizes of such kernels.
         dynamic: Matrix products both of whose factors the tokens give.
-        params_a_token: Parameters that one more token adds; None if it could not be counted.
+        params_a_token: Parameters that one more token adds, on average from the fewest to the most
+            tokens of the figure; None if they could not be counted.
         printed: The mixer's name in Table 7, if it is there.
         printed_sharing: What Table 7 says of it.
         printed_dynamic: What Table 7 says of it.
@@ -218,17 +219,18 @@ class WeightRow:
     reason: str | None = None
 
 
-def weight_rows(ledger: Ledger, chosen: Sequence[Candidate], at: int) -> tuple[WeightRow, ...]:
+def weight_rows(
+    ledger: Ledger, chosen: Sequence[Candidate], sizes: Setting
+) -> tuple[WeightRow, ...]:
     """Read Table 7 off every mixer."""
-    return tuple(_weight_row(ledger, candidate, at) for candidate in chosen)
+    return tuple(_weight_row(ledger, candidate, sizes.sweep_tokens) for candidate in chosen)
 
 
-def _weight_row(ledger: Ledger, candidate: Candidate, at: int) -> WeightRow:
+def _weight_row(ledger: Ledger, candidate: Candidate, tokens: Sequence[int]) -> WeightRow:
     facts, reason = attempt(lambda: weight_facts(candidate))
-    here, more = (ledger.look(candidate, n)[0] for n in (at, 2 * at))
     row = WeightRow(
         mixer=candidate.label,
-        params_a_token=(more.params - here.params) / at if here and more else None,
+        params_a_token=_a_token(ledger, candidate, tokens[0], tokens[-1]),
         reason=reason,
     )
     if facts is not None:
@@ -242,6 +244,14 @@ def _weight_row(ledger: Ledger, candidate: Candidate, at: int) -> WeightRow:
                 printed_dynamic=formula.dynamic,
             )
     return row
+
+
+def _a_token(ledger: Ledger, candidate: Candidate, few: int, many: int) -> float | None:
+    small, large = (ledger.look(candidate, tokens)[0] for tokens in (few, many))
+    if small is None or large is None:
+        return None
+    grown, tokens = large.params - small.params, many - few
+    return grown / tokens if grown % tokens else grown // tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,9 @@ from keymix.analysis.complexity_sites import Candidate, make
 from keymix.analysis.counting import by_equation
 from keymix.analysis.operations import formula
 
-SIDES = (6, 7)
-"""The facts are read on a grid of so many rows and columns: they depend on no size."""
+SIDES, HEAD_DIM = (6, 7), 32
+"""The facts are read on a grid of so many rows and columns, and in heads no wider than this: they
+depend on no size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,9 @@ def weight_facts(candidate: Candidate) -> WeightFacts:
         UserError: If the mixer cannot be made on the grid.
     """
     with torch.random.fork_rng(devices=()):
-        model = make(**candidate.arguments(SIDES)).eval()
-        x = torch.randn(1, prod(SIDES), candidate.dim)
+        dim = min(candidate.dim, candidate.num_heads * HEAD_DIM)
+        model = make(**candidate.arguments(SIDES, dim=dim)).eval()
+        x = torch.randn(1, prod(SIDES), dim)
     return trace(model, x)
 
 

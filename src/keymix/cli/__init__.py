@@ -22,6 +22,7 @@ VERBS = {
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images or a folder with a trained run",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
+    "analyze": "what mixers cost: the papers' formulas, counts, latency and memory",
     "data": "validate a data set before hours are spent (keymix data check)",
     "list": "list models, mixers, recipes and data sets",
 }

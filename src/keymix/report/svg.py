@@ -222,3 +222,67 @@ def _places() -> list[tuple[float, float, str]]:
             far += [(14, dy + 4, "start"), (-14, dy + 4, "end"), (0, dy + 4, "middle")]
         far += [(reach, 4, "start"), (-reach, 4, "end")]
     return near + far
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """A logarithmic axis: values low..high, both above 0, onto pixels start..end."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        if self.high == self.low:
+            return (self.start + self.end) / 2
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten within the range, and 2 and 5 times them where those are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        values = [f * 10.0**e for e in range(first, last + 1) for f in factors]
+        inside = [v for v in values if low * 0.999 <= v <= high * 1.001]
+        if len(inside) >= 3:
+            return inside
+    return inside
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move places along an axis apart, each as little as its neighbours let it.
+
+    Args:
+        wanted: Where they would stand.
+        gap: Least distance of two.
+        low: None stands before it, unless there is no room.
+        high: None stands behind it.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    placed = [0.0] * len(wanted)
+    groups: list[list[int]] = []
+    for i in order:
+        groups.append([i])
+        # a group stands around the mean of what its members want
+        while len(groups) > 1:
+            above, below = (_start(group, wanted, gap, low, high) for group in groups[-2:])
+            if above + gap * len(groups[-2]) <= below + 1e-9:
+                break
+            last = groups.pop()
+            groups[-1] += last
+    for group in groups:
+        start = _start(group, wanted, gap, low, high)
+        for rank, i in enumerate(group):
+            placed[i] = start + rank * gap
+    return placed
+
+
+def _start(
+    group: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float
+) -> float:
+    length = gap * (len(group) - 1)
+    middle = sum(wanted[i] for i in group) / len(group)
+    return max(low, min(high - length, middle - length / 2))

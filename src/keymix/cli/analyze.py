@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix analyze``: what mixers cost and do, one analysis a word behind the verb."""
+
+from __future__ import annotations
+
+from keymix.cli import analyze_complexity, console
+from keymix.errors import unknown
+
+_ANALYSES = {"complexity": analyze_complexity}
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix analyze``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0; mistakes are raised as UserError.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        console.say(_help())
+        return 0
+    if argv[0] not in _ANALYSES:
+        raise unknown("analysis", argv[0], _ANALYSES)
+    return int(_ANALYSES[argv[0]].main(argv[1:]))
+
+
+def _help() -> str:
+    usages = [
+        analysis.parser().format_usage().removeprefix("usage: ").rstrip()
+        for analysis in _ANALYSES.values()
+    ]
+    rows = [f"  {name:<11} {analysis.SUMMARY}" for name, analysis in _ANALYSES.items()]
+    hint = "`keymix analyze complexity --help` says more."
+    return "usage: " + "\n       ".join(usages) + "\n\n" + "\n".join(rows) + "\n\n" + hint

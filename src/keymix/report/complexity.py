@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of cost as one offline HTML page: from its plain record, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from keymix.report import plots
+from keymix.report.complexity_tables import Table, tables
+from keymix.report.log_plots import log_curves, outside
+from keymix.report.page import render_page
+from keymix.report.plots import Line, Look
+from keymix.report.views.payload import as_element_text
+
+Record = Mapping[str, Any]
+
+SCRIPTS = ("core", "tables")
+BASELINE = "softmax"
+
+
+def render(record: Record) -> str:
+    """Render a study's record.
+
+    Args:
+        record: What ``keymix.complexity(...).to_dict()`` returns, with ``command``, ``created``
+            and ``environment`` (lines by name) beside it.
+
+    Returns:
+        The HTML document.
+    """
+    looks = plots.looks(
+        [entry["label"] for entry in record["mixers"]],
+        baseline=BASELINE,
+        controls=[entry["label"] for entry in record["mixers"] if entry["control"]],
+    )
+    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
+    view = {
+        "r": {**record, "baseline": BASELINE},
+        "looks": looks,
+        "tables": {table.key: table for table in tables(record)},
+        "names": _names,
+        "ratios": _ratio_charts(record, looks),
+        "scaling": _scaling_charts(record, looks),
+        "spiking": any(entry["domain"] == "spiking" for entry in record["mixers"]),
+        "without": _without_parameters(record),
+        "notes": sorted({row["peak_note"] for row in record["scaling"] if row["peak_note"]}),
+    }
+    payload = as_element_text({"mixers": entries})
+    return render_page("complexity.html.j2", view, payload=payload, scripts=SCRIPTS)
+
+
+def _names(table: Table) -> int:
+    """Return the position, among the columns that are seen, of the mixer's name."""
+    keys = [table.columns[i].key for i in table.seen()]
+    return keys.index("mixer")
+
+
+def _ratio_charts(record: Record, looks: Mapping[str, Look]) -> list[Mapping[str, Any]]:
+    setting = record["setting"]
+    charts = []
+    for key, axis, x_label in (
+        ("by_tokens", "tokens", f"tokens N, at D = {setting['dim']}"),
+        ("by_dim", "dim", f"width D, at N = {setting['at']}"),
+    ):
+        points = record[key]
+        lines = _lines(points, looks, axis, "ratio")
+        printed = {p["mixer"] for p in points if p["formula"] is not None}
+        charts.append(
+            _chart(lines, x_label, "multiply-adds a parameter", marked=printed.__contains__)
+        )
+    return [chart for chart in charts if chart]
+
+
+def _scaling_charts(record: Record, looks: Mapping[str, Look]) -> list[Mapping[str, Any]]:
+    rows, batch = record["scaling"], record["setting"]["batch_size"]
+    images = "one image" if batch == 1 else f"a batch of {batch}"
+    charts = []
+    for key, y_label in (
+        ("latency_ms", "latency of one image, ms"),
+        ("peak_training_mib", f"peak memory of training {images}, MiB"),
+        ("peak_inference_mib", f"peak memory of inference on {images}, MiB"),
+    ):
+        charts.append(_chart(_lines(rows, looks, "tokens", key), "tokens N", y_label))
+    return [chart for chart in charts if chart]
+
+
+def _lines(
+    rows: Sequence[Mapping[str, Any]], looks: Mapping[str, Look], x: str, y: str
+) -> list[Line]:
+    lines = []
+    for label, look in looks.items():
+        mine = sorted((r[x], r[y]) for r in rows if r["mixer"] == label and r[y])
+        if mine:
+            xs, ys = zip(*mine, strict=True)
+            lines.append(Line(label, look, xs, ys))
+    return lines
+
+
+def _chart(
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    *,
+    marked: Callable[[str], bool] = lambda label: True,
+) -> Mapping[str, Any]:
+    """Draw a chart and say which curves lie below it; empty if there is nothing to draw."""
+    if not lines:
+        return {}
+    name = f"{y_label} against {x_label}"
+    drawn: Markup = log_curves(
+        lines,
+        x_label=x_label,
+        y_label=y_label,
+        name=name[0].upper() + name[1:],
+        marked=[line.label for line in lines if marked(line.label)],
+    )
+    return {"svg": drawn, "below": [(line.label, max(line.ys)) for line in outside(lines)]}
+
+
+def _without_parameters(record: Record) -> list[str]:
+    """List the mixers that have no ratio, since they have no parameters."""
+    none = {p["mixer"] for p in record["by_tokens"] if p["params"] == 0}
+    return sorted(none)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a study of cost, once for terminal, page, Markdown and CSV. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from keymix.report import csv_cells, formats
+
+Record = Mapping[str, Any]
+Kind = Literal["text", "whole", "ratio", "ms", "mib"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading for people, its name in CSV, and what its values are.
+
+    Attributes:
+        heading: What people read.
+        key: Its name in CSV.
+        kind: What its values are.
+        where: ``"csv"`` or ``"people"`` where only one of them has it.
+    """
+
+    heading: str
+    key: str
+    kind: Kind = "text"
+    where: Literal["csv", "people", "both"] = "both"
+
+    def cell(self, value: Any) -> str:
+        """Write a value for people."""
+        if value is None or value == "":
+            return formats.MISSING
+        if self.kind == "whole":
+            return f"{value:,}"
+        if self.kind == "ratio":
+            return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
+        if self.kind == "ms":
+            return formats.milliseconds(value)
+        return formats.mib(value) if self.kind == "mib" else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its values as they are.
+
+    Attributes:
+        key: Its name in files and pipes.
+        title: What it shows.
+        columns: Its columns.
+        rows: A value for each column, ``None`` where there is none.
+        shown: Whether people see it.
+        saved: Whether it becomes a CSV file.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    shown: bool = True
+    saved: bool = True
+
+    def seen(self) -> list[int]:
+        """Return the positions of the columns that people see."""
+        return [i for i, column in enumerate(self.columns) if column.where != "csv"]
+
+    def headings(self) -> list[str]:
+        """Return what people read above the columns."""
+        return [self.columns[i].heading for i in self.seen()]
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as people read them."""
+        return [[self.columns[i].cell(row[i]) for i in self.seen()] for row in self.rows]
+
+    def plain(self) -> list[list[Any]]:
+        """Return the names of the columns and then the values as they are, for files and pipes."""
+        kept = [i for i, column in enumerate(self.columns) if column.where != "people"]
+        return [[self.columns[i].key for i in kept], *([row[i] for i in kept] for row in self.rows)]
+
+    def csv(self) -> str:
+        """Write the table as CSV."""
+        header, *rows = self.plain()
+        return csv_cells.write(header, rows)
+
+    def leading(self) -> int:
+        """Count the leading columns that people see and that hold text."""
+        kinds = [self.columns[i].kind for i in self.seen()]
+        return next((i for i, kind in enumerate(kinds) if kind != "text"), len(kinds))
+
+    def markdown(self) -> str:
+        """Write the table as Markdown, numbers to the right."""
+        rule = ["---" if self.columns[i].kind == "text" else "--:" for i in self.seen()]
+        lines = [self.headings(), rule, *self.cells()]
+        escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+        return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + "\n"
+
+
+def tables(record: Record) -> list[Table]:
+    """Make all tables of a study's record.
+
+    Args:
+        record: What ``keymix.complexity(...).to_dict()`` returns.
+    """
+    setting = record["setting"]
+    here = f"N = {setting['at']}, D = {setting['dim']}"
+    made = [
+        _formulas(record, here),
+        _pivot(record, "tokens", f"D = {setting['dim']}"),
+        _pivot(record, "dim", f"N = {setting['at']}"),
+        _ratios(record),
+        _weights(record),
+        _key_value(record, here),
+    ]
+    if record["scaling"]:
+        made.append(_scaling(record))
+    missing = _missing(record)
+    return [*made, missing] if missing.rows else made
+
+
+def _formulas(record: Record, here: str) -> Table:
+    columns = (
+        Column("mixer", "mixer"),
+        Column("in the paper", "printed"),
+        Column("multiply-adds by formula", "", where="people"),
+        Column("counted", "macs_counted", "whole"),
+        Column("parameters by formula", "", where="people"),
+        Column("counted", "params_counted", "whole"),
+        Column("biases left", "biases_left", "whole"),
+        Column("multiply-adds a parameter", "", where="people"),
+        Column("sizes where formula = count", "", where="people"),
+        *_csv_only("macs_text", "macs", "params_text", "params", "ratio_text", "ratio", "sites"),
+        Column("", "sites_that_disagree", where="csv"),
+    )
+    rows = [
+        (
+            row["mixer"],
+            row["printed"],
+            _gives(row["macs_text"], row["macs"]),
+            row["macs_counted"],
+            _gives(row["params_text"], row["params"]),
+            row["params_counted"],
+            sum(row["biases"].values()),
+            _gives(row["ratio_text"], row["ratio"]),
+            f"{row['sites'] - len(row['disagree'])} of {row['sites']}",
+            *(row[c.key] for c in columns[9:-1]),
+            "; ".join(f"N={n} D={d}" for n, d in row["disagree"]),
+        )
+        for row in record["formulas"]
+    ]
+    return Table("formulas", f"SKA Table 6 at {here}", columns, rows)
+
+
+def _csv_only(*keys: str) -> list[Column]:
+    return [Column("", key, where="csv") for key in keys]
+
+
+def _gives(formula: str, value: float) -> str:
+    """Write a formula and what it gives: ``N(2ND + 4D²) = 100,663,296``."""
+    told = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
+    return f"{formula} = {told}"
+
+
+def _pivot(record: Record, axis: str, fixed: str) -> Table:
+    points = record["by_tokens" if axis == "tokens" else "by_dim"]
+    sizes = list(dict.fromkeys(p[axis] for p in points))
+    letter = "N" if axis == "tokens" else "D"
+    columns = [Column("mixer", "mixer")]
+    columns += [Column(f"{letter} = {size}", f"{axis}_{size}", "ratio") for size in sizes]
+    found = {(p["mixer"], p[axis]): p["ratio"] for p in points}
+    names = dict.fromkeys(p["mixer"] for p in points)
+    rows = [
+        (name, *(found[name, size] for size in sizes))
+        for name in names
+        if any(found[name, size] is not None for size in sizes)
+    ]
+    title = f"SKA Fig. 4: multiply-adds a parameter against {letter}, at {fixed}"
+    return Table(f"ratio_by_{axis}", title, columns, rows, saved=False)
+
+
+def _ratios(record: Record) -> Table:
+    keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "formula", "reason")
+    columns = [Column("", key) for key in ("axis", *keys)]
+    rows = [
+        (axis, *(point[key] for key in keys))
+        for axis, points in (("tokens", record["by_tokens"]), ("dim", record["by_dim"]))
+        for point in points
+    ]
+    return Table("ratios", "", columns, rows, shown=False)
+
+
+def _weights(record: Record) -> Table:
+    columns = (
+        Column("mixer", "mixer"),
+        Column("weights shared over the image", "sharing"),
+        Column("learned kernels", "kernels"),
+        Column("dynamic weights", "dynamic", "whole"),
+        Column("parameters a token more", "params_a_token", "whole"),
+        Column("in the paper", "printed"),
+        Column("shared there", "printed_sharing"),
+        Column("dynamic there", "printed_dynamic", "whole"),
+        *_csv_only("reason"),
+    )
+    rows = [
+        [{**row, "kernels": ", ".join(row["kernels"])}[column.key] for column in columns]
+        for row in record["weights"]
+    ]
+    return Table("weights", "SKA Table 7, read off the operations", columns, rows)
+
+
+def _key_value(record: Record, here: str) -> Table:
+    columns = (
+        Column("in the paper", "printed"),
+        Column("mixer", "mixer"),
+        Column("multiply-adds by formula", "", where="people"),
+        Column("counted so", "macs_counted", "whole"),
+        Column("whole mixer", "macs_total", "whole"),
+        Column("parameters by formula", "", where="people"),
+        Column("counted so", "params_counted", "whole"),
+        Column("biases left", "biases_left", "whole"),
+        Column("whole mixer", "params_total", "whole"),
+        *_csv_only("macs_text", "macs", "params_text", "params"),
+    )
+    rows = [
+        (
+            row["printed"],
+            row["mixer"],
+            _gives(row["macs_text"], row["macs"]),
+            row["macs_counted"],
+            row["macs_total"],
+            _gives(row["params_text"], row["params"]),
+            row["params_counted"],
+            sum(row["biases"].values()),
+            row["params_total"],
+            *(row[c.key] for c in columns[9:]),
+        )
+        for row in record["key_value"]
+    ]
+    title = f"Table 1 of key-value attention at {here}, m = {record['setting']['pos_dim']}"
+    return Table("key_value", title, columns, rows)
+
+
+def _scaling(record: Record) -> Table:
+    batch = record["setting"]["batch_size"]
+    columns = (
+        Column("mixer", "mixer"),
+        Column("tokens", "tokens", "whole"),
+        Column("grid", "grid"),
+        Column("multiply-adds", "macs", "whole"),
+        Column("latency, ms", "latency_ms", "ms"),
+        Column("quartiles", "quartiles", where="people"),
+        Column("× softmax", "latency_ratio", "ratio"),
+        Column(f"peak of inference, MiB, batch {batch}", "peak_inference_mib", "mib"),
+        Column("of training", "peak_training_mib", "mib"),
+        Column("× softmax", "peak_ratio", "ratio"),
+        *_csv_only("latency_q1_ms", "latency_q3_ms", "images_per_s"),
+        *_csv_only("params", "activation_bytes", "peak_note", "reason"),
+    )
+    rows = []
+    for row in record["scaling"]:
+        ends = (row["latency_q1_ms"], row["latency_q3_ms"])
+        told = None if ends[0] is None else "–".join(map(formats.milliseconds, ends))
+        values = {**row, "grid": "x".join(map(str, row["grid"])), "quartiles": told}
+        rows.append([values[column.key] for column in columns])
+    return Table("scaling", "Latency of one image and peak memory", columns, rows)
+
+
+def _missing(record: Record) -> Table:
+    """List who is not counted or not measured, where, and why."""
+    found = [(e["label"], "counts", e["reason"]) for e in record["mixers"] if e["reason"]]
+    found += [(r["mixer"], "weights", r["reason"]) for r in record["weights"] if r["reason"]]
+    found += [
+        (row["mixer"], f"{row['tokens']:,} tokens", row["reason"])
+        for row in record["scaling"]
+        if row["reason"]
+    ]
+    columns = (Column("mixer", "mixer"), Column("where", "where"), Column("why not", "reason"))
+    return Table("missing", "Could not be built, counted or run", columns, found)

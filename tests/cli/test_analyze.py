@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix analyze complexity``: tables, files, refusals, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keymix.analysis import complexity as studying
+from keymix.analysis import complexity_scaling as scaling
+from keymix.analysis.memory import Peak
+from keymix.cli import analyze_complexity, console, main
+from keymix.mixers.registry import list_mixers
+
+SMALL = ("--dim", "12", "--heads", "3", "--at", "4", "--repeats", "1")
+FILES = ["formulas", "key_value", "ratios", "scaling", "weights"]
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few sizes, and no fresh process."""
+    monkeypatch.setattr(studying, "SWEEP", (4, 9))
+    monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
+
+    def peaks(builds, size, *, batch_size):
+        one = Peak(inference_mib=1.5, training_mib=2.5, note="not measured in this test")
+        return dict.fromkeys(builds, one)
+
+    monkeypatch.setattr(scaling, "peak_memory", peaks)
+
+
+def run(*words: str, code: int = 0) -> None:
+    assert main(["analyze", "complexity", *SMALL, *words]) == code
+
+
+def lines(text: str) -> dict[str, list[list[str]]]:
+    found: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        key, *cells = line.split("\t")
+        found.setdefault(key, []).append(cells)
+    return found
+
+
+def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--tokens", "4,6")
+    out, err = capsys.readouterr()
+    found = lines(out)
+    assert list(found) == [
+        "formulas",
+        "ratio_by_tokens",
+        "ratio_by_dim",
+        "weights",
+        "key_value",
+        "scaling",
+    ]
+    for header, *rows in found.values():
+        assert all(len(row) == len(header) for row in rows)
+    header, *rows = found["scaling"]
+    names = list_mixers()
+    assert [(row[1], row[0]) for row in rows] == [(n, m) for n in ("4", "6") for m in names]
+    latency = header.index("latency_ms")
+    assert all(float(row[latency]) > 0 for row in rows)
+    assert [row[0] for row in found["weights"][1:]] == names
+    cska = next(row for row in found["formulas"] if row[0] == "conv_static_key")
+    assert cska[found["formulas"][0].index("macs_counted")] == str(4 * (10 * 4 * 12 + 3 * 144))
+    assert "4 tokens: latency" in err
+    assert "6 tokens: peak memory" in err
+
+
+def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--tokens", "6", "--mixers", "mhsa,ska(activation=relu)", "--json", "--batch", "2")
+    record = json.loads(capsys.readouterr().out)
+    assert [entry["label"] for entry in record["mixers"]] == [
+        "softmax",
+        "static_key(activation=relu)",
+    ]
+    assert record["setting"]["tokens"] == [6]
+    assert record["setting"]["batch_size"] == 2
+    assert record["complete"]
+    assert record["scaling"][0]["grid"] == [2, 3]
+    assert record["command"].startswith("keymix analyze complexity --dim 12")
+    assert {"machine", "packages", "threads"} <= set(record["environment"])
+
+
+def test_files_are_written_and_replaced_only_when_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "deep" / "cost"
+    run("--tokens", "4", "--out", str(out))
+    assert sorted(p.name for p in out.iterdir()) == sorted(
+        ["complexity.html", "complexity.json", *(f"complexity-{key}.csv" for key in FILES)]
+    )
+    record = json.loads((out / "complexity.json").read_text())
+    with (out / "complexity-scaling.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["mixer"] for row in rows] == list_mixers()
+    assert [float(row["latency_ms"]) for row in rows] == [
+        row["latency_ms"] for row in record["scaling"]
+    ]
+    page = (out / "complexity.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    for name in list_mixers():
+        assert f'<th scope="row" data-value="{name}">' in page
+    capsys.readouterr()
+
+    run("--tokens", "none", "--out", str(out), code=2)
+    assert "holds an analysis: name another or add --overwrite" in capsys.readouterr().err
+    (out / "mine.txt").write_text("mine")
+    run("--tokens", "none", "--mixers", "ska", "--out", str(out), "--overwrite")
+    assert not (out / "complexity-scaling.csv").exists()  # of the study before
+    assert (out / "mine.txt").read_text() == "mine"
+    assert json.loads((out / "complexity.json").read_text())["scaling"] == []
+
+
+def test_markdown_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--tokens", "none", "--mixers", "mhsa", "--markdown")
+    text = capsys.readouterr().out
+    assert "SKA Table 6 at N = 4, D = 12\n\n| mixer | in the paper |" in text
+    assert "| softmax | Self-Attn | N(2ND + 4D²) = 2,688 | 2,688 |" in text
+    assert all(len(part.splitlines()) > 2 for part in text.split("\n\n")[1::2])
+
+
+def test_a_terminal_gets_drawn_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_force_terminal", True)
+    monkeypatch.setattr(console.err, "_force_terminal", True)
+    monkeypatch.setattr(console.out, "width", 200)
+    run("--tokens", "4", "--mixers", "mhsa,random")
+    out = capsys.readouterr().out
+    assert "SKA Table 7, read off the operations" in out
+    assert "Latency of one image and peak memory" in out
+    assert "┃" in out
+    assert "\t" not in out
+
+
+def test_ctrl_c_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = scaling.measure_interleaved
+
+    def stop_at_six(models: Any, size: Any, **how: Any) -> Any:
+        if size[0] == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return measured(models, size, **how)
+
+    monkeypatch.setattr(scaling, "measure_interleaved", stop_at_six)
+    out = tmp_path / "cost"
+    run("--tokens", "4,6,9", "--mixers", "mhsa,ska", "--out", str(out), code=130)
+    record = json.loads((out / "complexity.json").read_text())
+    assert {row["tokens"] for row in record["scaling"]} == {4}
+    assert not record["complete"]
+    assert "Stopped early." in (out / "complexity.html").read_text()
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == (
+        f"keymix: stopped by SIGINT: {str(out)!r} holds what was measured at 4 tokens; the same "
+        "command with --overwrite measures all"
+    )
+
+
+def test_ctrl_c_before_anything_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        studying, "_counted", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or None
+    )
+    run("--tokens", "4", "--out", str(tmp_path / "cost"), code=143)
+    assert "nothing was counted yet" in capsys.readouterr().err
+    assert not (tmp_path / "cost").exists()
+
+
+def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "picky.py"
+    file.write_text(
+        "from keymix import TokenMixer, UserError, register_mixer\n"
+        "@register_mixer('picky_for_analyze')\n"
+        "class Picky(TokenMixer):\n"
+        "    def __init__(self, site):\n"
+        "        if site.grid != (2, 2):\n"
+        "            raise UserError('wants four tokens')\n"
+        "        super().__init__(site)\n"
+        "    def forward(self, x, grid=None, bias=None):\n"
+        "        return x.flip(-2)\n"
+    )
+    run("--tokens", "4,6", "--import", str(file), "--mixers", "picky_for_analyze")
+    found = lines(capsys.readouterr().out)
+    four, six = found["scaling"][1:]
+    assert float(four[4]) > 0
+    assert six[4] == ""
+    assert ["picky_for_analyze", "6 tokens", "wants four tokens"] in found["missing"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["complexity", "--mixers", "sofmax"], "Did you mean 'softmax'"),
+        (["complexity", "--tokens", "4,x"], "--tokens '4,x': give numbers of tokens"),
+        (["complexity", "--tokens", "0"], "tokens=0 must be at least 1"),
+        (["complexity", "--tokens", ","], "or none"),
+        (["complexity", "--dim", "ten"], "argument --dim"),
+        (["complexity", "--dim", "10", "--heads", "3"], "dim=10 does not divide"),
+        (["complexity", "--repeats", "-1"], "repeats=-1"),
+        (["complexity", "--json", "--markdown"], "exclude each other"),
+        (["complexity", "--device", "teapot"], "device 'teapot'"),
+        (["complexity", "--frobnicate"], "unknown option '--frobnicate'"),
+        (["complexity", "words"], "unexpected 'words'"),
+        (["complexity", "--out", "file"], "--out 'file' is a file"),
+        (["complexity", "--out", "full"], "not empty and holds no analysis"),
+        (["complexity", "--out", "full", "--overwrite"], "not empty and holds no analysis"),
+        (["complexty"], "unknown analysis 'complexty'. Did you mean 'complexity'?"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("full").mkdir()
+    Path("full", "mine.txt").write_text("mine")
+    assert main(["analyze", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("keymix: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
+
+
+def test_a_disk_that_refuses_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    run("--tokens", "none", "--mixers", "ska", "--out", str(tmp_path / "file" / "cost"), code=2)
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_help_tells_every_option_and_analysis(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze"]) == 0
+    told = capsys.readouterr().out
+    for action in analyze_complexity.parser()._actions:
+        if action.dest != "help":
+            assert action.option_strings[-1] in told
+    assert analyze_complexity.SUMMARY in told

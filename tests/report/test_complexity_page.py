@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of cost on its page and in its tables: complete, escaped, numbers in place."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record
+from test_html import read, words
+
+from keymix.report.complexity import render
+from keymix.report.complexity_tables import Table, tables
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(cost_record())
+
+
+def by_key(record: dict) -> dict[str, Table]:
+    return {table.key: table for table in tables(record)}
+
+
+def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
+    reader = read(page)
+    assert reader.open == []
+    assert all(address.startswith(("data:", "#")) for address in reader.addresses)
+    assert not re.search(r"url\((?!['\"]?data:)", page)
+
+
+def test_the_page_holds_every_mixer_in_every_part(page: str) -> None:
+    sections = [part.partition("</section>")[0] for part in page.split("<section>")[1:]]
+    # Table 6 and Table 1 are of the papers' mixers alone
+    for part, left_out in ((sections[1], CONTROLS), (sections[2], ()), (sections[4], ())):
+        told = {" ".join(cell.split()) for cell in read(part.replace("<wbr>", "")).text}
+        assert told >= set(MIXERS) - set(left_out)
+    assert "Without parameters, so without a ratio: identity , pooling" in words(page)
+
+
+def test_hostile_names_stay_text(page: str) -> None:
+    assert EVIL not in page
+    assert EVIL in words(page)
+    assert len(read(page).scripts) == 2
+
+
+def test_what_was_not_measured_is_told_with_the_reason(page: str) -> None:
+    assert f"{EVIL} , 784 tokens: would need {EVIL}" in words(page)
+    early = cost_record() | {"complete": False}
+    assert "Stopped early." in words(render(early))
+    assert "Stopped early." not in words(page)
+
+
+def test_a_study_without_measurements_has_no_charts_of_them() -> None:
+    page = render(cost_record() | {"scaling": []})
+    assert "Latency and peak memory" not in words(page)
+    assert page.count("<svg") == 2
+
+
+def test_charts_name_every_curve_and_say_what_lies_below(page: str) -> None:
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 5
+    ratio, latency = charts[0], charts[2]
+    assert "Multiply-adds a parameter against tokens N" in ratio
+    drawn = re.findall(r'class="curve [^"]*"><title>([^<]*)', latency)
+    assert len(drawn) == len(MIXERS) - 1
+    assert "Below the axis: identity (at most 0.001)" in words(page)
+    assert len(re.findall(r'class="label t-', ratio)) == len(MIXERS) - len(CONTROLS)
+    # markers only where the paper has a formula
+    assert set(re.findall(r'class="dot ([^"]*)"', ratio)) == {"ink"}
+
+
+def test_tables_hold_values_for_people_and_for_files() -> None:
+    made = by_key(cost_record())
+    formulas = made["formulas"]
+    assert "N(2ND + 4D²) = 100,663,296" in formulas.cells()[0]
+    assert "14 of 15" in formulas.cells()[0]
+    row = dict(zip(*formulas.plain(), strict=True))
+    assert (row["macs"], row["macs_counted"], row["biases_left"]) == (
+        100_663_296,
+        100_663_296,
+        2048,
+    )
+    assert row["sites_that_disagree"] == "N=16 D=256"
+    scaling = made["scaling"]
+    assert len(scaling.rows) == len(MIXERS) * len(TOKENS)
+    first = dict(zip(scaling.headings(), scaling.cells()[0], strict=True))
+    assert (first["tokens"], first["grid"], first["latency, ms"]) == ("49", "7x7", "0.490")
+    assert first["quartiles"] == "0.441–0.539"
+    lost = [row for row in scaling.cells() if row[0] == EVIL][-1]
+    assert lost[4:] == ["–"] * 6
+
+
+def test_the_pivot_has_a_column_a_size_and_leaves_out_mixers_without_ratio() -> None:
+    made = by_key(cost_record())["ratio_by_tokens"]
+    assert made.headings() == ["mixer", *(f"N = {n}" for n in SWEEP)]
+    assert [row[0] for row in made.rows] == [m for m in MIXERS if m not in CONTROLS]
+    assert not made.saved
+
+
+def test_csv_has_all_that_was_measured_and_is_safe() -> None:
+    record = cost_record()
+    record["scaling"][0]["mixer"] = "=1+1"
+    rows = list(csv.DictReader(io.StringIO(by_key(record)["scaling"].csv())))
+    assert rows[0]["mixer"] == "'=1+1"
+    assert float(rows[0]["latency_q3_ms"]) == pytest.approx(0.49 * 1.1)
+    assert {"params", "activation_bytes", "peak_note", "reason"} <= set(rows[0])
+    assert "quartiles" not in rows[0]
+    ratios = by_key(record)["ratios"]
+    assert not ratios.shown
+    assert len(ratios.rows) == 2 * len(MIXERS) * len(SWEEP)
+
+
+def test_markdown_is_a_table() -> None:
+    record = cost_record()
+    record["weights"][0]["mixer"] = "a|b"
+    lines = by_key(record)["weights"].markdown().splitlines()
+    assert lines[1].startswith("| --- | --- | --- | --: |")
+    assert lines[2].startswith("| a\\|b | no | 3x3 | 2 | 256 | – |")
+    assert len(lines) == 2 + len(MIXERS)
