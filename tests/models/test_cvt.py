@@ -114,8 +114,9 @@ def test_features_stop_where_they_are_asked_to() -> None:
     final, found = model.forward_intermediates(x, indices=[0, 2], norm=True)
     normed = final[:, 1:].mT.reshape(2, 24, 2, 2)
     close(found[1], normed)
-    early = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
+    tokens, early = model.forward_intermediates(x, indices=[0], stop_early=True)
     close(early[0], found[0])
+    close(tokens.mT.reshape(2, 8, 8, 8), found[0])  # nothing ran behind the stage asked for
     cut = timm.create_model("cvt_13_32", features_only=True, out_indices=(0, 1), **SMALL)
     assert len(cut.model.stages) == 2
     assert [f.shape[1] for f in cut(x.float())] == [8, 12]
