@@ -214,7 +214,7 @@ def test_a_similarity_that_is_not_finite_ends_the_run(late: bool, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"model.options.depth": 1}, "this model has 1 mixers"),
+        ({"model.options.depth": 1}, "this model has fewer than two"),
         ({"loss.similarity_blocks": 3}, "first 5 layers, and this model has 4: choose at most 2"),
         ({"model.mixer": "pooling"}, r"blocks\.0\.attn\.mixer \(pooling\) forms none"),
         ({"model.mixer": "softmax/softmax/identity/softmax"}, r"blocks\.2.*identity"),

@@ -44,8 +44,8 @@ class MapSimilarity:
         count = len(mixers) if blocks is None else blocks + 2
         if len(mixers) < 2:
             raise UserError(
-                f"loss.similarity compares the attention maps of neighbouring layers, and this "
-                f"model has {len(mixers)} mixers: take a deeper one, {_OFF}."
+                "loss.similarity compares the attention maps of neighbouring layers, and this "
+                f"model has fewer than two: take a deeper one, {_OFF}."
             )
         if count > len(mixers):
             raise UserError(
