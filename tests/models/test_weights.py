@@ -156,6 +156,11 @@ def test_a_mixer_is_taken_whole_or_not_at_all() -> None:
         assert set(loaded.missing) == held
         left = ("qkv.weight", "qkv.bias", "proj.weight", "proj.bias")
         assert loaded.unused == tuple(f"blocks.0.attn.{name}" for name in left)
+    half = {k: v for k, v in theirs.state_dict().items() if "blocks.0.attn.qkv" not in k}
+    mine = create_model("vit_tiny_patch16_224", mixer="softmax", **options)
+    loaded = load_weights(mine, half)
+    assert loaded.unused == ("blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias")
+    assert len(loaded.missing) == 4
     grown = create_model("vit_tiny_patch16_224", mixer="re_attention", **options)
     loaded = load_weights(grown, theirs.state_dict())
     assert loaded.unused == ()
