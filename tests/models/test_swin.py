@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.layers import DropPath
 
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.registry import create_mixer, list_mixers
-from keymix.models import create_model
+from keymix.models import create_model, load_weights
 from mixer_cases import stir
 from tolerances import close
 
@@ -118,6 +119,9 @@ def test_shared_keys_serve_any_number_of_windows(resize: str | None) -> None:
     again = micro(mixer="ska", img_size=(48, 64), shared_keys=True).eval()
     again.load_state_dict(state)
     close(again(image(48, 64)), model(image(48, 64)))
+    for side in (16, 48):  # through one window
+        model.set_input_size(side, window_size=4)
+        assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
 def test_keys_of_windows_are_resampled_as_one_map() -> None:
@@ -127,6 +131,47 @@ def test_keys_of_windows_are_resampled_as_one_map() -> None:
     shapes = [b.attn.mixer.key.shape[0] for b in blocks(model)]
     assert shapes == [6 * 8] * 2 + [3 * 4] * 2
     assert model(image(48, 64)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("mixer", ["static_key", "conv_static_key"])
+def test_the_one_window_of_a_stage_has_its_own_keys_among_more(mixer: str) -> None:
+    """As in stages three and four of the paper's network: one window here, four at twice the side.
+
+    There and back, and through a checkpoint, it is the same as in a model built for the size.
+    """
+    options = {"mixer": mixer, "mixer_options": {"resize": "interpolate"}}
+    model = micro(img_size=16, **options).double().eval()
+    stir(model)
+    small = {k: v.clone() for k, v in model.state_dict().items()}
+    assert [b.attn.window_grid for b in blocks(model)] == [(2, 2)] * 2 + [(1, 1)] * 2
+    model.set_input_size(32, window_size=4)
+    built = micro(img_size=32, **options).double().eval()
+    assert [m.site for m in find_mixers(model).values()] == [
+        m.site for m in find_mixers(built).values()
+    ]
+    loaded = micro(img_size=32, **options).double().eval()
+    told = load_weights(loaded, small)
+    assert (told.missing, told.unused) == ((), ())
+    built.load_state_dict(model.state_dict(), strict=True)
+    x = image(32, 32).double()
+    close(built(x), model(x))
+    close(loaded(x), model(x))
+    model.set_input_size(16, window_size=4)
+    assert {k: v.shape for k, v in model.state_dict().items()} == {
+        k: v.shape for k, v in small.items()
+    }
+    back = micro(img_size=16, **options).double().eval()
+    told = load_weights(back, loaded.state_dict())
+    assert (told.missing, told.unused) == ((), ())
+    x = image(16, 16).double()
+    close(back(x), model(x))
+
+
+def test_the_keys_of_one_window_serve_no_others_as_they_are() -> None:
+    model = micro(mixer="ska", img_size=8, dynamic_img_size=True).eval()
+    assert model(image(8, 8)).shape == (2, 10)
+    with pytest.raises(UserError, match=r"static_key.*windows"):
+        model(image(16, 16))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +241,15 @@ def test_given_windows_are_what_later_sizes_grow_from() -> None:
 def test_no_path_is_dropped_unless_it_is_asked_for() -> None:
     assert not [m for m in micro().modules() if isinstance(m, DropPath)]
     assert [m for m in micro(drop_path_rate=0.1).modules() if isinstance(m, DropPath)]
+
+
+def test_features_are_those_of_all_stages() -> None:
+    names = {"swin_micro_p2_32": SMALL, "swin_tiny_p2_32": {"embed_dim": 12, "num_heads": (1,) * 4}}
+    for name, small in names.items():
+        model = timm.create_model(name, features_only=True, **small)
+        shapes = [tuple(f.shape[1:]) for f in model(image(32, 32))]
+        assert shapes == [(12, 16, 16), (24, 8, 8), (48, 4, 4), (96, 4, 4)][: len(shapes)]
+        assert len(shapes) == len(model.feature_info) == (2 if "micro" in name else 4)
 
 
 def test_another_patch_size_keeps_the_reductions_true() -> None:

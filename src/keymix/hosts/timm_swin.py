@@ -89,8 +89,8 @@ class TimmSwin(Host):
         return isinstance(attention, HostedWindows) and attention.shared_keys
 
     def _site(self, block: Any) -> Site:
-        windows = _windows(block)
-        number = 1 if self._shares(block.attn) else windows[0] * windows[1]
+        windows = None if self._shares(block.attn) else _windows(block)
+        number = 1 if windows is None else windows[0] * windows[1]
         grid = (block.window_size[0], block.window_size[1])
         if isinstance(block.attn, HostedWindows):
             site = block.attn.place.site

@@ -163,7 +163,8 @@ class MixerSwinBlock(SwinTransformerBlock):
         mixer = self.attn.mixer
         if any(shift) and not mixer.claims.maskable:
             return f"mixer {mixer.mixer_name!r} cannot stay: {MASKED}"
-        reason = mixer.refuses_grid(window, window_grid=window_grid(feat_size, window))
+        windows = None if self.attn.shared_keys else window_grid(feat_size, window)
+        reason = mixer.refuses_grid(window, window_grid=windows)
         if reason is None and isinstance(mixer, GridBound) and mixer.keys_grid(window) != window:
             reason = (
                 f"mixer {mixer.mixer_name!r} keeps its keys on a grid of {mixer.home}, but in "
@@ -187,6 +188,6 @@ class MixerSwinBlock(SwinTransformerBlock):
         super().set_input_size(feat_size, window_size, always_partition)
         windows = window_grid(feat_size, self.window_size)
         self.attn.window_grid, self.attn.shift = windows, self.shift_size
-        site = self.attn.mixer.site
-        if (site.grid, site.window_grid) != (self.window_size, windows):
-            self.attn.mixer.set_grid(self.window_size, window_grid=windows)
+        self.attn.mixer.set_grid(
+            self.window_size, window_grid=None if self.attn.shared_keys else windows
+        )

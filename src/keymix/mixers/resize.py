@@ -76,7 +76,7 @@ class GridBound(MapMixer):
     @property
     def own_windows(self) -> bool:
         """Whether each window has something of its own."""
-        return self.bound and self.site.windows > 1
+        return self.bound and self.site.own_windows
 
     @property
     def home(self) -> Grid:
@@ -199,7 +199,9 @@ class GridBound(MapMixer):
         site = self.site
         if not self.bound:
             return super().resolve_grid(x, grid)
-        if self.own_windows and (x.ndim < 3 or x.shape[-3] != site.windows):
+        one = site.windows == 1  # which may go without its axis
+        unfit = x.shape[-3] != site.windows if x.ndim > 2 + one else not one
+        if self.own_windows and unfit:
             raise UserError(
                 f"mixer {self.mixer_name!r} {self.holds} in each of {site.windows} windows and "
                 f"got tokens {tuple(x.shape)}, whose last but two axis should count them; take "

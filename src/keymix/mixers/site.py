@@ -68,8 +68,9 @@ class Site:
             learned keys may lie on a coarser grid under ``resize="pool_values"``.
         windows: Windows nW that the axis before N counts, each with learned keys of its own; 1
             where all share one set.
-        window_grid: How the windows lie over the image (rows, columns); needed to resample keys
-            of windows, as one map over all of them.
+        window_grid: How windows with keys of their own lie over the image (rows, columns); needed
+            to resample these as one map over all of them. ``(1, 1)`` says that the one window
+            there is has its own, so that more windows would have theirs.
         project: Makes, for a role of "q", "k", "v", the module that turns ``(x, grid)`` into that
             role's source tokens (CvT's convolutions); None for the tokens themselves.
     """
@@ -126,6 +127,11 @@ class Site:
         """Whether keys lie elsewhere than the tokens, so that N and M may differ."""
         return self.key_grid is not None and self.key_grid != self.grid
 
+    @property
+    def own_windows(self) -> bool:
+        """Whether each window has keys of its own, be it only one window here."""
+        return self.windows > 1 or self.window_grid == (1, 1)
+
     def on(
         self, grid: Grid, *, key_grid: Grid | None = None, window_grid: Grid | None = None
     ) -> Site:
@@ -141,7 +147,7 @@ class Site:
         if key_grid is None and self.key_grid is not None and self.grid is not None:
             key_grid = strided(self.grid, self.key_grid, grid)
         windows = self.windows
-        if window_grid is not None and windows > 1:
+        if window_grid is not None and self.own_windows:
             windows = window_grid[0] * window_grid[1]
         return replace(
             self,

@@ -138,7 +138,9 @@ class LearnedKeys(GridBound):
         else:
             kept = t.reshape(before[0] * before[1], self.num_heads, rows, -1)
             out = resample.interpolate_windows(kept, prefix, old, new, before, after)
-        return out if name == "key" else out.reshape(-1, *t.shape[1:])
+        if name != "key":
+            return out.reshape(-1, *t.shape[1:])
+        return out[0] if after == (1, 1) else out  # one window's keys need no axis of windows
 
     def at(self, name: str, keys: Grid) -> Tensor:
         """Return the parameter ``name`` as a call needs it whose keys lie on ``keys``.

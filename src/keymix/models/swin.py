@@ -210,6 +210,6 @@ register_variants(
     MixerSwinTransformer,
     VARIANTS,
     cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    feature_cfg={"out_indices": None, "feature_cls": "getter"},  # all stages
     filter_fn=checkpoint_filter_fn,
 )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -72,13 +72,14 @@ def _on_this_grid(
 ) -> dict[str, Tensor]:
     """Resample what is learned a position, as far as the shapes tell where it lay."""
     site = mixer.site
-    ratios = {_ratio(state[name].shape, own[name].shape) for name in wrong}
+    axis = (1,) if site.own_windows else ()  # of windows, which the keys of one window lack
+    ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong}
     home = site.key_grid or site.grid
     if len(ratios) != 1 or home is None:
         return state
     theirs, ours = ratios.pop()
     keys, windows = home, site.window_grid
-    if site.windows > 1 and windows is not None:
+    if site.own_windows and windows is not None:
         found = square_like(site.windows * theirs // max(ours, 1), windows)
         windows = found
     else:
@@ -92,8 +93,18 @@ def _on_this_grid(
         return state
 
 
-def _ratio(theirs: torch.Size, ours: torch.Size) -> tuple[int, int]:
-    """Return how many times longer the one axis is that differs, as a fraction; 0 if not one."""
+def _ratio(
+    theirs: Sequence[int], ours: Sequence[int], axis: tuple[int, ...] = ()
+) -> tuple[int, int]:
+    """Return how many times longer the one axis is that differs, as a fraction; 0 if not one.
+
+    Args:
+        theirs: Shape in the checkpoint.
+        ours: Shape in the model.
+        axis: What stands before the shape that is an axis short.
+    """
+    theirs = (*axis, *theirs) if len(theirs) < len(ours) else tuple(theirs)
+    ours = (*axis, *ours) if len(ours) < len(theirs) else tuple(ours)
     if len(theirs) != len(ours):
         return 0, 1
     axes = [(a, b) for a, b in zip(theirs, ours, strict=True) if a != b]
