@@ -194,7 +194,11 @@ def test_keys_of_windows_are_resampled_as_one_map() -> None:
     mine = create_model("ska_swin_tiny_p2_32", merging=(2, 1), img_size=64, **options)
     loaded = load_weights(mine, theirs.state_dict())
     assert loaded.missing == ()
-    assert "layers.0.blocks.0.attn.mixer.key" in loaded.resized
+    path = "layers.0.blocks.0.attn.mixer"
+    assert f"{path}.key" in loaded.resized
+    made, source = (find_mixers(model)[path] for model in (mine, theirs))
+    there = {"grid": source.site.grid, "window_grid": source.site.window_grid}
+    assert torch.equal(made.key, made.adapt_state(source.state_dict(), **there)["key"])
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "nested", "compiled", "ema"])
