@@ -7,11 +7,11 @@ import copy
 
 import pytest
 import torch
-from shrunk import images, shrunk
 
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model, list_models
 from mixer_cases import gradients, stir
+from shrunk import images, shrunk
 from tolerances import close
 
 every_model = pytest.mark.parametrize("name", list_models())
@@ -66,6 +66,9 @@ def checkpointing_changes_nothing(model: torch.nn.Module, x: torch.Tensor) -> No
     y, grads = gradients(model, x)
     again, repeated = gradients(other, x)
     close(again, y)
+    buffers = dict(other.named_buffers())
+    for key, kept in model.named_buffers():  # running statistics see a batch once
+        assert torch.equal(buffers[key], kept), key
     for key, grad in grads.items():
         if not grad.isnan().any():  # a blind class token leaves nothing to compare
             close(repeated[key], grad)
@@ -83,6 +86,16 @@ def test_checkpointing_is_open_to_every_mixer(mixer: str) -> None:
     model = create_model("vit_nano_p2_12", mixer=mixer, embed_dim=8, num_heads=2).double()
     stir(model)
     checkpointing_changes_nothing(model, images("vit_nano_p2_12").double())
+
+
+@pytest.mark.parametrize(
+    "name", ["cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32", "caformer_micro_32"]
+)
+def test_checkpointing_counts_a_batch_once_in_every_host(name: str) -> None:
+    unshifted = {"shifted": False} if "swin" in name else {}
+    model = shrunk(name, mixer="re_attention", **unshifted).double().train()
+    stir(model)
+    checkpointing_changes_nothing(model, images(name).double())
 
 
 @every_model

@@ -28,6 +28,16 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
             m.momentum, m.num_batches_tracked = momentum, counted
 
 
+def recomputing() -> bool:
+    """Whether this forward pass runs within a backward pass, as a checkpoint's second one does.
+
+    For modules inside models of other libraries, whose checkpointing is not ours to change.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def checkpointed(module: nn.Module, *args: Any) -> Any:
     """Call a module, recompute its activations in the backward pass instead of keeping them.
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.layers.checkpoint import recomputing, still_statistics
 from keymix.mixers.base import Site, Traits
 from keymix.mixers.map_mixer import MapMixer, Roles
 from keymix.mixers.options import MapOptions
@@ -75,6 +76,9 @@ class ReMixing(MapMixer):
             flat = nn.functional.batch_norm(
                 flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
             )
+        elif norm.training and recomputing():  # these maps moved the statistics already
+            with still_statistics(norm):
+                flat = norm(flat)
         else:
             flat = norm(flat)
         return self._scaled(flat.reshape(mixed.shape))
