@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
 
 from keymix.report.class_plots import Spread, dots, histograms
+from keymix.report.html import render
 from keymix.report.labels import short_labels
 from keymix.report.plots import looks
 from keymix.report.views import attention, runs
@@ -125,9 +126,11 @@ def test_the_sheet_holds_a_middle_and_the_last_layer():
     assert sheet["heads"] == 3
 
 
-def test_where_no_mixer_has_a_map_the_reasons_remain():
+@pytest.mark.parametrize("layers", [[], ["Block 1 of 2", "Block 2 of 2"]])
+def test_where_no_mixer_has_a_map_the_reasons_remain(layers):
     record = make_record()
-    record["attention"] |= {"maps": {}, "layers": [], "missing": {"softmax": "no map"}}
+    record["attention"] |= {"maps": {}, "layers": layers, "missing": {"softmax": "no map"}}
+    assert "no map" in render(record).split("Where they look")[1].split("</section>")[0]
     sheet = attention.sheet(record)
     assert sheet is not None
     assert sheet["blocks"] == []

@@ -57,7 +57,8 @@ def sheet(record: Record) -> dict[str, Any] | None:
     maps = {m: unpack(s, images, layers)[:, :, 0] for m, s in stored["maps"].items()}
     labels = [m["label"] for m in record["mixers"]]
     blocks = []
-    for position in sorted({max(0, layers // 2 - 1), layers - 1}) if layers else ():
+    # without any map there is nothing to pick or lay out, and the reasons stand alone
+    for position in sorted({max(0, layers // 2 - 1), layers - 1}) if layers and maps else ():
         rows = [
             {
                 "mixer": label,
@@ -72,7 +73,7 @@ def sheet(record: Record) -> dict[str, Any] | None:
         "images": stored["images"],
         "query": stored["query"],
         "blocks": blocks,
-        "missing": {} if layers else dict(stored["missing"]),
+        "missing": {} if blocks else dict(stored["missing"]),
         "mixers": [label for label in labels if label in maps],
         "layers": stored["layers"],
         "heads": max((s["heads"] for s in stored["maps"].values()), default=0),
