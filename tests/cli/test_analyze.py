@@ -58,6 +58,7 @@ def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]
         "weights",
         "key_value",
         "scaling",
+        "multiples",
     ]
     for header, *rows in found.values():
         assert all(len(row) == len(header) for row in rows)

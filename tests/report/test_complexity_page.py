@@ -102,7 +102,8 @@ def test_the_pivot_has_a_column_a_size_and_leaves_out_mixers_without_ratio() -> 
 
 def test_csv_has_all_that_was_measured_and_is_safe() -> None:
     record = cost_record()
-    record["scaling"][0]["mixer"] = "=1+1"
+    for row in record["scaling"]:
+        row["mixer"] = row["mixer"].replace("conv_static_key", "=1+1")
     rows = list(csv.DictReader(io.StringIO(by_key(record)["scaling"].csv())))
     assert rows[0]["mixer"] == "'=1+1"
     assert float(rows[0]["latency_q3_ms"]) == pytest.approx(0.49 * 1.1)
@@ -120,3 +121,25 @@ def test_markdown_is_a_table() -> None:
     assert lines[1].startswith("| --- | --- | --- | --: |")
     assert lines[2].startswith("| a\\|b | no | 3x3 | 2 | 256 | – |")
     assert len(lines) == 2 + len(MIXERS)
+
+
+def test_multiples_of_softmax_have_a_column_a_size() -> None:
+    table = by_key(cost_record())["multiples"]
+    wanted = [f"{what}, N = {n}" for what in ("latency", "memory") for n in TOKENS]
+    assert table.headings() == ["mixer", *wanted]
+    softmax = next(row for row in table.cells() if row[0] == "softmax")
+    assert softmax[1:] == ["1.00"] * 6
+    lost = next(row for row in table.cells() if row[0] == EVIL)
+    assert lost[3] == lost[6] == "–"
+    assert "(2.94, 11.8, 47.0 ms; 14.7, 58.8, 235 MiB)" in table.title
+
+
+def test_without_softmax_there_are_no_multiples() -> None:
+    record = cost_record()
+    record["scaling"] = [
+        {**row, "latency_ratio": None, "peak_ratio": None}
+        for row in record["scaling"]
+        if row["mixer"] != "softmax"
+    ]
+    assert not by_key(record)["multiples"].shown
+    assert "as multiples" not in render(record)

@@ -114,9 +114,9 @@ def tables(record: Record) -> list[Table]:
         _key_value(record, here),
     ]
     if record["scaling"]:
-        made.append(_scaling(record))
+        made += [_scaling(record), _multiples(record)]
     missing = _missing(record)
-    return [*made, missing] if missing.rows else made
+    return [*made, *(table for table in (missing,) if table.rows)]
 
 
 def _formulas(record: Record, here: str) -> Table:
@@ -264,6 +264,30 @@ def _scaling(record: Record) -> Table:
         values = {**row, "grid": "x".join(map(str, row["grid"])), "quartiles": told}
         rows.append([values[column.key] for column in columns])
     return Table("scaling", "Latency of one image and peak memory", columns, rows)
+
+
+def _multiples(record: Record) -> Table:
+    """Make latency and memory a column a number of tokens, as multiples of softmax attention's."""
+    rows = record["scaling"]
+    sizes = list(dict.fromkeys(row["tokens"] for row in rows))
+    measures = (("latency", "latency_ratio"), ("memory", "peak_ratio"))
+    columns = [Column("mixer", "mixer")]
+    columns += [
+        Column(f"{name}, N = {size}", f"{name}_{size}", "ratio")
+        for name, _ in measures
+        for size in sizes
+    ]
+    found = {(row["mixer"], row["tokens"]): row for row in rows}
+    names = dict.fromkeys(row["mixer"] for row in rows)
+    cells = [
+        (name, *(found[name, size][key] for _, key in measures for size in sizes)) for name in names
+    ]
+    kept = [row for row in cells if any(value is not None for value in row[1:])]
+    base = [found["softmax", size] for size in sizes] if ("softmax", sizes[0]) in found else []
+    ms = ", ".join(formats.milliseconds(row["latency_ms"]) for row in base)
+    mib = ", ".join(formats.mib(row["peak_training_mib"]) for row in base)
+    title = f"Latency and memory of training as multiples of softmax's ({ms} ms; {mib} MiB)"
+    return Table("multiples", title, columns, kept, shown=bool(kept), saved=False)
 
 
 def _missing(record: Record) -> Table:

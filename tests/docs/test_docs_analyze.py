@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables on the page of costs are what the command counts."""
+
+from __future__ import annotations
+
+import pytest
+from documents import DOCS
+from test_docs_pages import own_mixers
+
+from keymix import complexity
+from keymix.report.complexity_tables import Table, tables
+
+PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, Table]:
+    """The tables of counts, of keymix's own mixers."""
+    return {t.key: t for t in tables(complexity(own_mixers(), tokens=()).to_dict())}
+
+
+@pytest.mark.parametrize("key", ["formulas", "weights", "key_value"])
+def test_the_page_holds_what_is_counted(key: str, counted: dict[str, Table]) -> None:
+    after = PAGE.partition(f"<!-- {key}: keymix analyze complexity -->\n\n")[2]
+    assert after.startswith(counted[key].markdown() + "\n")
+
+
+def test_every_mixer_was_measured() -> None:
+    after = PAGE.partition("<!-- multiples")[2]
+    told = {line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")}
+    assert told >= set(own_mixers())
