@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,48 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
 
 
-def test_maps_of_windows_are_left_out_with_the_reason(digits: Any) -> None:
+def test_of_swin_the_stage_is_shown_whose_window_is_the_image(digits: Any) -> None:
     told, model = looked("swin_micro_p2_32", digits)
-    assert told["maps"] == {}
-    assert "windows" in told["missing"]["ska"]
+    assert told["layers"] == ["Block 3 of 3"]
+    images = normalised(digits, digits.test, spread_out(digits.test, 4))
+    (rows,) = attention_maps(model, images, layers=2).values()
+    wanted = rows[:, 0].mean(2).unflatten(-1, (4, 4)).numpy()
+    packed = told["maps"]["ska"]
+    numbers = np.frombuffer(base64.b64decode(packed["weights"]), dtype="<u2") / 65535
+    drawn = (numbers * packed["scale"]).reshape(4, 1, -1, 4, 4)
+    assert np.abs(drawn[:, 0, 1:] - wanted).max() < 1e-4
+
+
+def test_shifted_windows_are_not_compared_with_unshifted(digits: Any) -> None:
+    _, model = looked("swin_micro_p2_32", digits)
     alike = collapse({"ska": model}, digits, seed=0)
     assert alike["similarity"] == {}
     assert "windows" in alike["missing"]["ska"]
+
+
+def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
+    """Softmax has maps in all stages, the other placement from the second on."""
+    photos = replace(data.load("digits", limit=100, image_size=32), in_chans=1)
+    options = {
+        "depths": (1, 2, 3, 1),
+        "dims": (8, 16, 24, 32),
+        "head_dim": 8,
+        "in_chans": 1,
+    }
+    models = {
+        "softmax": create_model("caformer_micro_32", mixer="softmax", **options),
+        "placed": create_model(
+            "caformer_micro_32", mixer=["sep_conv", "ska", "softmax", "softmax"], **options
+        ),
+        "control": create_model("caformer_micro_32", mixer="identity", **options),
+    }
+    told = attention(models, photos, pooling="avg", seed=0)
+    assert told["layers"] == ["Block 2 of 7", "Block 3 of 7"]
+    assert [told["maps"][label]["grid"] for label in ("softmax", "placed")] == [[8, 8]] * 2
+    assert list(told["missing"]) == ["control"]
+    alike = collapse(models, photos, seed=0)
+    assert alike["pairs"] == ["4–5", "5–6"]
+    assert {label: len(v) for label, v in alike["similarity"].items()} == {
+        "softmax": 2,
+        "placed": 2,
+    }

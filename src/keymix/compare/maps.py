@@ -63,9 +63,10 @@ def attention(
 ) -> dict[str, Any]:
     """Record where every mixer's trained model looks on the same few test images.
 
-    The map is the softmax stage, head by head and averaged over heads: the row of the class token
-    where the model reads out by it and it passes through the mixers, else the mean of the rows of
-    all patch tokens. Prefix keys are left out.
+    The map is that after the softmax, head by head and averaged over heads: the row of the class
+    token where the model reads out by it and it passes through the mixers, else the mean of the
+    rows of all patch tokens. Prefix keys are left out. Of a model in stages one is shown: that in
+    which most mixers have maps of the whole image, and of those the one with the finest.
 
     Args:
         models: Label to trained model.
@@ -83,17 +84,11 @@ def attention(
     images = normalised(data, data.test, chosen)
     found = [list(find_mixers(model).values()) for model in models.values()]
     depth = max(map(len, found), default=0)
-    layers = chosen_layers(depth)
     # CaiT's class token is not there yet where its mixers sit
     heard = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
     by_class_token = pooling == "token" and heard
-    maps: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    for label, model in models.items():
-        try:
-            maps[label] = packed(_weights(model, images, layers, by_class_token))
-        except FAILURES as error:  # UserError included
-            missing[label] = _why(error)
+    read = [_read(models, images, stage, by_class_token) for stage in _stages(models)]
+    layers, maps, missing = max(read, key=_worth)
     query = (
         "Attention of the class token to the patches"
         if by_class_token
@@ -109,17 +104,51 @@ def attention(
             for i in chosen
         ],
         "layers": [f"Block {i + 1} of {depth}" for i in layers],
-        "query": f"{query}, softmax stage, weights of the last epoch, seed {seed}.",
+        "query": f"{query}, after the softmax, weights of the last epoch, seed {seed}.",
         "maps": maps,
         "missing": missing,
     }
 
 
-def chosen_layers(depth: int) -> list[int]:
-    """Return the numbers of all layers, or of `MOST_LAYERS` evenly, first and last included."""
-    if depth <= MOST_LAYERS:
-        return list(range(depth))
-    return [round(i * (depth - 1) / (MOST_LAYERS - 1)) for i in range(MOST_LAYERS)]
+def _stages(models: Mapping[str, nn.Module]) -> list[list[int]]:
+    """Return the blocks of each stage, by their numbers in the model's order."""
+    from keymix.hosts import find_host
+
+    model = next(iter(models.values()))
+    stages: dict[int, list[int]] = {}
+    for i, place in enumerate(find_host(model).places(model)):
+        stages.setdefault(place.stage, []).append(i)
+    return list(stages.values())
+
+
+def _read(
+    models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int], by_class_token: bool
+) -> tuple[list[int], dict[str, Any], dict[str, str]]:
+    """Read every model's maps in some blocks: the blocks, maps and reasons by label."""
+    layers = chosen_layers(stage)
+    maps: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for label, model in models.items():
+        try:
+            maps[label] = packed(_weights(model, images, layers, by_class_token))
+        except FAILURES as error:  # UserError included
+            missing[label] = _why(error)
+    return layers, maps, missing
+
+
+def _worth(read: tuple[list[int], dict[str, Any], dict[str, str]]) -> tuple[int, int, int]:
+    """How much a stage shows: mixers with maps, then positions of a map, then blocks."""
+    layers, maps, _ = read
+    finest = max((math.prod(found["grid"]) for found in maps.values()), default=0)
+    return len(maps), finest, len(layers)
+
+
+def chosen_layers(blocks: Sequence[int]) -> list[int]:
+    """Return all of some blocks, or `MOST_LAYERS` of them evenly, first and last included."""
+    last = len(blocks) - 1
+    if last < MOST_LAYERS:
+        return list(blocks)
+    return [blocks[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
 
 
 def packed(weights: FloatArray) -> dict[str, Any]:
@@ -152,7 +181,7 @@ def _weights(
     rows = attention_maps(model, images, layers=layers, queries=[0] if by_class_token else None)
     pictures = [_on_grid(rows[path], mixers[path], by_class_token) for path in rows]
     for which, shapes in (
-        ("heads", {picture.shape[1] for picture in pictures}),
+        ("heads", {picture.shape[1] - 1 for picture in pictures}),
         ("grids", {picture.shape[2:] for picture in pictures}),
     ):
         if len(shapes) > 1:
@@ -167,7 +196,9 @@ def _weights(
 
 
 def _on_grid(rows: Tensor, mixer: Any, by_class_token: bool) -> FloatArray:
-    """Turn maps ``[B, h, Q, M]`` into weights on the key grid, ``[B, 1 + h, H, W]``."""
+    """Turn maps ``[B, (1,) h, Q, M]`` into weights on the key grid, ``[B, 1 + h, H, W]``."""
+    if rows.ndim == 5 and rows.shape[1] == 1:  # one window, which is the image
+        rows = rows[:, 0]
     if rows.ndim != 4:
         raise UserError("its maps are of windows, not of the whole image")
     site = mixer.site
@@ -183,20 +214,38 @@ def _on_grid(rows: Tensor, mixer: Any, by_class_token: bool) -> FloatArray:
 def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> dict[str, Any]:
     """Record how alike the maps of neighbouring blocks are (DeepViT, Eq. 2).
 
+    Maps of different stages have different sizes and are not compared: of a model in stages that
+    is taken in which most mixers can be read, and of those the deepest.
+
     Args:
         models: Label to trained model.
         data: The images.
         seed: Whose weights they are, for the record.
     """
+    images = normalised(data, data.test, evenly(data.test, COLLAPSE_IMAGES))
+    stages = [stage for stage in _stages(models) if len(stage) > 1] or _stages(models)[:1]
+    read = [(stage, *_likeness(models, images, stage)) for stage in stages]
+    blocks, similarity, missing = max(read, key=lambda r: (len(r[1]), len(r[0])))
+    return {
+        "pairs": [f"{i + 1}–{i + 2}" for i in blocks[:-1]],
+        "images": len(images),
+        "seed": seed,
+        "similarity": similarity,
+        "missing": missing,
+    }
+
+
+def _likeness(
+    models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Compare the maps of neighbours in a stage: means and reasons by label."""
     from keymix.analysis.collapse import map_similarity
 
-    images = normalised(data, data.test, evenly(data.test, COLLAPSE_IMAGES))
     similarity: dict[str, list[float]] = {}
     missing: dict[str, str] = {}
-    pairs: list[str] = []
     for label, model in models.items():
         try:
-            found = map_similarity(model, images).adjacent
+            found = map_similarity(model, images, layers=list(stage)).adjacent
         except FAILURES as error:  # UserError included
             missing[label] = _why(error)
             continue
@@ -205,15 +254,7 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
             missing[label] = "a block's map is zero throughout"
             continue
         similarity[label] = [round(v, 6) for v in values]
-        if len(values) > len(pairs):
-            pairs = [f"{i + 1}–{i + 2}" for i in range(len(values))]
-    return {
-        "pairs": pairs,
-        "images": len(images),
-        "seed": seed,
-        "similarity": similarity,
-        "missing": missing,
-    }
+    return similarity, missing
 
 
 def _why(error: BaseException) -> str:
