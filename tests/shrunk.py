@@ -12,7 +12,7 @@ import torch
 from timm.models import get_pretrained_cfg
 from torch import nn
 
-from keymix.models import create_model
+from keymix.models import create_model, list_models
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,14 @@ def images(name: str, count: int = 2, seed: int = 1) -> torch.Tensor:
     height, width = family_of(name).image or own
     noise = torch.Generator().manual_seed(seed)
     return torch.randn(count, channels, height, width, generator=noise)
+
+
+def different() -> list[str]:
+    """Names of models that stay different when made small: one for each form there is."""
+    forms: dict[Any, str] = {}
+    for name in list_models():
+        with torch.device("meta"):
+            model = shrunk(name)
+        state = tuple((key, tuple(t.shape)) for key, t in model.state_dict().items())
+        forms.setdefault((type(model), repr(model), state), name)
+    return list(forms.values())

@@ -11,10 +11,11 @@ import torch
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model, list_models
 from mixer_cases import gradients, stir
-from shrunk import images, shrunk
+from shrunk import different, images, shrunk
 from tolerances import close
 
 every_model = pytest.mark.parametrize("name", list_models())
+every_form = pytest.mark.parametrize("name", different())
 
 
 @every_model
@@ -25,7 +26,7 @@ def test_it_builds_without_memory(name: str) -> None:
     assert all(t.is_meta for t in model.buffers())
 
 
-@every_model
+@every_form
 def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> None:
     model = shrunk(name).double().eval()
     stir(model)
@@ -35,7 +36,7 @@ def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> No
         close(model(x[i : i + 1]), y[i : i + 1])
 
 
-@every_model
+@every_form
 def test_it_trains_in_bfloat16(name: str) -> None:
     model = shrunk(name).bfloat16().train()
     y = model(images(name, count=3).bfloat16())
@@ -46,7 +47,7 @@ def test_it_trains_in_bfloat16(name: str) -> None:
     assert bad == []
 
 
-@every_model
+@every_form
 def test_bfloat16_is_near_float32(name: str) -> None:
     model = shrunk(name).eval()
     stir(model)
@@ -74,7 +75,7 @@ def checkpointing_changes_nothing(model: torch.nn.Module, x: torch.Tensor) -> No
             close(repeated[key], grad)
 
 
-@every_model
+@every_form
 def test_checkpointing_changes_neither_output_nor_gradients(name: str) -> None:
     model = shrunk(name).double().train()
     stir(model)
@@ -98,7 +99,7 @@ def test_checkpointing_counts_a_batch_once_in_every_host(name: str) -> None:
     checkpointing_changes_nothing(model, images(name).double())
 
 
-@every_model
+@every_form
 @pytest.mark.parametrize("training", [True, False])
 def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: bool) -> None:
     """In training and in inference; the tracer alone decides, so that no kernels are made."""
