@@ -46,6 +46,15 @@ class Fails(_Linear):
         return super().forward(x)
 
 
+class NeedsNumbers(_Linear):
+    """Looks at numbers when it is built, so that it cannot be built without memory."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if float(torch.ones(2).sum()) != 2:
+            raise UserError("impossible")
+
+
 class Uncounted(_Linear):
     """Runs an operation without a formula."""
 
@@ -67,6 +76,7 @@ class SpikingLinear(_Linear):
 _KINDS: dict[str, type[TokenMixer]] = {
     "square_only": SquareOnly,
     "fails": Fails,
+    "needs_numbers": NeedsNumbers,
     "uncounted": Uncounted,
     "spiking_linear": SpikingLinear,
 }

@@ -182,6 +182,14 @@ def test_an_operation_nobody_counted_is_a_reason() -> None:
         assert "cannot count operation" in str(study.mixers[0].reason)
 
 
+def test_a_mixer_that_needs_numbers_is_made_where_it_is_small_and_only_there() -> None:
+    with registered("needs_numbers") as mixer:
+        candidate = candidates(mixer, dim=8, num_heads=2)[0]
+        assert counted(candidate.arguments((4, 4))).macs == 16 * 64
+        with pytest.raises(RuntimeError, match="meta"):
+            counted(candidate.arguments((128, 128)))
+
+
 @few_sizes
 def test_a_spiking_mixer_gets_its_time_steps() -> None:
     with registered("spiking_linear") as mixer:

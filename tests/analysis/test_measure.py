@@ -48,6 +48,19 @@ def test_models_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(costs) == {"a", "b"}
 
 
+def test_a_batch_of_one_is_timed_once_and_rounds_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_SHORTEST", 0.0)
+    log: list[tuple[str, int]] = []
+    told: list[int] = []
+    models = {"a": Recorder("a", log)}
+    costs = measure_interleaved(
+        models, (4,), batch_size=1, repeats=3, warmup=1, on_round=told.append
+    )
+    assert log == [("a", 1)] * 4
+    assert told == [1, 2, 3]
+    assert costs["a"].images_per_s == pytest.approx(1000 / costs["a"].latency_ms)
+
+
 def test_a_cost_states_its_conditions_and_is_ordered() -> None:
     threads, net = torch.get_num_threads(), nn.Linear(8, 8)
     state = torch.get_rng_state()

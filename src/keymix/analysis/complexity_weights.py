@@ -99,7 +99,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reached = any(self._depends(t) for t in _tensors((args, kwargs)))
         out = func(*args, **kwargs)
         if reached:
-            for tensor in (*_tensors(out), *_written(func, args)):
+            for tensor in _tensors(out):  # what is written in place is returned, too
                 storage = tensor.untyped_storage()
                 self._marked[storage._cdata] = storage
         return out
@@ -128,10 +128,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
     elif isinstance(value, dict):
         yield from _tensors(tuple(value.values()))
-
-
-def _written(func: Any, args: tuple[Any, ...]) -> Iterator[Tensor]:
-    """Yield the arguments that an operation writes to."""
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors(value)
