@@ -238,6 +238,7 @@ def test_matching_leaves_the_baseline_and_larger_mixers_as_they_are(digits):
     ]
     assert "not widened" in plan.entrants[1].note
     assert "by hand" in plan.entrants[2].note
+    assert "control" in plan.entrants[3].note
 
 
 def test_labels_of_matched_mixers_read_back(digits):

@@ -96,6 +96,11 @@ def test_options_reach_the_last_blocks_by_name() -> None:
         ({"residual_scale": 0.0}, "residual_scale=0.0"),
         ({"temperature_decay": (1.0, 0.0)}, "temperature_decay"),
         ({"temperature_decay": (1.0,)}, "two numbers"),
+        ({"temperature_decay": 2.0}, "two numbers"),
+        (
+            {"temperature_decay": (1.0, 0.5), "mixer_options": {"temperature": True}},
+            "set the same",
+        ),
         ({"temperature_decay": (1.0, 0.5), "mixer": "pooling"}, "'pooling' has no softmax"),
         ({"shared_from": 0}, "from 1 to 3"),
         ({"shared_from": 4}, "from 1 to 3"),

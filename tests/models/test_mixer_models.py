@@ -190,6 +190,11 @@ def test_everything_builds_on_the_meta_device() -> None:
         ({"mixer": "ska", "mixer_options": {"attn_drop": 2.0}}, "attn_drop"),
         ({"num_heads": 5}, "divi"),
         ({"no_such_argument": 1}, "no_such_argument"),
+        ({"dept": 3}, "'dept'.*'depth'"),
+        ({"mixer": 3}, "mixer=3.*name"),
+        ({"img_size": (12,)}, r"img_size=\(12,\).*height"),
+        ({"img_size": "12"}, "img_size='12'"),
+        ({"drop_path_rate": 2.0}, "drop_path_rate=2.0.*probability"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:

@@ -58,6 +58,7 @@ def test_missing_required_key_is_named() -> None:
         ("schedule.name", "cosin"),
         ("loss.label_smoothing", 1.0),
         ("loss.mixup", -0.1),
+        ("loss.similarity_blocks", 4),
         ("ema", 1.0),
         ("precision", "64"),
         ("model.drop_path", 1.0),

@@ -281,6 +281,8 @@ def make_plan(
         if match == "params" and spec != baseline and not spec.control:
             found = matched(spec, target, build, models[spec.label], baseline)
             note, chosen, params = found.note, found.spec, found.params
+        elif match == "params" and spec != baseline:
+            note = f"not matched: a control keeps its size, {params:,} parameters."
         entrants.append(
             Entrant(
                 label=chosen.label,
@@ -305,15 +307,7 @@ def make_plan(
 
 
 def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:
-    """Whether the class token of the built model hears of the image; options may decide it.
+    """Whether the class token of the built model hears of the image; options may decide it."""
+    from keymix.hosts import find_mixers, hears_image
 
-    Where no mixer sits among prefix tokens there is nothing to hear: Swin and MetaFormer have no
-    class token, and CaiT's meets the patches in layers of its own.
-    """
-    from keymix.hosts import find_mixers
-
-    found = find_mixers(model).values()
-    if not found:
-        return spec.mixes_prefix
-    with_prefix = [m for m in found if m.site.num_prefix_tokens]
-    return not with_prefix or any(m.claims.mixes_prefix for m in with_prefix)
+    return hears_image(model) if find_mixers(model) else spec.mixes_prefix

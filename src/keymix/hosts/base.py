@@ -113,6 +113,16 @@ def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
     return {path: m for path, m in model.named_modules() if isinstance(m, TokenMixer)}
 
 
+def hears_image(model: nn.Module) -> bool:
+    """Whether a class token that passes through a model's mixers hears of the image.
+
+    Where no mixer sits among prefix tokens there is nothing to hear: Swin and MetaFormer have no
+    class token, and CaiT's meets the patches in layers of its own.
+    """
+    among = [m for m in find_mixers(model).values() if m.site.num_prefix_tokens]
+    return not among or any(m.claims.mixes_prefix for m in among)
+
+
 def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
     """Give every place its mixer's canonical name."""
     if isinstance(mixer, str):

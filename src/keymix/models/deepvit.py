@@ -27,6 +27,7 @@ from keymix.layers.conv_stem import ConvStem
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import mixer_options as options_of
 from keymix.mixers.shared_map import SharedMapAttention
+from keymix.mixers.spec import spec_of
 from keymix.models.family import base_cfg, register_variants
 from keymix.models.vit import MixerVisionTransformer
 
@@ -120,6 +121,11 @@ class DeepVisionTransformer(MixerVisionTransformer):
             raise UserError(f"{residual_scale=} must be above 0; 1 leaves branches unscaled")
         names = _names(mixer, last_mixer, last_blocks, depth)
         if temperature_decay is not None:
+            given = spec_of(names, mixer_options)
+            if all("temperature" in dict(pairs) for pairs in given.options):
+                raise UserError(
+                    f"{temperature_decay=} and the mixer option temperature set the same; give one"
+                )
             timm["mixer_defaults"] = _temperatures(temperature_decay, names, depth)
         if conv_stem:
             timm["embed_layer"] = ConvStem
@@ -238,7 +244,8 @@ def _names(mixer: MixerNames, last: str | None, count: int | None, depth: int) -
 
 def _temperatures(ends: Sequence[float], names: MixerNames, depth: int) -> list[dict[str, float]]:
     """Give every block its temperature on the line from the first to the last."""
-    if len(ends) != 2 or not all(isinstance(end, int | float) and end > 0 for end in ends):
+    pair = isinstance(ends, Sequence) and len(ends) == 2
+    if not pair or not all(isinstance(end, int | float) and end > 0 for end in ends):
         raise UserError(f"temperature_decay={ends!r} must be two numbers above 0: first, last")
     for name in {names} if isinstance(names, str) else set(names):
         if "temperature" not in options_of(name):

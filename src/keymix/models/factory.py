@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import timm
@@ -16,7 +18,9 @@ from torch import nn
 
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
+from keymix.mixers.base import probability
 from keymix.mixers.spec import MixerSpec, spec_of
+from keymix.models.family import arguments_of
 from keymix.models.match import matched, trainable
 
 
@@ -70,10 +74,27 @@ def create_model(
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **options}
     given = {key: value for key, value in given.items() if value is not None}
+    _check(mixer, given)
     if match is not None:
         spec = _matched(name, match, mixer, mixer_options, given)
         mixer, mixer_options = list(spec.names), [dict(pairs) for pairs in spec.options]
     return _create(name, mixer, mixer_options, given)
+
+
+def _check(mixer: object, given: dict[str, Any]) -> None:
+    """Refuse values of a wrong kind before a constructor stumbles over them."""
+    several = isinstance(mixer, Sequence) and all(isinstance(name, str) for name in mixer)
+    if mixer is not None and not several:
+        raise UserError(f"{mixer=} must be the name of a mixer, or a list of names")
+    if "img_size" in given:
+        size = given["img_size"]
+        sides = (size, size) if isinstance(size, int) else size
+        whole = isinstance(sides, Sequence) and all(isinstance(side, int) for side in sides)
+        if not whole or len(sides) != 2 or min(sides) < 1:
+            raise UserError(f"img_size={size!r} must be a side, or (height, width), in pixels")
+    for name, value in given.items():
+        if name.endswith("_rate"):
+            probability(name, value)
 
 
 def _matched(
@@ -112,6 +133,9 @@ def _create(
             raise unknown("model", name, [*own, *timm_list_models()])
         model = _timms(name, given)
     except (TypeError, AssertionError) as error:
+        odd = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if odd is not None and name in own:
+            raise unknown(f"argument of model {name!r}:", odd[1], arguments_of(name)) from error
         raise UserError(f"model {name!r}: {error}") from error
     if mixer is not None:
         put_mixers(model, mixer, mixer_options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isclass, signature
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -75,6 +76,17 @@ def _names_weights(given: Row) -> bool:
     return any(isinstance(cfg, Mapping) and any(map(cfg.get, sources)) for cfg in told)
 
 
+_BUILDS: dict[str, Callable[..., nn.Module]] = {}  # a model's name to its family's class
+
+
+def arguments_of(name: str) -> list[str]:
+    """List the arguments that a registered model takes, those of timm's classes included."""
+    build = _BUILDS[name]
+    classes = build.__mro__ if isclass(build) else ()
+    inits = [vars(c)["__init__"] for c in classes if "__init__" in vars(c) and c is not object]
+    return sorted({p for init in inits for p in signature(init).parameters} - {"self"})
+
+
 def register_variants(
     module: str,
     build: Callable[..., nn.Module],
@@ -129,3 +141,4 @@ def register_variants(
 
     for name, row in variants.items():
         register(name, row)
+        _BUILDS[name] = build

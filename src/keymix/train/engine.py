@@ -138,6 +138,7 @@ def train(
             in_chans=images.in_chans,
             image_size=images.image_size,
         )
+        _refuse_deaf(model)
         if overwrite:
             clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
@@ -150,6 +151,18 @@ def train(
         except WriteError as error:
             raise WriteError(f"{error}; {standing(folder, overwrite=overwrite)}.") from error
     return load_run(folder)
+
+
+def _refuse_deaf(model: nn.Module) -> None:
+    """Refuse to train a model that reads out where nothing of the image arrives."""
+    from keymix.hosts import find_mixers, hears_image
+
+    if getattr(model, "global_pool", None) == "token" and not hears_image(model):
+        names = sorted({mixer.mixer_name for mixer in find_mixers(model).values()})
+        raise UserError(
+            f"{', '.join(names)} brings nothing to the class token, and this model reads out by "
+            "it: every image would get the same answer. Set --model.global_pool avg."
+        )
 
 
 def _has_checkpoints(folder: Path) -> bool:

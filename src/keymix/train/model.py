@@ -85,6 +85,10 @@ def build_model(
 
     config = recipe.model
     options: dict[str, Any] = dict(config.options)
+    for name in ("img_size", "in_chans", "num_classes"):
+        if name in options:
+            remedy = "set data.image_size" if name == "img_size" else "leave it out"
+            raise UserError(f"model.options.{name} is what the data says; {remedy}.")
     if config.mixer is not None:
         options |= parse_mixer(config.mixer).model_kwargs()
     if config.global_pool is not None:

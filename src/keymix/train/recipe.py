@@ -166,10 +166,10 @@ class ScheduleConfig:
         _require_at_least(1, schedule__epochs=self.epochs)
         _require_at_least(0, schedule__warmup_lr=self.warmup_lr, schedule__min_lr=self.min_lr)
         ok = 0 <= self.warmup_epochs <= self.epochs
-        remedy = f"must be at most schedule.epochs = {self.epochs}"
+        remedy = f"must be at least 0 and at most schedule.epochs = {self.epochs}; set both"
         _require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)
         ok = self.cooldown_epochs == 0 or 0 < self.cooldown_epochs < self.epochs
-        remedy = f"must be fewer than schedule.epochs = {self.epochs}"
+        remedy = f"must be at least 0 and fewer than schedule.epochs = {self.epochs}; set both"
         _require(ok, "schedule.cooldown_epochs", self.cooldown_epochs, remedy)
 
 
@@ -202,6 +202,8 @@ class LossConfig:
         _require_at_least(0, loss__similarity=self.similarity)
         if self.similarity_blocks is not None:
             _require_at_least(0, loss__similarity_blocks=self.similarity_blocks)
+            remedy = "does nothing without loss.similarity; set that weight too"
+            _require(self.similarity > 0, "loss.similarity_blocks", self.similarity_blocks, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
