@@ -124,6 +124,19 @@ def test_shared_keys_serve_any_number_of_windows(resize: str | None) -> None:
         assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
+@pytest.mark.parametrize("resize", ["interpolate", "pool_values", None])
+def test_a_mixer_that_holds_nothing_a_position_takes_any_windows(resize: str | None) -> None:
+    """Its policy has nothing to act on: the same as in a model built for the windows."""
+    model = micro(mixer="kv", mixer_options={"resize": resize}).eval()
+    model.set_input_size((48, 64))
+    assert {m.site.grid for m in find_mixers(model).values()} == {(6, 8)}
+    built = micro(mixer="kv", img_size=(48, 64), window_size=(6, 8)).eval()
+    built.load_state_dict(model.state_dict(), strict=True)
+    close(built(image(48, 64)), model(image(48, 64)))
+    model.set_input_size((64, 32), window_size=4)
+    assert model(image(64, 32)).shape == (2, 10)
+
+
 def test_keys_of_windows_are_resampled_as_one_map() -> None:
     options = {"resize": "interpolate"}
     model = micro(mixer="ska", mixer_options=options).eval()

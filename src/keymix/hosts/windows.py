@@ -165,7 +165,12 @@ class MixerSwinBlock(SwinTransformerBlock):
             return f"mixer {mixer.mixer_name!r} cannot stay: {MASKED}"
         windows = None if self.attn.shared_keys else window_grid(feat_size, window)
         reason = mixer.refuses_grid(window, window_grid=windows)
-        if reason is None and isinstance(mixer, GridBound) and mixer.keys_grid(window) != window:
+        if (
+            reason is None
+            and isinstance(mixer, GridBound)
+            and mixer.bound
+            and mixer.keys_grid(window) != window
+        ):
             reason = (
                 f"mixer {mixer.mixer_name!r} keeps its keys on a grid of {mixer.home}, but in "
                 f"windows of {window} relative positions and masks are of as many keys as tokens; "
