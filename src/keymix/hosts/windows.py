@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +26,20 @@ MASKED = (
     "and this mixer cannot honour the mask that keeps them apart; name another mixer for the "
     "shifted blocks (mixer= takes one a block), or take a model without shifts"
 )
+
+# what timm's interpolation of a table says of its own workings, and a user can do nothing about
+INNER = (
+    r"torch\.searchsorted\(\): input value tensor is non-contiguous",
+    r"Using a non-tuple sequence for multidimensional indexing is deprecated",
+)
+
+
+@contextmanager
+def _without_inner_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for message in INNER:
+            warnings.filterwarnings("ignore", message, UserWarning)
+        yield
 
 
 def window_grid(resolution: Grid, window_size: Grid) -> Grid:
@@ -98,7 +115,7 @@ class HostedWindows(nn.Module):
         table = self.relative_position_bias_table
         if table is not None:
             rows = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
-            with torch.no_grad():
+            with torch.no_grad(), _without_inner_warnings():
                 resized = resize_rel_pos_bias_table(
                     table,
                     new_window_size=self.window_size,
