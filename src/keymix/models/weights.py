@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from timm.layers import resample_abs_pos_embed
-from timm.models import clean_state_dict, load_state_dict
 from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
@@ -20,8 +17,7 @@ from keymix.hosts.base import find_mixers
 from keymix.mixers.base import Grid
 from keymix.models.weight_names import target_names
 from keymix.models.weight_shapes import adapted_mixer, pointwise, square_like
-
-State = Mapping[str, Tensor]
+from keymix.models.weight_source import read_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +51,9 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Lo
 
     Args:
         model: Any model; it changes in place, unless an error is raised.
-        source: A state dict, or a ``.safetensors`` or ``.pth`` file; of a file that holds a moving
-            average of the weights, that.
+        source: A state dict, a ``.safetensors`` or ``.pth`` file, or a run's folder, of which its
+            ``weights_last.safetensors``; of a file that holds a moving average of the weights,
+            that.
 
     Example:
         >>> model = create_model("skaformer_s18")
@@ -65,10 +62,11 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Lo
         'stages.1.blocks.0.token_mixer.mixer.key'
 
     Raises:
-        UserError: If the file is damaged or of another kind, nothing of it fits, or a tensor is
-            of another size than the model's of that name.
+        UserError: If the file is damaged or of another kind, nothing of it fits, a tensor is of
+            another size than the model's of that name, or holds infinities or NaN.
     """
-    state, called = _read(source)
+    read = read_source(source)
+    state, called = read.tensors, read.called
     own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
@@ -104,6 +102,12 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Lo
             f"{called}: none of its {len(state)} tensors fits {type(model).__name__}; the first "
             f"is {one_line(theirs)!r}, the model's {mine!r}"
         )
+    broken = next((name for name in found if _breaks(found[name], own[name])), None)
+    if broken is not None:
+        raise UserError(
+            f"{called}: {one_line(names[broken])} holds numbers that are not finite; take weights "
+            "from before that, such as the best epoch's or an earlier checkpoint's"
+        )
     model.load_state_dict(found, strict=False)
     took = {names[name] for name in found} | idle
     return Loaded(
@@ -114,38 +118,9 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Lo
     )
 
 
-def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors by name, and what to call them in errors."""
-    content: Mapping[str, Any]
-    if isinstance(source, Mapping):
-        content, called = clean_state_dict(dict(source)), "the state dict"
-    else:
-        called = repr(str(source))
-        try:
-            content = load_state_dict(str(Path(source).expanduser()))
-        except FileNotFoundError:
-            raise UserError(f"weights {called}: no such file") from None
-        except (
-            AttributeError,
-            EOFError,
-            LookupError,
-            OSError,
-            RuntimeError,
-            SafetensorError,
-            TypeError,
-            ValueError,
-            pickle.UnpicklingError,
-        ) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"weights {called} are damaged, or no .safetensors or .pth file of tensors: "
-                f"{one_line(reason)}"
-            ) from None
-        called = f"weights {called}"
-    tensors = {name: t for name, t in content.items() if isinstance(t, Tensor)}
-    if not tensors:
-        raise UserError(f"{called}: no tensors in it")
-    return tensors, called
+def _breaks(tensor: Tensor, own: Tensor) -> bool:
+    """Whether a tensor brings infinities or NaN where the model has none (a mask may)."""
+    return not bool(tensor.isfinite().all()) and bool(own.isfinite().all())
 
 
 def _below(names: Mapping[str, str], path: str) -> dict[str, str]:

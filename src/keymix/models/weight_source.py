@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where weights come from: a state dict, a file, a run's folder; each read, or refused in a line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from timm.models import clean_state_dict, load_state_dict
+from torch import Tensor
+
+from keymix.errors import UserError, one_line
+from keymix.mixers.base import Grid
+
+_LAST = "weights_last.safetensors"  # of a run's folder
+_KINDS = "a .safetensors or .pth file of tensors"
+_FAILURES = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Weights as they were read.
+
+    Attributes:
+        tensors: By name.
+        called: What to call them in errors.
+        img_size: Height and width of the images they were trained on, pixels, where a run wrote
+            them; None where nothing says.
+    """
+
+    tensors: dict[str, Tensor]
+    called: str
+    img_size: Grid | None = None
+
+
+def read_source(source: str | Path | Mapping[str, Any]) -> Source:
+    """Read weights.
+
+    Args:
+        source: A state dict, a file of tensors, or a run's folder.
+
+    Raises:
+        UserError: If it is none of these, damaged, or holds anything else than tensors by name.
+    """
+    if isinstance(source, Mapping):
+        called = "the state dict"
+        return Source(tensors=_tensors(source, called), called=called)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / _LAST).is_file():
+            raise UserError(
+                f"weights {str(source)!r}: this folder is no run's, or of a run without a finished "
+                f"epoch: it holds no {_LAST}; name a run's folder, or {_KINDS}"
+            )
+        path = path / _LAST
+    called = f"weights {str(path)!r}"
+    if not path.is_file():
+        raise UserError(f"{called}: no such file")
+    try:
+        _check_kind(path)
+        content = load_state_dict(str(path))
+        size = _trained_at(path)
+    except _FAILURES as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{called} are damaged, or no {_KINDS[2:]}: {one_line(reason)}") from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"{called} hold a {type(content).__name__}; save model.state_dict()")
+    return Source(tensors=_tensors(content, called), called=called, img_size=size)
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what begins like no file of tensors, before a reader guesses at it."""
+    with path.open("rb") as stream:
+        start = stream.read(4)
+    if path.suffix == ".safetensors" or start.startswith((b"PK", b"\x80")):
+        return
+    if path.suffix == ".json" and (path.parent / _LAST).is_file():
+        raise ValueError(f"name the run's folder {str(path.parent)!r}, or its {_LAST}")
+    raise ValueError(f"it begins with {start!r}; name a file that torch.save or safetensors wrote")
+
+
+def _trained_at(path: Path) -> Grid | None:
+    """Read what a run says of its images in the facts of its weights."""
+    if path.suffix != ".safetensors":
+        return None
+    with safe_open(path, framework="pt") as stored:
+        facts = (stored.metadata() or {}).get("keymix")
+    if facts is None:
+        return None
+    height, width = json.loads(facts)["data"]["image_size"]
+    return int(height), int(width)
+
+
+def _tensors(content: Mapping[Any, Any], called: str) -> dict[str, Tensor]:
+    """Check that all are tensors by name."""
+    tensors: dict[str, Tensor] = {}
+    strange = next((key for key in content if not isinstance(key, str)), None)
+    if strange is not None:
+        raise UserError(
+            f"{called}: the key {one_line(repr(strange))} is no name of a tensor; give what "
+            "model.state_dict() gives"
+        )
+    for name, value in clean_state_dict(dict(content)).items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        elif isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values()):
+            raise UserError(
+                f"{called}: {one_line(name)!r} is a dict of tensors in a dict; give that one alone"
+            )
+        elif not name.endswith("_extra_state") and any(
+            isinstance(v, Tensor) for v in content.values()
+        ):
+            raise UserError(
+                f"{called}: {one_line(name)!r} is a {type(value).__name__}, no tensor; give what "
+                "model.state_dict() gives"
+            )
+    if not tensors:
+        some = next(iter(content), None)
+        found = "" if some is None else f"; {one_line(some)!r} is a {type(content[some]).__name__}"
+        raise UserError(f"{called}: no tensors in it{found}; give what model.state_dict() gives")
+    return tensors

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What weights are read from, and what is refused, in one line that names the culprit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.models import create_model, load_weights
+from tolerances import close
+
+
+def vit(**options: Any) -> nn.Module:
+    options = {"embed_dim": 16, "depth": 2, "num_heads": 2, "mixer": "ska", **options}
+    return create_model("vit_micro_p4_32", **options).eval()
+
+
+def refused(source: Any) -> str:
+    model = vit(img_size=16)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        load_weights(model, source)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    told = str(caught.value)
+    assert told.isprintable()
+    return told
+
+
+def test_a_dict_of_other_things_names_the_first() -> None:
+    state = vit(img_size=16).state_dict()
+    assert "key 3 is no name" in refused({**state, 3: torch.zeros(1)})
+    assert "'norm.bias' is a list, no tensor" in refused({**state, "norm.bias": [0.0] * 16})
+    assert "'net' is a dict of tensors in a dict" in refused({"net": state, "epoch": 1})
+    assert "'epoch' is a int" in refused({"epoch": 1})
+
+
+def test_files_of_other_things_are_told_from_damaged_ones(tmp_path: Path) -> None:
+    note = tmp_path / "note.pth"
+    note.write_text("Dear reader,\nno weights here.\n")
+    told = refused(note)
+    assert "note.pth" in told
+    assert "begins with b'Dear'" in told
+    assert "weights_only" not in told
+    torch.save([torch.zeros(2)], tmp_path / "list.pth")
+    assert "list.pth" in refused(tmp_path / "list.pth")
+
+
+def test_a_folder_is_a_run_or_refused_without_a_word_of_timms(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert "holds no weights_last.safetensors" in refused(tmp_path)
+        assert "no such file" in refused(tmp_path / "gone.pth")
+    assert "No checkpoint found" not in caplog.text
+    theirs, mine = vit(img_size=16), vit(img_size=16)
+    nn.init.normal_(theirs.pos_embed)
+    facts = {"keymix": json.dumps({"data": {"image_size": [16, 16]}})}
+    save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
+    (tmp_path / "recipe.json").write_text("{}")
+    assert "name the run's folder" in refused(tmp_path / "recipe.json")
+    assert load_weights(mine, tmp_path).missing == ()
+    close(mine.pos_embed, theirs.pos_embed)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+    state = {k: v.clone() for k, v in vit(img_size=16).state_dict().items()}
+    state["blocks.1.mlp.fc1.weight"][0, 0] = value
+    assert "blocks.1.mlp.fc1.weight holds numbers that are not finite" in refused(state)
