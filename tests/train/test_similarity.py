@@ -132,13 +132,20 @@ def test_checkpointing_changes_neither_value_nor_gradients() -> None:
         close(repeated[key].nan_to_num(), grad.nan_to_num())
 
 
-def test_the_step_after_listening_is_as_before() -> None:
-    model = tiny(mixer="re_attention").train()
+@pytest.mark.parametrize("name", ["vit", "cvt"])
+def test_the_step_after_listening_is_as_before(name: str) -> None:
+    model, x, blocks = tiny(mixer="re_attention"), images(), None
+    if name == "cvt":  # its projections hold BatchNorms of their own
+        model = create_model("cvt_micro_32", depths=(2, 1, 1)).double()
+        x, blocks = torch.randn(2, 3, 32, 32, dtype=torch.float64), 0
+    model.train()
     twin = copy.deepcopy(model)
-    close(Measured(model)(images()), Measured(twin)(images()))
+    close(Measured(model, blocks)(x), Measured(twin, blocks)(x))
     twin = copy.deepcopy(model)
-    Measured(model)(images())
-    twin(images())
+    Measured(model, blocks)(x).backward()
+    twin(x)
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert any("running" in key for key in model.state_dict())
     for key, value in model.state_dict().items():
         assert torch.equal(twin.state_dict()[key], value), f"reading maps moved {key}"
     assert not any(m._forward_pre_hooks for m in model.modules())

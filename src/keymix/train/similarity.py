@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from keymix.analysis.attention import read_map
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
+from keymix.layers.checkpoint import still_statistics
 from keymix.mixers.base import TokenMixer
 
 _OFF = "or set loss.similarity = 0"
@@ -96,7 +97,8 @@ class MapSimilarity:
         last: tuple[str, Tensor] | None = None
         for path, mixer in self._mixers.items():
             args, kwargs = calls[path]
-            maps = read_map(mixer, args, kwargs, stage="final").float()
+            with still_statistics(mixer):  # the forward pass moved them by this batch already
+                maps = read_map(mixer, args, kwargs, stage="final").float()
             if last is not None:
                 if last[1].shape != maps.shape:
                     raise UserError(
