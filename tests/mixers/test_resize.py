@@ -235,3 +235,13 @@ def test_keys_may_lie_on_a_coarser_grid_from_the_start(name: str) -> None:
             make(name, {"resize": resize}, **site)
     with refused("mask_diagonal"):
         make(name, {"resize": "pool_values", "mask_diagonal": True}, **site)
+
+
+@every_keyed
+def test_windows_are_counted_where_they_are_refused(name: str) -> None:
+    site = {"windows": 4, "window_grid": (2, 2)}
+    here, there = r"4 windows \(2x2 of them\)", r"here are 6 windows \(2x3 of them\)"
+    for resize in ("pool_values", None):
+        mixer = make(name, {"resize": resize}, **site)
+        with refused(rf"{here}, and {there}; give it resize='interpolate'"):
+            mixer.set_grid(GRID, window_grid=(2, 3))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
@@ -18,6 +19,12 @@ from keymix.ops import resample
 
 Resize = Literal["interpolate", "pool_values"]
 POLICIES = (None, "interpolate", "pool_values")
+
+
+def counted(number: int, window_grid: Grid | None) -> str:
+    """Say how many windows there are and how they lie: ``36 windows (6x6 of them)``."""
+    lie = "" if window_grid is None else f" ({window_grid[0]}x{window_grid[1]} of them)"
+    return f"{number} window{'s' * (number != 1)}{lie}"
 
 
 class ResizeOptions(MapOptions, total=False):
@@ -142,9 +149,15 @@ class GridBound(MapMixer):
         if grid == here.grid and source == self.values_grid and not moves:
             return None
         held = f"mixer {name!r} {self.holds} on a grid of {self.home}"
-        each = f"{held} in each of {here.windows} windows"
+        each = f"{held} in each of {counted(here.windows, here.window_grid)}"
+        others = counted(math.prod(window_grid or ()), window_grid)
         interpolates, pools = (self.resize == policy for policy in POLICIES[1:])
         reasons = [
+            (
+                self.resize is None and grid == here.grid and moves,
+                f"{each}, and here are {others}; give it resize='interpolate' (a model: "
+                "mixer_options={'resize': …}), or build for the new image size",
+            ),
             (
                 self.resize is None,
                 f"{held}, and these tokens lie on {grid}; give it resize='interpolate' or "
@@ -157,8 +170,8 @@ class GridBound(MapMixer):
             ),
             (
                 pools and moves,
-                f"{each}, and windows of {window_grid} are others; give it resize='interpolate', "
-                "or share keys among windows",
+                f"{each}, and here are {others}; give it resize='interpolate', or build it to "
+                "share keys among windows (a site with windows=1)",
             ),
             (
                 pools and self.mask_diagonal and source != self.home,
