@@ -190,14 +190,15 @@ def test_the_keys_of_one_window_serve_no_others_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("mixer", "options", "model_options", "size", "says"),
     [
-        ("ska", {}, {}, {"img_size": 64}, r"\(4, 4\).*\(8, 8\).*resize='interpolate'"),
+        ("ska", {}, {}, {"img_size": 64}, r"of 4x4 tokens.*of 8x8 tokens.*'interpolate'"),
         ("ska", {}, {}, {"img_size": 64, "window_size": 4}, "resize='interpolate'"),
         (
             "ska",
             {"resize": "pool_values"},
             {},
             {"img_size": 64, "window_size": 4},
-            "share keys among windows",
+            r"16 windows \(4x4 of them\) of 4x4.*64 windows \(8x8 of them\) of 4x4.*"
+            "each window has keys of its own.*shared_keys=True",
         ),
         (
             "ska",

@@ -19,7 +19,7 @@ from keymix.errors import UserError
 from keymix.hosts.base import Place
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.resize import GridBound
+from keymix.mixers.resize import GridBound, counted
 
 MASKED = (
     "its windows are shifted, so that tokens from opposite edges of the image meet in one window, "
@@ -182,19 +182,33 @@ class MixerSwinBlock(SwinTransformerBlock):
             return f"mixer {mixer.mixer_name!r} cannot stay: {MASKED}"
         windows = None if self.attn.shared_keys else window_grid(feat_size, window)
         reason = mixer.refuses_grid(window, window_grid=windows)
-        if (
-            reason is None
-            and isinstance(mixer, GridBound)
-            and mixer.bound
-            and mixer.keys_grid(window) != window
-        ):
-            reason = (
-                f"mixer {mixer.mixer_name!r} keeps its keys on a grid of {mixer.home}, but in "
-                f"windows of {window} relative positions and masks are of as many keys as tokens; "
-                "give it resize='interpolate', or keep the windows: "
-                f"set_input_size(…, window_size={self.window_size})"
+        if not isinstance(mixer, GridBound) or not mixer.bound or mixer.resize == "interpolate":
+            return reason
+        if reason is None and mixer.keys_grid(window) == window:
+            return None
+        return self._remedy(mixer, window, window_grid(feat_size, window))
+
+    def _remedy(self, mixer: GridBound, window: Grid, windows: Grid) -> str:
+        """Say what serves other windows where keys are not resampled to them."""
+        keep = f"set_input_size(…, window_size={self.window_size})"
+        here, there = ("{}x{} tokens".format(*size) for size in (self.window_size, window))
+        before, after = f"windows of {here}", f"windows of {there}"
+        why = "relative positions and masks are of as many keys as tokens in a window"
+        remedy = f"or let windows keep their size: {keep}"
+        if mixer.own_windows:
+            before = f"{counted(mixer.site.windows, mixer.site.window_grid)} of {here}"
+            after = f"{counted(math.prod(windows), windows)} of {there}"
+            why = why if here != there else "each window has keys of its own"
+            remedy = (
+                "without it only keys that all windows share serve (build with shared_keys=True, "
+                f"train with --model.options.shared_keys true), in windows that keep their size: "
+                f"{keep}"
             )
-        return reason
+        return (
+            f"mixer {mixer.mixer_name!r} {mixer.holds} for {before}, and this size has {after}, "
+            f"which only resize='interpolate' serves (a model: mixer_options={{'resize': "
+            f"'interpolate'}}), since {why}; {remedy}"
+        )
 
     def set_input_size(
         self, feat_size: Grid, window_size: Grid, always_partition: bool | None = None

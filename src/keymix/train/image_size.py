@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -65,12 +66,11 @@ def set_image_size(
     try:
         take(img_size=image_size)
     except UserError as error:
-        open_choice = any(isinstance(m, GridBound) and m.tied_to_grid for m in mixers.values())
-        if not open_choice:
+        serving = _policies_that_serve(model, image_size)
+        if not serving:
             raise
         raise UserError(
-            f"{error}. A trained run takes the choice afterwards: --resize interpolate or "
-            "pool_values"
+            f"{error}. A trained run takes the choice afterwards: --resize {' or '.join(serving)}"
         ) from error
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
@@ -82,6 +82,25 @@ def set_image_size(
             grid, windows = place.site.grid, place.site.window_grid
             if grid is not None:
                 mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
+
+
+def _policies_that_serve(model: nn.Module, image_size: tuple[int, int]) -> list[str]:
+    """Return the policies under which the model takes the size, tried on a copy."""
+    from keymix.hosts.base import find_mixers
+    from keymix.mixers.resize import GridBound
+
+    found = []
+    for policy in POLICIES:
+        trial: Any = copy.deepcopy(model)
+        for mixer in find_mixers(trial).values():
+            if isinstance(mixer, GridBound):
+                mixer.resize = policy  # type: ignore[assignment]
+        try:
+            trial.set_input_size(img_size=image_size)
+        except (UserError, AssertionError, RuntimeError, TypeError, ValueError):
+            continue
+        found.append(policy)
+    return found
 
 
 def _check_patches(model: nn.Module, image_size: tuple[int, int]) -> None:
