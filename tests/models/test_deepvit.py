@@ -180,6 +180,36 @@ def test_a_widened_block_shares_its_heads() -> None:
     assert wide(images()).shape == (2, 3)
 
 
+@pytest.mark.parametrize("given", ["mixer_options", "mixer_defaults"])
+def test_shared_blocks_take_the_options_that_they_know(given: str) -> None:
+    options = {"attn_drop": 0.3, "proj_drop": 0.2, "qkv_bias": False, "temperature": 2.0}
+    model = tiny(**SHARED, attn_drop_rate=0.1, proj_drop_rate=0.1, **{given: options})
+    for mixer in find_mixers(model).values():
+        assert (mixer.attn_drop.p, mixer.proj_drop.p) == (0.3, 0.2)
+    assert [find_mixers(model)[f"blocks.{i}.attn.mixer"].v.bias for i in (2, 3)] == [None, None]
+    host = tiny(**SHARED, attn_drop_rate=0.1, proj_drop_rate=0.15)
+    told = [(m.attn_drop.p, m.proj_drop.p) for m in find_mixers(host).values()]
+    assert told == [(0.1, 0.15)] * 4
+
+
+def test_a_shared_block_takes_its_own_options() -> None:
+    listed = [{}, {"head_dim": 5}, {"proj_drop": 0.2}, {"head_dim": 3, "num_heads": 2}]
+    mixers = [*find_mixers(tiny(**SHARED, mixer=["mhsa"] * 4, mixer_options=listed)).values()]
+    assert [m.proj_drop.p for m in mixers] == [0, 0, 0.2, 0]
+    assert [(m.num_heads, m.head_dim) for m in mixers[1:]] == [(3, 5), (3, 5), (3, 3)]
+
+
+def test_the_norm_of_shared_maps_is_free() -> None:
+    last = {"last_mixer": "re_attention", "last_blocks": 2}
+    options = {"re_attention": {"norm": "layer"}, "softmax": {"attn_drop": 0.1}}
+    model = tiny(**SHARED, **last, mixer_options=options)
+    assert names(model)[2:] == ["shared_map"] * 2
+    shared = [*find_mixers(model).values()][2:]
+    assert [(type(m.norm), m.attn_drop.p) for m in shared] == [(nn.LayerNorm, 0.0)] * 2
+    batch = [*find_mixers(tiny(**SHARED, **last)).values()][2:]
+    assert [type(m.norm) for m in batch] == [nn.BatchNorm2d] * 2
+
+
 def test_gradients_reach_everything_through_a_shared_map() -> None:
     model = tiny(**SHARED).train()
     _, grads = gradients(model, images())

@@ -10,9 +10,10 @@ Widths 256 and 512 do not divide into 12 heads, so those two have 8 (parameters 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from jaxtyping import Float
@@ -88,7 +89,11 @@ class DeepVisionTransformer(MixerVisionTransformer):
             ``temperature`` in ``mixer_options`` goes before it.
         shared_from: Blocks from this one on, counted from 0, have no queries and keys: they take
             the map of the block before it, each through its own mixing and norm (Eq. 5, Table 3:
-            13 of 24 blocks, 17 of 32). Their mixers are no longer those named above.
+            13 of 24 blocks, 17 of 32). Their mixers are no longer those named above, but take
+            over their ``head_dim``, ``qkv_bias``, ``proj_bias``, ``attn_drop``, ``proj_drop`` and
+            ``norm`` (for a norm, name ``re_attention`` there with ``last_mixer``). ``num_heads``
+            and what else shapes a map (``temperature``, ``scale``, ``mask_diagonal``, …) is as
+            in the block whose map they take; Θ has its bias and no ``map_scale``.
         timm: Arguments of timm's VisionTransformer.
 
     Raises:
@@ -133,9 +138,18 @@ class DeepVisionTransformer(MixerVisionTransformer):
         super().__init__(mixer=names, mixer_options=mixer_options, **timm)
         self.shared_from = shared_from
         if shared_from is not None:
-            self._share(shared_from)
+            own = [dict(pairs) for pairs in spec_of(names, mixer_options).options]
+            family = timm.get("mixer_defaults") or {}
+            self._share(shared_from, family, own if len(own) > 1 else own * len(self.blocks))
 
-    def _share(self, first: int) -> None:
+    def _share(self, first: int, family: Any, own: list[dict[str, Any]]) -> None:
+        """Let blocks from the first on take the map of the block before it.
+
+        Args:
+            first: The first of them.
+            family: Options for all mixers that know them, or one dict a block.
+            own: Options of each block's mixer, which go before.
+        """
         depth = len(self.blocks)
         if isinstance(first, bool) or not isinstance(first, int) or not 0 < first < depth:
             raise UserError(f"shared_from={first!r} must be a block from 1 to {depth - 1}")
@@ -146,12 +160,13 @@ class DeepVisionTransformer(MixerVisionTransformer):
                 f"{source.mixer_name!r} forms none; choose a mixer with an attention map"
             )
         host = find_host(self)
-        for place in host.places(self)[first:]:
+        known = signature(SharedMapAttention).parameters.keys()
+        shared = [family] * depth if isinstance(family, Mapping) else family
+        for place, common, mine in [*zip(host.places(self), shared, own, strict=True)][first:]:
             site = replace(place.site, num_heads=source.num_heads)
-            made = SharedMapAttention(
-                site, head_dim=source.head_dim, **place.defaults, **source.factory
-            )
-            host.put(self, place, made)
+            wanted = {"head_dim": source.head_dim, **place.defaults, **common, **mine}
+            options = {k: v for k, v in wanted.items() if k in known} | source.factory
+            host.put(self, place, SharedMapAttention(site, **options))
 
     def _embed(self, x: Tensor) -> Tensor:
         tokens: Tensor = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
