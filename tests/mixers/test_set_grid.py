@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,29 @@ def test_computed_strided_keys_take_any_grid(name: str) -> None:
     assert mixer.attention_map(x, grid=(5, 6)).shape[-1] == 1 + 3 * 3
     mixer.set_grid((5, 6))
     assert mixer.site.key_grid == (3, 3)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Makes projections, and tells their stride."""
+
+    stride: int
+
+    def __call__(self, role: str) -> nn.Module:
+        return Halved(1 if role == "q" else self.stride, 0)
+
+
+def test_a_stride_that_is_told_is_not_guessed() -> None:
+    """On one token, one key says nothing of the stride."""
+    site = Site(dim=DIM, num_heads=3, grid=(1, 1), key_grid=(1, 1), project=Step(2))
+    assert site.on((4, 5)).key_grid == (2, 3)
+    assert site.on((4, 5), key_grid=(3, 3)).key_grid == (3, 3)
+    plain = replace(site, key_grid=None, project=Step(1))
+    assert plain.on((4, 5)).key_grid is None
+    mixer = build("softmax", site, {})
+    mixer.set_grid((4, 5))
+    x = torch.randn(2, 20, DIM)
+    assert mixer.attention_map(x).shape[-1] == mixer.site.num_keys == 6
 
 
 def test_strides_that_fit() -> None:

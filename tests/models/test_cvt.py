@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import timm
 import torch
+from timm.layers import to_2tuple
 from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts import find_mixers, put_mixers
+from keymix.mixers.registry import list_mixers, mixer_options
 from keymix.models import create_model
 from mixer_cases import stir
 from tolerances import close, differs
@@ -91,6 +94,44 @@ def test_with_a_policy_static_keys_take_images_of_any_size(mixer: str, policy: s
     y = model(images(40, 56))
     model.set_input_size((40, 56))
     close(model(images(40, 56)), y)
+
+
+def sited(mixer: str, policy: str | None) -> dict[str, Any]:
+    """Arguments of a CvT with this mixer, which takes other sizes."""
+    options: dict[str, Any] = {"resize": policy} if policy else {}
+    options |= {"pos_dim": 6} if mixer == "key_value" else {}
+    return {"mixer": mixer, "mixer_options": options, "depths": (1, 1, 1)}
+
+
+RESIZABLE = [
+    (name, policy)
+    for name in list_mixers()
+    for policy in (["interpolate", "pool_values"] if "resize" in mixer_options(name) else [None])
+    if policy or name != "random"
+]
+
+
+@pytest.mark.parametrize(("mixer", "policy"), RESIZABLE)
+@pytest.mark.parametrize(("old", "new"), [(16, 32), (32, 16), (32, (48, 40))])
+def test_another_size_has_the_sites_of_a_model_built_there(
+    mixer: str, policy: str | None, old: int, new: Any
+) -> None:
+    """Down to one token a stage, where keys and tokens lie alike whatever the stride."""
+    model, built = (small(img_size=size, **sited(mixer, policy)) for size in (old, new))
+    x = images(*to_2tuple(new))
+    y = model(x)
+    assert bool(y.isfinite().all())
+    homes = [m.site.key_grid or m.site.grid for m in find_mixers(model).values()]
+    model.set_input_size(new)
+    close(model(x), y)
+    pairs = zip(find_mixers(model).values(), find_mixers(built).values(), strict=True)
+    for home, (mine, theirs) in zip(homes, pairs, strict=True):
+        if policy == "pool_values":
+            theirs.site = replace(theirs.site, key_grid=home)
+        assert mine.site.grid == theirs.site.grid
+        assert mine.site.num_keys == theirs.site.num_keys
+    model.set_input_size(old)
+    assert bool(model(images(*to_2tuple(old))).isfinite().all())
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention"])

@@ -72,7 +72,8 @@ class Site:
             to resample these as one map over all of them. ``(1, 1)`` says that the one window
             there is has its own, so that more windows would have theirs.
         project: Makes, for a role of "q", "k", "v", the module that turns ``(x, grid)`` into that
-            role's source tokens (CvT's convolutions); None for the tokens themselves.
+            role's source tokens (CvT's convolutions); None for the tokens themselves. Its
+            attribute ``stride``, if it has one, tells the step of keys and values in tokens.
     """
 
     dim: int
@@ -132,6 +133,19 @@ class Site:
         """Whether each window has keys of its own, be it only one window here."""
         return self.windows > 1 or self.window_grid == (1, 1)
 
+    def key_grid_on(self, grid: Grid) -> Grid | None:
+        """Return where keys lie that come from tokens on ``grid``: ceil(side / stride).
+
+        None where they lie where the tokens do, or the stride is nowhere told.
+
+        Args:
+            grid: Token grid.
+        """
+        stride = getattr(self.project, "stride", None)
+        if stride is None or stride == 1:
+            return None
+        return -(-grid[0] // stride), -(-grid[1] // stride)
+
     def on(
         self, grid: Grid, *, key_grid: Grid | None = None, window_grid: Grid | None = None
     ) -> Site:
@@ -139,13 +153,13 @@ class Site:
 
         Args:
             grid: Its token grid.
-            key_grid: Its key grid; where this site has one and none is given, the same stride
-                is taken from ``grid``: ceil(grid / stride).
+            key_grid: Its key grid; where this site has one and none is given, ``project``'s
+                stride makes it of ``grid``, or else the one that fits the grids here.
             window_grid: How its windows lie; as here if None.
         """
         grid = as_grid("grid", grid)
         if key_grid is None and self.key_grid is not None and self.grid is not None:
-            key_grid = strided(self.grid, self.key_grid, grid)
+            key_grid = self.key_grid_on(grid) or strided(self.grid, self.key_grid, grid)
         windows = self.windows
         if window_grid is not None and self.own_windows:
             windows = window_grid[0] * window_grid[1]

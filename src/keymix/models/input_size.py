@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from timm.layers import to_2tuple
 from torch import nn
 
 from keymix.errors import UserError
+from keymix.hosts.base import find_mixers
 from keymix.mixers.base import Grid
 
 
@@ -45,6 +46,35 @@ def refuse_unfit(reasons: Mapping[str, str | None]) -> None:
         path, reason = next(iter(against.items()))
         more = f" (and {len(against) - 1} more)" if len(against) > 1 else ""
         raise UserError(f"{path}{more}: {reason}")
+
+
+def take_input_size(
+    model: nn.Module, img_size: int | Grid | None, grids_of: Callable[[nn.Module, Grid], list[Grid]]
+) -> None:
+    """Change the image size of a model that has an ``img_size`` and a grid a stage.
+
+    Args:
+        model: The model, its mixers at ``stages.<s>.…``.
+        img_size: Side, or height and width, in pixels; as it is if None.
+        grids_of: Says the grid of every stage, for images of a height and width.
+
+    Raises:
+        UserError: If a mixer cannot take its new grid; it names the mixer and the remedy, and
+            nothing has changed.
+    """
+    if img_size is None:
+        return
+    height, width = to_2tuple(img_size)
+    grids = grids_of(model, (height, width))
+    changes = []
+    for path, mixer in find_mixers(model).items():
+        grid = grids[int(path.split(".")[1])]
+        changes.append((path, mixer, grid, mixer.site.key_grid_on(grid)))
+    refuse_unfit({path: mixer.refuses_grid(to, key_grid=keys) for path, mixer, to, keys in changes})
+    for _, mixer, to, keys in changes:
+        mixer.set_grid(to, key_grid=keys)
+    owner: Any = model
+    owner.img_size = (height, width)
 
 
 def record_input_size(model: nn.Module, **arguments: Any) -> None:

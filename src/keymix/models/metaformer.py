@@ -16,11 +16,11 @@ from timm.models.metaformer import MetaFormer
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
+from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.timm_metaformer import HEAD_DIM, stage_grids
 from keymix.mixers.base import Grid
 from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import refuse_unfit
+from keymix.models.input_size import take_input_size
 
 STEM = (7, 4, 2)
 
@@ -114,16 +114,7 @@ class MixerMetaFormer(MixerModel, MetaFormer):
         Raises:
             UserError: If a mixer cannot take its new grid; it names the mixer and the remedy.
         """
-        if img_size is None:
-            return
-        height, width = to_2tuple(img_size)
-        grids = stage_grids(self, (height, width))
-        mixers = find_mixers(self)
-        wanted = {path: grids[int(path.split(".")[1])] for path in mixers}
-        refuse_unfit({path: mixers[path].refuses_grid(grid) for path, grid in wanted.items()})
-        for path, grid in wanted.items():
-            mixers[path].set_grid(grid)
-        self.img_size = (height, width)
+        take_input_size(self, img_size, stage_grids)
 
 
 _S18 = {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)}
