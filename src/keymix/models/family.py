@@ -13,6 +13,7 @@ from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
+from keymix.mixers.spec import spec_of
 
 Row = Mapping[str, Any]
 
@@ -55,17 +56,23 @@ def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
 def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, Any]:
     """Lay what a user gave over a variant's row.
 
-    Options for the row's own mixer join those of the row; another mixer leaves them behind, and
-    with them the row's arguments that ``with_mixer`` names.
+    Options for the row's own mixer join those of the row, in whichever of the forms that models
+    take either has them; another mixer leaves them behind, and with them the row's arguments that
+    ``with_mixer`` names. A row that has options names its mixer.
+
+    Raises:
+        UserError: If there are options of a mixer that the row has not, or too few or many.
     """
     arguments = {**row, **given}
     options = given.get("mixer_options")
     if given.get("mixer") is not None:
         arguments["mixer_options"] = options
         arguments |= {name: given.get(name) for name in with_mixer}
-    elif isinstance(options, Mapping):
-        own = row.get("mixer_options")
-        arguments["mixer_options"] = {**own, **options} if isinstance(own, Mapping) else options
+    elif options is not None and row.get("mixer_options") is not None:
+        mixer = row["mixer"]
+        both = (spec_of(mixer, row["mixer_options"]), spec_of(mixer, options))
+        joined = [{**dict(a), **dict(b)} for a, b in zip(*(s.options for s in both), strict=True)]
+        arguments["mixer_options"] = joined
     return arguments
 
 
