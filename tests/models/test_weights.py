@@ -250,7 +250,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for source, says in (
         (note, r"note\.pth.*damaged, or no"),
         (missing, r"none\.pth.*no such file"),
-        (tmp_path, "no such file"),
+        (tmp_path, "holds no weights_last"),
         (pictures, "no tensors in it"),
         ({}, "no tensors in it"),
     ):

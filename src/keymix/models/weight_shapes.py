@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, TokenMixer
+from keymix.models.weight_grids import Geometry
 
 
 def pointwise(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -21,26 +23,13 @@ def pointwise(tensor: Tensor, shape: torch.Size) -> Tensor:
     return tensor
 
 
-def square_like(count: int, like: Grid) -> Grid | None:
-    """Return the grid of so many tokens: ``like`` itself, a square, or one of its proportions.
-
-    None if there is none in whole numbers.
-
-    Args:
-        count: Tokens.
-        like: The model's grid.
-    """
-    if count == math.prod(like):
-        return like
-    height = math.isqrt(max(count, 0))
-    if height and height * height == count:
-        return height, height
-    height = math.isqrt(max(count, 0) * like[0] // like[1])
-    width = count // height if height else 0
-    return (height, width) if width * height == count and width else None
-
-
-def adapted_mixer(mixer: TokenMixer, state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, bool]]:
+def adapted_mixer(
+    mixer: TokenMixer,
+    state: Mapping[str, Tensor],
+    path: str,
+    geometry: Geometry,
+    window: Grid | None = None,
+) -> dict[str, tuple[Tensor, bool]]:
     """Fit the tensors that a checkpoint has at a mixer's place to the mixer, or refuse them all.
 
     They are the mixer's if all its projections are among them (all it has, if it has none) and
@@ -49,9 +38,15 @@ def adapted_mixer(mixer: TokenMixer, state: Mapping[str, Tensor]) -> dict[str, t
     Args:
         mixer: The mixer.
         state: The checkpoint's tensors by their names in the mixer.
+        path: The mixer's path in its model.
+        geometry: What is known of the checkpoint's grids.
+        window: Sides of the checkpoint's windows, where its table of relative positions tells.
 
     Returns:
         Name to tensor and whether it was resampled; empty if they are another mixer's.
+
+    Raises:
+        UserError: If nothing tells the grid of its keys, or they cannot leave it.
     """
     own = mixer.state_dict()
     linears = {id(linear.weight) for linear in mixer.projections}
@@ -59,44 +54,89 @@ def adapted_mixer(mixer: TokenMixer, state: Mapping[str, Tensor]) -> dict[str, t
     if not state or not (weights or own.keys()) <= state.keys() or not state.keys() <= own.keys():
         return {}
     shaped = {name: pointwise(tensor, own[name].shape) for name, tensor in state.items()}
-    wrong = [name for name, tensor in shaped.items() if tensor.shape != own[name].shape]
-    if wrong:
-        shaped = _on_this_grid(mixer, shaped, own, wrong)
-    if any(tensor.shape != own[name].shape for name, tensor in shaped.items()):
+    try:
+        moved = _on_this_grid(mixer, shaped, own, _Lay(path, geometry, window))
+    except UserError as error:
+        raise UserError(f"{path} ({mixer.mixer_name}) {error}") from None
+    if any(tensor.shape != own[name].shape for name, tensor in moved.items()):
         return {}
-    return {name: (tensor, name in wrong) for name, tensor in shaped.items()}
+    return {name: (tensor, tensor is not shaped[name]) for name, tensor in moved.items()}
+
+
+@dataclass(frozen=True)
+class _Lay:
+    """Where a checkpoint's keys may lie: the mixer's path, the grids known, its windows' sides."""
+
+    path: str
+    geometry: Geometry
+    window: Grid | None
 
 
 def _on_this_grid(
-    mixer: TokenMixer, state: dict[str, Tensor], own: Mapping[str, Tensor], wrong: list[str]
+    mixer: TokenMixer, state: dict[str, Tensor], own: Mapping[str, Tensor], lay: _Lay
 ) -> dict[str, Tensor]:
-    """Resample what is learned a position, as far as the shapes tell where it lay."""
-    site = mixer.site
-    axis = (1,) if site.own_windows else ()  # of windows, which the keys of one window lack
-    ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong}
-    home = site.key_grid or site.grid
-    if len(ratios) != 1 or home is None:
+    """Resample what is learned a position, as far as shapes fit it; empty where it cannot be."""
+    home = mixer.site.key_grid or mixer.site.grid
+    laid = state.keys() & set(getattr(mixer, "laid", ()))
+    wrong = {name for name, tensor in state.items() if tensor.shape != own[name].shape}
+    if home is None or not wrong <= laid:
         return state
-    theirs, ours = ratios.pop()
-    keys, windows = home, site.window_grid
-    if site.own_windows and windows is not None:
-        found = square_like(site.windows * theirs // max(ours, 1), windows)
-        windows = found
-    else:
-        found = square_like(site.num_keys * theirs // max(ours, 1) - site.num_prefix_tokens, home)
-        keys = found or home
-    if found is None:
+    if not laid:
+        whole = mixer.tied_to_grid and not hasattr(mixer, "resize")  # a map of all positions
+        there = lay.geometry.keys(lay.path)
+        fits = not whole or lay.geometry.resolve(math.prod(home), home, there) == home
+        return state if fits else {}
+    axis = (1,) if mixer.site.own_windows else ()  # of windows, which one window's keys lack
+    ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong} or {(1, 1)}
+    if len(ratios) != 1 or ratios == {(0, 1)}:  # shapes of something else than positions
         return state
+    keys, windows = _lain(mixer, home, ratios.pop(), lay)
+    if keys == home and windows in (None, mixer.site.window_grid):
+        return state
+    if getattr(mixer, "resize", None) == "pool_values":
+        raise UserError(
+            "keeps its keys on the grid they were trained on (resize='pool_values'): theirs on "
+            f"{_told(keys, windows)}, the model's on "
+            f"{_told(home, windows and mixer.site.window_grid)}; build the model at the image "
+            "size of the training, load, then call set_input_size, or take resize='interpolate'"
+        )
     try:
-        return mixer.adapt_state(state, site.grid or keys, key_grid=keys, window_grid=windows)
-    except UserError:  # shapes of something else than positions
+        there = mixer.site.grid or keys
+        return mixer.adapt_state(state, there, key_grid=keys, window_grid=windows)
+    except UserError:
         return state
+
+
+def _told(keys: Grid, windows: Grid | None) -> str:
+    grid = f"{keys[0]}x{keys[1]}"
+    return grid if windows is None else f"{grid} in each of {windows[0]}x{windows[1]} windows"
+
+
+def _lain(
+    mixer: TokenMixer, home: Grid, ratio: tuple[int, int], lay: _Lay
+) -> tuple[Grid, Grid | None]:
+    """Return the grid of a checkpoint's keys, and how windows with keys of their own lay."""
+    site, geometry = mixer.site, lay.geometry
+    theirs, ours = ratio
+    if site.own_windows and site.window_grid is not None:
+        keys = lay.window or home
+        number = site.windows * math.prod(home) * theirs // (ours * math.prod(keys))
+        there = geometry.windows(lay.path, keys)
+        return keys, geometry.resolve(number, site.window_grid, there)
+    count = site.num_keys * theirs // ours - site.num_prefix_tokens
+    there = geometry.keys(lay.path)
+    pooled = getattr(mixer, "resize", None) == "pool_values"
+    if pooled and there is not None and count == math.prod(home) != math.prod(there):
+        return home, None  # it was built like this one, and took the other size afterwards
+    return geometry.resolve(count, home, there), None
 
 
 def _ratio(
     theirs: Sequence[int], ours: Sequence[int], axis: tuple[int, ...] = ()
 ) -> tuple[int, int]:
-    """Return how many times longer the one axis is that differs, as a fraction; 0 if not one.
+    """Return how many times more positions there are, as a fraction; 0 if shapes tell otherwise.
+
+    Positions are along one axis, or, of windows, along two that both differ: windows and keys.
 
     Args:
         theirs: Shape in the checkpoint.
@@ -107,8 +147,9 @@ def _ratio(
     ours = (*axis, *ours) if len(ours) < len(theirs) else tuple(ours)
     if len(theirs) != len(ours):
         return 0, 1
-    axes = [(a, b) for a, b in zip(theirs, ours, strict=True) if a != b]
-    if len(axes) != 1:
+    axes = [i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b]
+    if len(axes) != 1 and not (axis and axes == [0, 2]):
         return 0, 1
-    common = math.gcd(*axes[0])
-    return axes[0][0] // common, axes[0][1] // common
+    more, fewer = (math.prod(shape[i] for i in axes) for shape in (theirs, ours))
+    common = math.gcd(more, fewer)
+    return more // common, fewer // common

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where weights come from: a state dict, a file, a run's folder; each read, or refused in a line."""
+"""Where weights come from: a state dict, a file, a run's folder."""
 
 from __future__ import annotations
 

@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from keymix.errors import UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.mixers.base import Grid
+from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
 from keymix.models.weight_names import target_names
-from keymix.models.weight_shapes import adapted_mixer, pointwise, square_like
+from keymix.models.weight_shapes import adapted_mixer, pointwise
 from keymix.models.weight_source import read_source
+
+_TABLE = "relative_position_bias_table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +41,35 @@ class Loaded:
     unused: tuple[str, ...]
 
 
-def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Loaded:
+def load_weights(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Any],
+    *,
+    img_size: int | Grid | None = None,
+) -> Loaded:
     """Load what fits of a checkpoint into a model.
 
     Names of a host's attention become those of the mixer that stands there
     (``blocks.0.attn.qkv`` is ``blocks.0.attn.mixer.qkv``). A mixer is taken over only if the
     checkpoint's attention is of its kind: all its projections are there, and nothing is left
-    over; so one that loaded without a missing name computes the same. Position embeddings and
-    learned keys are resampled to the model's grid; one of which the checkpoint does not tell the
-    sides is square, or else as wide for its height as the model's. A classifier of another size
-    stays as it is.
+    over; so one that loaded without a missing name computes the same. A classifier of another
+    size stays as it is.
+
+    Position embeddings, learned keys and tables of relative positions are resampled to the
+    model's grid. A checkpoint holds how many positions there were, not how they lay; that follows
+    from the size of the images it was trained on, which a run's weights tell and ``img_size``
+    gives for others. Where neither does, a grid is taken to be square: as many positions as a
+    square model has are copied as they lie, another square number is resampled, and anything else
+    (every model that is not square itself and has as many) is refused. Windows are square where
+    their table's rows allow it.
 
     Args:
         model: Any model; it changes in place, unless an error is raised.
         source: A state dict, a ``.safetensors`` or ``.pth`` file, or a run's folder, of which its
             ``weights_last.safetensors``; of a file that holds a moving average of the weights,
             that.
+        img_size: Side, or height and width, of the images that the weights were made at, pixels;
+            in place of what a run's weights tell.
 
     Example:
         >>> model = create_model("skaformer_s18")
@@ -63,32 +79,47 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Any]) -> Lo
 
     Raises:
         UserError: If the file is damaged or of another kind, nothing of it fits, a tensor is of
-            another size than the model's of that name, or holds infinities or NaN.
+            another size than the model's of that name, or holds infinities or NaN, nothing tells
+            the grid of its positions, or keys that ``resize="pool_values"`` keeps on their grid
+            are of another.
     """
     read = read_source(source)
     state, called = read.tensors, read.called
     own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
+    geometry = geometry_at(model, read.img_size if img_size is None else img_size)
     names, idle = target_names(model, state)
     classifier = _classifier(model)
     found: dict[str, Tensor] = {}
     resized: list[str] = []
     mixers = find_mixers(model)
-    for path, mixer in mixers.items():
-        given = _below(names, path)
-        fitting = adapted_mixer(mixer, {name: state[theirs] for name, theirs in given.items()})
-        for name, (tensor, moved) in fitting.items():
-            found[f"{path}.{name}"] = tensor
-            resized += [f"{path}.{name}"] if moved else []
+    windows: dict[str, Grid] = {}  # of the checkpoint, by the path of the attention
+    try:
+        for name in names.keys() & own.keys():
+            path, _, leaf = name.rpartition(".")
+            if leaf == _TABLE and windowed(model, path):
+                window: Any = model.get_submodule(path).window_size
+                rows = state[names[name]].shape[0]
+                windows[path] = geometry.window(path, rows, (window[0], window[1]))
+        for path, mixer in mixers.items():
+            given = {name: state[theirs] for name, theirs in _below(names, path).items()}
+            window = windows.get(path.removesuffix(".mixer"))
+            fitting = adapted_mixer(mixer, given, path, geometry, window)
+            for name, (tensor, moved) in fitting.items():
+                found[f"{path}.{name}"] = tensor
+                resized += [f"{path}.{name}"] if moved else []
+        placed = _placed(model, names, state, geometry, windows)
+    except UserError as error:
+        raise UserError(f"{called}: {error}") from None
     in_mixers = tuple(f"{path}." for path in mixers)
     for name, theirs in names.items():
         if name not in own or name.startswith(in_mixers):
             continue
-        tensor, wanted = pointwise(state[theirs], own[name].shape), own[name]
-        if tensor.shape != wanted.shape and name.rpartition(".")[2] == "pos_embed":
-            tensor = _positions(model, tensor, wanted)
-            resized += [name] if tensor.shape == wanted.shape else []
+        wanted = own[name]
+        tensor = placed.get(name, pointwise(state[theirs], wanted.shape))
+        if name in placed and placed[name] is not state[theirs] and tensor.shape == wanted.shape:
+            resized.append(name)
         if tensor.shape == wanted.shape:
             found[name] = tensor
         elif not name.startswith(classifier):
@@ -136,7 +167,31 @@ def _classifier(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{path}." for path, m in model.named_modules() if path and m in lasts)
 
 
-def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor) -> Tensor:
+def _placed(
+    model: nn.Module,
+    names: Mapping[str, str],
+    state: Mapping[str, Tensor],
+    geometry: Geometry,
+    windows: Mapping[str, Grid],
+) -> dict[str, Tensor]:
+    """Position embeddings and tables of relative positions on the model's grids, by its names."""
+    own = model.state_dict()
+    found: dict[str, Tensor] = {}
+    for name in names.keys() & own.keys():
+        path, _, leaf = name.rpartition(".")
+        tensor = state[names[name]]
+        if leaf == "pos_embed":
+            try:
+                found[name] = _positions(model, tensor, own[name], geometry)
+            except UserError as error:
+                raise UserError(f"{names[name]} {error}") from None
+        elif leaf == _TABLE and path in windows and tensor.shape[1:] == own[name].shape[1:]:
+            window: Any = model.get_submodule(path).window_size
+            found[name] = resized_table(tensor, windows[path], (window[0], window[1]))
+    return found
+
+
+def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor, geometry: Geometry) -> Tensor:
     """Resample position embeddings ``[1, P + H W, C]``; as they are where that cannot be."""
     patch_embed: Any = getattr(model, "patch_embed", None)
     size = getattr(patch_embed, "grid_size", None)
@@ -144,8 +199,10 @@ def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor) -> Tensor:
         return tensor
     grid: Grid = (size[0], size[1])
     prefix = wanted.shape[1] - math.prod(grid)
-    old = square_like(tensor.shape[1] - prefix, grid)
-    if prefix < 0 or old is None:
+    if prefix < 0 or tensor.shape[1] <= prefix:
+        return tensor
+    old = geometry.resolve(tensor.shape[1] - prefix, grid, geometry.patches())
+    if old == grid:
         return tensor
     moved: Tensor = resample_abs_pos_embed(tensor, list(grid), list(old), num_prefix_tokens=prefix)
     return moved

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids of a checkpoint's positions: told by its image size, or square, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers import resize_rel_pos_bias_table
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.hosts import find_mixers
+from keymix.models import create_model, load_weights
+from mixer_cases import stir
+from tolerances import close
+
+SMALL: dict[str, dict[str, Any]] = {
+    "vit_micro_p4_32": {"embed_dim": 16, "depth": 2, "num_heads": 2},
+    "cvt_micro_32": {"embed_dims": (8, 12, 24), "depths": (1, 1, 1)},
+    "cait_micro_p4_32": {"embed_dim": 16, "depth": 2, "num_heads": 2},
+    "swin_micro_p2_32": {"embed_dim": 12, "depths": (2, 1, 1), "num_heads": (1, 1, 1)},
+    "caformer_micro_32": {},
+}
+every_family = pytest.mark.parametrize("name", SMALL)
+KEYS = {"ska": "key", "cska": "key_conv.weight"}
+
+
+def made(name: str, size: Any, mixer: Any = "ska", **options: Any) -> nn.Module:
+    model = create_model(name, mixer=mixer, img_size=size, **SMALL[name], **options).eval()
+    stir(model)
+    return model
+
+
+def moved(model: nn.Module, size: Any) -> nn.Module:
+    """The model itself, resampled by its own set_input_size."""
+    for mixer in find_mixers(model).values():
+        mixer.resize = "interpolate"
+    model.set_input_size(img_size=size)
+    return model
+
+
+def same(mine: nn.Module, theirs: nn.Module) -> None:
+    own = mine.state_dict()
+    for name, tensor in theirs.state_dict().items():
+        if tensor.is_floating_point():
+            close(own[name], tensor)
+
+
+def refused(model: nn.Module, source: Any, **options: Any) -> str:
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        load_weights(model, source, **options)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mixer", KEYS)
+@pytest.mark.parametrize(
+    ("there", "here"), [((32, 64), (64, 32)), ((16, 64), (32, 32)), ((32, 64), 32)]
+)
+@pytest.mark.parametrize("name", [name for name in SMALL if "swin" not in name])
+def test_with_the_image_size_known_positions_go_where_set_input_size_takes_them(
+    name: str, there: Any, here: Any, mixer: str
+) -> None:
+    theirs, mine = made(name, there, mixer), made(name, here, mixer)
+    state = {k: v.clone() for k, v in theirs.state_dict().items()}
+    loaded = load_weights(mine, state, img_size=there)
+    assert (loaded.missing, loaded.unused) == ((), ())
+    assert {f"{path}.{KEYS[mixer]}" for path in find_mixers(mine)} <= set(loaded.resized)
+    same(mine, moved(theirs, here))
+
+
+@every_family
+def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
+    for size, told in (((32, 64), (32, 64)), (32, None), (32, 32)):
+        theirs, mine = made(name, size), made(name, size)
+        loaded = load_weights(mine, theirs.state_dict(), img_size=told)
+        assert (loaded.missing, loaded.unused, loaded.resized) == ((), (), ())
+        same(mine, theirs)
+
+
+@every_family
+def test_what_may_lie_in_several_ways_is_refused_without_the_image_size(name: str) -> None:
+    theirs = made(name, (32, 64))
+    for here in ((64, 32), (32, 64), 32):
+        told = refused(made(name, here), theirs.state_dict())
+        assert "may lie on more than one grid" in told
+        assert "img_size=" in told
+    if name != "swin_micro_p2_32":
+        assert "img_size=" in refused(made(name, 32), theirs.state_dict(), img_size=16)
+
+
+def test_positions_alone_are_held_to_the_same() -> None:
+    theirs, mine = (made("vit_micro_p4_32", s, "softmax") for s in ((16, 64), (64, 16)))
+    assert refused(mine, theirs.state_dict()).startswith("the state dict: pos_embed holds 64")
+    loaded = load_weights(mine, theirs.state_dict(), img_size=(16, 64))
+    assert loaded.resized == ("pos_embed",)
+
+
+def test_a_whole_map_goes_to_no_other_grid() -> None:
+    theirs, mine = (made("vit_micro_p4_32", s, "random") for s in ((16, 64), (32, 32)))
+    loaded = load_weights(mine, theirs.state_dict(), img_size=(16, 64))
+    assert len(loaded.missing) == len(loaded.unused) == 2 * len(mine.blocks[0].attn.state_dict())
+
+
+@pytest.mark.parametrize("size", [0, (32,), 3.5, (32, -1), "32"])
+def test_what_is_no_image_size_is_refused(size: Any) -> None:
+    model = made("vit_micro_p4_32", 16)
+    assert "img_size=" in refused(model, model.state_dict(), img_size=size)
+
+
+def test_a_runs_weights_tell_their_image_size(tmp_path: Path) -> None:
+    theirs, mine = made("vit_micro_p4_32", (16, 64)), made("vit_micro_p4_32", (64, 16))
+    facts = {"keymix": json.dumps({"data": {"image_size": [16, 64]}})}
+    save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
+    assert "pos_embed" in load_weights(mine, tmp_path).resized
+    same(mine, moved(theirs, (64, 16)))
+
+
+def test_the_model_asked_about_is_left_alone() -> None:
+    mine = made("swin_micro_p2_32", 32)
+    before = [(m.site, m.resize) for m in find_mixers(mine).values()]
+    load_weights(mine, made("swin_micro_p2_32", (32, 64)).state_dict(), img_size=(32, 64))
+    assert [(m.site, m.resize) for m in find_mixers(mine).values()] == before
+    assert mine.patch_embed.grid_size == (16, 16)
+
+
+def tables(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v for k, v in model.state_dict().items() if k.endswith("bias_table")}
+
+
+def test_tables_of_relative_positions_are_resampled_as_timms() -> None:
+    options: dict[str, Any] = {"depths": (2, 1), "num_heads": (2, 2), "embed_dim": 16}
+    theirs = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, **options)
+    stir(theirs)
+    there = {"img_size": 64, "window_size": 8, **options}
+    mine = create_model("swin_tiny_patch4_window7_224", mixer="softmax", **there)
+    loaded = load_weights(mine, theirs.state_dict())
+    assert (loaded.missing, loaded.unused) == ((), ())
+    assert set(loaded.resized) == set(tables(mine))
+    wanted = tables(theirs)
+    for name, table in tables(mine).items():
+        close(table, resize_rel_pos_bias_table(wanted[name], (8, 8), table.shape))
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "ska", "cska"])
+def test_windows_of_another_size_keep_their_place_in_the_image(mixer: str) -> None:
+    theirs = made("swin_micro_p2_32", 32, mixer)
+    moved(theirs, 48)
+    assert theirs.layers[0].blocks[0].window_size == (6, 6)
+    mine = made("swin_micro_p2_32", 48, mixer, window_size=4)
+    for size in (None, 48):
+        loaded = load_weights(mine, theirs.state_dict(), img_size=size)
+        assert (loaded.missing, loaded.unused) == ((), ())
+        assert set(tables(mine)) <= set(loaded.resized)
+    if mixer == "ska":
+        pixel = {
+            m: find_mixers(m)["layers.0.blocks.0.attn.mixer"].key.detach() for m in (mine, theirs)
+        }
+        maps = [
+            k.reshape(n, n, -1, w, w, k.shape[-1]).permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
+            for k, n, w in ((pixel[mine], 6, 4), (pixel[theirs], 4, 6))
+        ]
+        close(maps[0].flatten(1, 2), maps[1].flatten(1, 2))
+
+
+def test_windows_that_are_not_square_are_told_by_the_image_size() -> None:
+    theirs, mine = (made("swin_micro_p2_32", 48, window_size=w) for w in ((6, 3), (3, 6)))
+    assert "more than one window" in refused(mine, theirs.state_dict())
+
+
+@pytest.mark.parametrize("name", ["vit_micro_p4_32", "cvt_micro_32"])
+def test_pooled_keys_stay_where_they_were_trained(name: str) -> None:
+    pool = {"mixer_options": {"resize": "pool_values"}}
+    theirs = made(name, 32, **pool)
+    state = {k: v.clone() for k, v in theirs.state_dict().items()}
+    for size in (None, 32):
+        told = refused(made(name, 64, **pool), state, img_size=size)
+        assert "pool_values" in told
+        assert "set_input_size" in told
+    mine = made(name, 32, **pool)
+    assert load_weights(mine, state).resized == ()
+    theirs.set_input_size(64)
+    mine = made(name, 32, **pool)
+    for size in (None, 64):
+        loaded = load_weights(mine, theirs.state_dict(), img_size=size)
+        assert not any(".key" in path for path in loaded.resized)
+        close(find_mixers(mine).popitem()[1].key, find_mixers(theirs).popitem()[1].key)
