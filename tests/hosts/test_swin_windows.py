@@ -91,6 +91,23 @@ def test_a_map_is_zero_across_regions_and_nowhere_else(mixer: str) -> None:
     assert (maps[~crossing] > 0).all()
 
 
+def test_queries_right_beside_the_seam_hear_of_the_opposite_edge_and_others_do_not() -> None:
+    """The 3x3 of the convolution looks one token over the seam of the rolled image."""
+    block = hosted("conv_static_key")
+    x = torch.randn(1, 4, 16, 12, dtype=torch.float64, requires_grad=True)
+    maps = block.attn.mixer.attention_map(x, stage="final", bias=block.attn.bias(block.attn_mask))
+    across = ~same_region(block)
+    window = 1  # its columns 0, 1 are of one edge and 2, 3 of the other
+    for token in range(16):
+        row = maps[0, window, :, token] * torch.linspace(1, 2, 16, dtype=torch.float64)
+        (grad,) = torch.autograd.grad(row.sum(), x, retain_graph=True)
+        heard = (grad[0] != 0).any(-1)
+        near = [abs(token // 4 - k // 4) <= 1 and abs(token % 4 - k % 4) <= 1 for k in range(16)]
+        assert heard[window].tolist() == near
+        assert not heard[[0, 2, 3]].any()
+        assert bool((heard[window] & across[window, token]).any()) == (token % 4 in (1, 2))
+
+
 def test_the_table_reaches_the_logits_by_relative_position() -> None:
     block = hosted("softmax")
     table = block.attn.relative_position_bias_table  # [7 * 7, heads]
