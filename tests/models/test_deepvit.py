@@ -27,6 +27,7 @@ TINY: dict[str, Any] = {
 }
 
 
+SHARED: dict[str, Any] = {"shared_from": 2}
 MAP_SCALE = {"re_attention": {"map_scale": True}}
 
 
@@ -127,6 +128,17 @@ def test_a_temperature_decays_linearly_over_the_blocks() -> None:
     assert differs(model(images()), tiny(last_mixer="re_attention", last_blocks=2)(images()))
 
 
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["own maps", "shared maps"])
+def test_a_decay_leaves_the_familys_defaults(more: dict[str, Any]) -> None:
+    defaults = {"attn_drop": 0.2, "mask_diagonal": True, "temperature": 7.0}
+    model = tiny(**more, temperature_decay=(1.0, 0.4), mixer_defaults=defaults)
+    mixers = [*find_mixers(model).values()]
+    assert [m.attn_drop.p for m in mixers] == [0.2] * 4
+    own = mixers[: more.get("shared_from", 4)]
+    assert [4**-0.5 / m.gain() for m in own] == pytest.approx([1.0, 0.8, 0.6, 0.4][: len(own)])
+    assert all(m.mask_diagonal for m in own)
+
+
 def test_a_learned_temperature_is_one_number_a_block() -> None:
     model = tiny(mixer_options={"temperature": True})
     extra = dict(model.named_parameters()).keys() - dict(tiny().named_parameters()).keys()
@@ -163,8 +175,6 @@ def test_the_map_scale_multiplies_the_normalised_map() -> None:
 
 
 # ---- shared maps ------------------------------------------------------------------------------
-
-SHARED: dict[str, Any] = {"shared_from": 2}
 
 
 def test_shared_blocks_have_values_alone() -> None:

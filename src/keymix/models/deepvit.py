@@ -10,7 +10,7 @@ Widths 256 and 512 do not divide into 12 heads, so those two have 8 (parameters 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -78,6 +78,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
     Args:
         mixer: One name, or one a block.
         mixer_options: One dict for all, one a mixer name, or a list as long as the mixers.
+        mixer_defaults: Options of the family for those mixers that know them.
         last_mixer: Another mixer for the last blocks, where ``mixer`` is one name.
         last_blocks: How many blocks have it (K in Fig. 9); all if None or where there are fewer.
         conv_stem: Embed patches by three convolutions (Sec. 5.4).
@@ -86,7 +87,8 @@ class DeepVisionTransformer(MixerVisionTransformer):
             does not tell of it.
         temperature_decay: Temperature tau of the first and the last block's softmax, linear over
             the blocks between (Table 5, "linearly decayed"; the paper gives no numbers). A
-            ``temperature`` in ``mixer_options`` goes before it.
+            ``temperature`` in ``mixer_options`` goes before it, and it before one in
+            ``mixer_defaults``.
         shared_from: Blocks from this one on, counted from 0, have no queries and keys: they take
             the map of the block before it, each through its own mixing and norm (Eq. 5, Table 3:
             13 of 24 blocks, 17 of 32). Their mixers are no longer those named above, but take
@@ -113,6 +115,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
         *,
         mixer: MixerNames = "softmax",
         mixer_options: MixerOptions = None,
+        mixer_defaults: dict[str, Any] | None = None,
         last_mixer: str | None = None,
         last_blocks: int | None = None,
         conv_stem: bool = False,
@@ -125,29 +128,31 @@ class DeepVisionTransformer(MixerVisionTransformer):
         if not residual_scale > 0:
             raise UserError(f"{residual_scale=} must be above 0; 1 leaves branches unscaled")
         names = _names(mixer, last_mixer, last_blocks, depth)
+        family = [dict(mixer_defaults or {}) for _ in range(depth)]
         if temperature_decay is not None:
             given = spec_of(names, mixer_options)
             if all("temperature" in dict(pairs) for pairs in given.options):
                 raise UserError(
                     f"{temperature_decay=} and the mixer option temperature set the same; give one"
                 )
-            timm["mixer_defaults"] = _temperatures(temperature_decay, names, depth)
+            decay = _temperatures(temperature_decay, names, depth)
+            family = [{**common, **one} for common, one in zip(family, decay, strict=True)]
         if conv_stem:
             timm["embed_layer"] = ConvStem
         timm["block_fn"] = partial(DeepBlock, residual_scale=residual_scale)
+        timm["mixer_defaults"] = family
         super().__init__(mixer=names, mixer_options=mixer_options, **timm)
         self.shared_from = shared_from
         if shared_from is not None:
             own = [dict(pairs) for pairs in spec_of(names, mixer_options).options]
-            family = timm.get("mixer_defaults") or {}
             self._share(shared_from, family, own if len(own) > 1 else own * len(self.blocks))
 
-    def _share(self, first: int, family: Any, own: list[dict[str, Any]]) -> None:
+    def _share(self, first: int, family: list[dict[str, Any]], own: list[dict[str, Any]]) -> None:
         """Let blocks from the first on take the map of the block before it.
 
         Args:
             first: The first of them.
-            family: Options for all mixers that know them, or one dict a block.
+            family: Options of each block for any mixer that knows them.
             own: Options of each block's mixer, which go before.
         """
         depth = len(self.blocks)
@@ -161,8 +166,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
             )
         host = find_host(self)
         known = signature(SharedMapAttention).parameters.keys()
-        shared = [family] * depth if isinstance(family, Mapping) else family
-        for place, common, mine in [*zip(host.places(self), shared, own, strict=True)][first:]:
+        for place, common, mine in [*zip(host.places(self), family, own, strict=True)][first:]:
             site = replace(place.site, num_heads=source.num_heads)
             wanted = {"head_dim": source.head_dim, **place.defaults, **common, **mine}
             options = {k: v for k, v in wanted.items() if k in known} | source.factory
