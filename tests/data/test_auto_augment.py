@@ -101,6 +101,20 @@ def test_noise_is_a_window_of_its_own_for_each_sample_and_epoch() -> None:
     assert not torch.equal(noise(index, 1), first)
 
 
+def test_rows_and_columns_of_a_window_are_drawn_apart() -> None:
+    H, W, n = 4, 4, 400
+    noise = Noise(1, H, W, seed=1, device=torch.device("cpu"))
+    index = torch.arange(n)
+    windows = noise(index, 0)[:, 0]
+    places = noise._field[0].unfold(0, H, 1).unfold(1, W, 1)  # every window, by its corner
+    equal = (windows[:, None, None] == places).flatten(3).all(-1)
+    assert torch.equal(equal.flatten(1).sum(1), torch.ones(n, dtype=torch.long))
+    seen = equal.sum(0)  # how often each corner is drawn: 16 times of 400, were all alike
+    assert seen.shape == (H + 1, W + 1)
+    assert seen.min() >= 4
+    assert seen.max() <= 36
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
