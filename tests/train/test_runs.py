@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
@@ -143,3 +143,26 @@ def test_run_on_images_that_are_not_square_is_evaluated(
     assert run.summary["data"]["image_size"] == [12, 16]
     told = evaluate(run)
     assert {name: told[name] for name in run.summary["last"]["test"]} == run.summary["last"]["test"]
+
+
+def _photos(folder: Path, turned: bool = False) -> str:
+    for label, grey in (("dark", 40), ("light", 200)):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        for i in range(20):
+            image = Image.new("L", (12, 12), grey + i)
+            image.putpixel((0, 0), 255 if turned else 0)
+            image.save(folder / label / f"{i:02d}.png")
+    return f"folder:{folder}"
+
+
+def test_images_whose_pixels_changed_are_told_of(
+    tiny_recipe: Recipe, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    spec = _photos(tmp_path / "set")
+    changes = {"data.spec": spec, "data.limit": None, "schedule.epochs": 1}
+    run = train(replace_path(tiny_recipe, changes), tmp_path / "run")
+    evaluate(run)
+    assert not [w for w in recwarn if w.category is KeymixWarning]
+    _photos(tmp_path / "set", turned=True)  # the same names and splits
+    with pytest.warns(KeymixWarning, match="not those that the run was trained with"):
+        evaluate(run)
