@@ -20,6 +20,7 @@ from keymix.models.weight_names import target_names
 from keymix.models.weight_shapes import adapted_mixer, pointwise
 from keymix.models.weight_source import read_source
 
+State = Mapping[str, Tensor]
 _TABLE = "relative_position_bias_table"
 
 
@@ -78,10 +79,11 @@ def load_weights(
         'stages.1.blocks.0.token_mixer.mixer.key'
 
     Raises:
-        UserError: If the file is damaged or of another kind, nothing of it fits, a tensor is of
-            another size than the model's of that name, or holds infinities or NaN, nothing tells
-            the grid of its positions, or keys that ``resize="pool_values"`` keeps on their grid
-            are of another.
+        UserError: If the file is damaged or of another kind; nothing of it fits, or it gives less
+            than half of the parameters outside mixers and classifier while it holds others; a
+            tensor is of another size than the model's of that name, or holds infinities or NaN;
+            nothing tells the grid of its positions; or keys that ``resize="pool_values"`` keeps on
+            their grid are of another.
     """
     read = read_source(source)
     state, called = read.tensors, read.called
@@ -133,25 +135,51 @@ def load_weights(
             f"{called}: none of its {len(state)} tensors fits {type(model).__name__}; the first "
             f"is {one_line(theirs)!r}, the model's {mine!r}"
         )
-    broken = next((name for name in found if _breaks(found[name], own[name])), None)
-    if broken is not None:
-        raise UserError(
-            f"{called}: {one_line(names[broken])} holds numbers that are not finite; take weights "
-            "from before that, such as the best epoch's or an earlier checkpoint's"
-        )
-    model.load_state_dict(found, strict=False)
+    _check_finite(found, own, names, called)
     took = {names[name] for name in found} | idle
+    left = [name for name in state if name not in took]
+    _check_kin(model, found, left, (*in_mixers, *classifier), called)
+    model.load_state_dict(found, strict=False)
     return Loaded(
         copied=tuple(name for name in own if name in found and name not in resized),
         resized=tuple(resized),
         missing=tuple(name for name in own if name not in found),
-        unused=tuple(name for name in state if name not in took),
+        unused=tuple(left),
     )
 
 
-def _breaks(tensor: Tensor, own: Tensor) -> bool:
-    """Whether a tensor brings infinities or NaN where the model has none (a mask may)."""
-    return not bool(tensor.isfinite().all()) and bool(own.isfinite().all())
+def _check_finite(found: State, own: State, names: Mapping[str, str], called: str) -> None:
+    """Refuse infinities and NaN where the model has none (a mask may have them)."""
+    for name, tensor in found.items():
+        if not bool(tensor.isfinite().all()) and bool(own[name].isfinite().all()):
+            raise UserError(
+                f"{called}: {one_line(names[name])} holds numbers that are not finite; take "
+                "weights from before that, such as the best epoch's or an earlier checkpoint's"
+            )
+
+
+def _check_kin(
+    model: nn.Module, found: State, left: list[str], spared: tuple[str, ...], called: str
+) -> None:
+    """Refuse weights of which some go unused and that give less than half of the model.
+
+    Args:
+        model: The model.
+        found: What is taken over.
+        left: The checkpoint's names that are not.
+        spared: Paths that other weights may lack or have: mixers and classifier.
+        called: The checkpoint.
+    """
+    sizes = {n: p.numel() for n, p in model.named_parameters() if not n.startswith(spared)}
+    fits, whole = sum(n for name, n in sizes.items() if name in found), sum(sizes.values())
+    odd = next((name for name in left if not name.startswith(spared)), None)
+    if odd is not None and 2 * fits < whole:
+        raise UserError(
+            f"{called} are another model's: they give {fits} of {whole} parameters of "
+            f"{type(model).__name__} outside mixers and classifier, and {len(left)} of their "
+            f"tensors, such as {one_line(odd)!r}, fit nothing; give weights of this model, or "
+            "leave those tensors out"
+        )
 
 
 def _below(names: Mapping[str, str], path: str) -> dict[str, str]:

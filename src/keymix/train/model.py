@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.train import files
 from keymix.train.folder import run_folder
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
@@ -132,18 +132,32 @@ def find_weights(config: ModelConfig) -> Path | None:
 def start_from(model: nn.Module, path: Path) -> None:
     """Load what fits of a file's weights, and warn of what does not.
 
+    A run's weights tell the size of their images, by which what is learned a position is
+    resampled.
+
     Raises:
-        UserError: If the file is damaged or nothing of it fits.
+        UserError: If the file is damaged, holds infinities or NaN, or is another model's.
     """
     from keymix.models import load_weights
 
     loaded = load_weights(model, path)
+    told = []
     if loaded.missing:
-        few = ", ".join(loaded.missing[:3])
-        more = f" and {len(loaded.missing) - 3} more" if len(loaded.missing) > 3 else ""
         count = len(loaded.missing)
-        text = f"{count} parameters are not in {str(path)!r} and start afresh: {few}{more}"
-        warnings.warn(text, KeymixWarning, stacklevel=2)
+        some = "1 parameter is" if count == 1 else f"{count} parameters are"
+        starts = "starts" if count == 1 else "start"
+        told.append(f"{some} not in {str(path)!r} and {starts} afresh: {_first(loaded.missing)}")
+    if loaded.unused:
+        told.append(f"{len(loaded.unused)} of its tensors go unused: {_first(loaded.unused)}")
+        told[0] = told[0] if len(told) > 1 else f"of {str(path)!r}, {told[0]}"
+    if told:
+        warnings.warn("; ".join(told), KeymixWarning, stacklevel=2)
+
+
+def _first(names: Sequence[str]) -> str:
+    """Name the first three, and say how many follow."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(one_line(name) for name in names[:3]) + more
 
 
 def device_of_this_machine() -> torch.device:

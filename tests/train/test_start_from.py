@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that a recipe starts from: another model's are refused, what is left out is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.models.metaformer import Attention, MetaFormer, SepConv
+from torch import nn
+
+from keymix.errors import KeymixWarning, UserError
+from keymix.models import create_model
+from keymix.train.model import start_from
+
+SMALL: dict[str, dict[str, Any]] = {
+    "vit_micro_p4_32": {"embed_dim": 16, "depth": 2, "num_heads": 2},
+    "vit_small_p4_32": {"embed_dim": 16, "depth": 2, "num_heads": 2},
+    "cvt_micro_32": {"embed_dims": (16, 24, 48), "depths": (1, 1, 1)},
+    "swin_micro_p2_32": {"embed_dim": 12, "depths": (1, 1, 1), "num_heads": (1, 1, 1)},
+}
+
+
+def made(name: str, **options: Any) -> nn.Module:
+    return create_model(name, **{"img_size": 16, **SMALL[name], **options})
+
+
+def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
+    path = folder / "weights_last.safetensors"
+    save_file(model.state_dict(), path, metadata={"keymix": json.dumps({"data": facts})})
+    return path
+
+
+def test_another_models_weights_are_refused(tmp_path: Path) -> None:
+    path, mine = (
+        saved(made("swin_micro_p2_32"), tmp_path, image_size=[16, 16]),
+        made("cvt_micro_32"),
+    )
+    before = {k: v.clone() for k, v in mine.state_dict().items()}
+    with pytest.raises(
+        UserError, match=r"weights_last.*another model's: they give 96 of \d+ parameters"
+    ):
+        start_from(mine, path)
+    assert all(torch.equal(before[k], v) for k, v in mine.state_dict().items())
+
+
+def test_other_mixers_and_classes_are_no_other_model(tmp_path: Path) -> None:
+    for name in ("vit_micro_p4_32", "vit_small_p4_32", "cvt_micro_32", "swin_micro_p2_32"):
+        path = saved(made(name, mixer="softmax"), tmp_path, image_size=[16, 16])
+        with pytest.warns(KeymixWarning) as told:
+            start_from(made(name, mixer="ska", num_classes=3), path)
+        text = str(told[0].message)
+        assert re.search(r"\d+ parameters are not in '.*' and start afresh: .*key", text)
+        assert re.search(r"\d+ of its tensors go unused: .*mixer\.", text)
+
+
+def test_timms_caformer_is_no_other_model(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"depths": (1, 1, 2, 1), "dims": (8, 16, 32, 64), "num_classes": 5}
+    theirs = MetaFormer(token_mixers=[SepConv, SepConv, Attention, Attention], **small)
+    torch.save(theirs.state_dict(), tmp_path / "timms.pth")
+    mine = create_model("skaformer_s18", img_size=64, mixer="pooling", **small)
+    with pytest.warns(KeymixWarning, match="go unused"):
+        start_from(mine, tmp_path / "timms.pth")
+
+
+def test_what_fits_whole_goes_without_a_word(tmp_path: Path) -> None:
+    path = saved(made("vit_micro_p4_32"), tmp_path, image_size=[16, 16])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start_from(made("vit_micro_p4_32"), path)
+
+
+def test_a_run_tells_how_its_positions_lie_and_broken_numbers_are_refused(tmp_path: Path) -> None:
+    theirs = made("vit_micro_p4_32", img_size=(8, 32), mixer="ska")
+    path = saved(theirs, tmp_path, image_size=[8, 32])
+    mine = made("vit_micro_p4_32", img_size=(32, 8), mixer="ska")
+    start_from(mine, path)
+    assert not torch.equal(mine.pos_embed, theirs.pos_embed)
+    nn.init.constant_(theirs.norm.weight, torch.nan)
+    with pytest.raises(UserError, match=r"weights_last.*norm\.weight.*not finite"):
+        start_from(mine, saved(theirs, tmp_path, image_size=[8, 32]))
