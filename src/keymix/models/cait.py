@@ -88,7 +88,7 @@ class MixerCait(MixerModel, Cait):
                 mixer.set_grid(grid)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
-        record_input_size(self, patch_size=patch_size)
+        record_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
 
 _SMALL = {

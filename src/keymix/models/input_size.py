@@ -75,11 +75,17 @@ def take_input_size(
         mixer.set_grid(to, key_grid=keys)
     owner: Any = model
     owner.img_size = (height, width)
+    record_input_size(model, (height, width))
 
 
-def record_input_size(model: nn.Module, **arguments: Any) -> None:
-    """Let timm know the present size, for what it writes about the model on export."""
+def record_input_size(model: nn.Module, img_size: Grid, **arguments: Any) -> None:
+    """Let timm know the present size, for what it writes about the model on export.
+
+    Args:
+        model: The model.
+        img_size: Height and width in pixels.
+        arguments: The model's other arguments that changed with it.
+    """
     from timm.models._input import update_model_input_size
 
-    patch_embed: Any = model.patch_embed
-    update_model_input_size(model, patch_embed.img_size, **arguments)
+    update_model_input_size(model, img_size, **arguments)

@@ -166,7 +166,11 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
         for _, block, to in changes:
             block.set_input_size(*to)
         record_input_size(
-            self, patch_size=patch_size, window_size=windows, always_partition=always_partition
+            self,
+            self.patch_embed.img_size,
+            patch_size=patch_size,
+            window_size=windows,
+            always_partition=always_partition,
         )
 
 

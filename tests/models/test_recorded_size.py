@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After ``set_input_size``, what timm writes about a model on export is the model's new size."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.models import get_model_args, get_model_input_config
+
+import keymix.models  # noqa: F401  registers them
+from shrunk import arguments
+
+NAMES = ["deepvit_s", "vit_nano_p2_12", "cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "caformer_micro_32"])
+def test_a_model_of_another_size_is_recorded_as_that(name: str) -> None:
+    model = timm.create_model(name, **arguments(name, mixer="softmax"))
+    size = (96, 128)
+    model.set_input_size(size)
+    assert get_model_input_config(model)["input_size"][1:] == size
+    told = get_model_args(model)
+    assert told["img_size"] == size
+    with torch.device("meta"):
+        again = timm.create_model(name, **told)
+    shapes = {key: tensor.shape for key, tensor in again.state_dict().items()}
+    assert shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}
