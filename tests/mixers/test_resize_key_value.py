@@ -137,6 +137,19 @@ def test_the_state_says_a_resampled_code() -> None:
     assert torch.equal(moved.pos_code, other.pos_code)
 
 
+def test_a_mixer_given_memory_anew_has_its_code_with_its_state() -> None:
+    mixer = coded(None).eval()
+    empty = coded(None).eval().to("meta").to_empty(device="cpu")
+    empty.pos_code.fill_(torch.nan)
+    empty.load_state_dict(mixer.state_dict())
+    assert torch.equal(empty(tokens(mixer)), mixer(tokens(mixer)))
+    moved = coded("interpolate")
+    moved.set_grid((4, 5))
+    code = moved.pos_code.clone()
+    moved.init_non_persistent_buffers()  # which this one is no more
+    assert torch.equal(moved.pos_code, code)
+
+
 def test_windows_share_the_code() -> None:
     mixer = make("key_value", {"pos_dim": POS, "resize": "interpolate"}, windows=4).eval()
     x = torch.randn(2, 6, 6, DIM, dtype=torch.float64)

@@ -100,9 +100,14 @@ class KeyValueAttention(GridBound):
         if self.pos_proj is not None:
             nn.init.constant_(self.pos_proj.weight, 1.0 / self.pos_dim)
             nn.init.zeros_(self.pos_proj.bias)
+            self._keep_code(self.pos_code, saved=False)
+            self.init_non_persistent_buffers()
+
+    def init_non_persistent_buffers(self) -> None:
+        """Fill the code where no state says it, as timm asks of modules given memory anew."""
+        if self.pos_proj is not None and not self._code_moved:
             with torch.no_grad():
                 self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
-            self._keep_code(self.pos_code, saved=False)
 
     def _keep_code(self, code: Tensor, *, saved: bool) -> None:
         """Hold a code; one that is no more the sinusoid of its indices belongs to the state."""
@@ -130,10 +135,8 @@ class KeyValueAttention(GridBound):
         """Load; a state says its code where it is not the sinusoid of the indices."""
         if self.pos_proj is not None and f"{prefix}pos_proj.weight" in state:
             told = f"{prefix}pos_code" in state
-            if self._code_moved and not told:
-                with torch.no_grad():
-                    self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
             self._keep_code(self.pos_code, saved=told)
+            self.init_non_persistent_buffers()
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
