@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,9 +126,11 @@ def resized_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
     if old == new:
         return table
     shape = (_rows(new), table.shape[1])
-    moved: Tensor = resize_rel_pos_bias_table(
-        table, new_window_size=new, new_bias_shape=shape, old_window_size=old
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's on timm's interpolation
+        moved: Tensor = resize_rel_pos_bias_table(
+            table, new_window_size=new, new_bias_shape=shape, old_window_size=old
+        )
     return moved
 
 
