@@ -123,3 +123,22 @@ def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary, tmp_path: Path) -> No
         rates.append(scheduler.optimizer.param_groups[0]["lr"])
     assert rates[27] > 1e-5
     assert rates[28:] == [1e-5] * 12
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_stochastic_depth_is_what_the_recipe_says(vary: Vary, rate: float) -> None:
+    """timm's Swin has 0.1 unless told."""
+    name = "swin_tiny_patch4_window7_224"
+    options = {"depths": (2, 1), "num_heads": (1, 2), "embed_dim": 8}
+    changes = {"model.name": name, "model.options": options, "model.drop_path": rate}
+    recipe = vary({**changes, "model.drop_rate": 0.0})
+    model = build_model(recipe, num_classes=10, in_chans=3, image_size=(32, 32))
+    rates = [m.drop_prob for m in model.modules() if type(m).__name__ == "DropPath"]
+    assert max(rates, default=0.0) == pytest.approx(rate)
+
+
+def test_a_model_without_stochastic_depth_is_built_all_the_same(vary: Vary) -> None:
+    recipe = vary({"model.name": "vgg11", "model.options": {}, "model.drop_rate": 0.0})
+    with torch.device("meta"):
+        model = build_model(recipe, num_classes=10, in_chans=3, image_size=(32, 32))
+    assert type(model).__name__ == "VGG"

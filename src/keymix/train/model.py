@@ -97,14 +97,28 @@ def build_model(
         options["drop_path_rate"] = config.drop_path
     if config.drop_rate:
         options["drop_rate"] = config.drop_rate
-    torch.manual_seed(recipe.seed)
-    model = create_model(
-        config.name,
-        num_classes=num_classes,
-        in_chans=in_chans,
-        img_size=(image_size[0], image_size[1]),
-        **options,
-    )
+
+    def made(**more: Any) -> nn.Module:
+        torch.manual_seed(recipe.seed)
+        size = (image_size[0], image_size[1])
+        return create_model(
+            config.name,
+            num_classes=num_classes,
+            in_chans=in_chans,
+            img_size=size,
+            **more,
+            **options,
+        )
+
+    if "drop_path_rate" in options:
+        model = made()
+    else:
+        try:
+            model = made(drop_path_rate=0.0)  # some of timm's have another default
+        except UserError as error:
+            if "drop_path_rate" not in str(error):
+                raise
+            model = made()  # it knows no stochastic depth
     if recipe.loss.similarity:
         MapSimilarity(model, recipe.loss.similarity_blocks)  # refuses a model that cannot have it
     return model
