@@ -150,6 +150,21 @@ def test_a_mixer_given_memory_anew_has_its_code_with_its_state() -> None:
     assert torch.equal(moved.pos_code, code)
 
 
+def test_a_resampled_code_fits_another_grid() -> None:
+    moved = coded("interpolate").eval()
+    moved.set_grid((4, 5))
+    state = moved.state_dict()
+    back = coded("interpolate", seed=4).eval()
+    assert back.optional_state == {"pos_code"} == set(state) - set(back.state_dict())
+    back.load_state_dict(back.adapt_state(state, (4, 5)), strict=True)
+    moved.set_grid((2, 3))
+    assert torch.equal(back(tokens(back)), moved(tokens(back)))
+    with refused(r"pos_code \(21, 4\).*'key_value' does not hold the code of a grid of \(2, 5\)"):
+        back.adapt_state(state, (2, 5))
+    assert "pos_code" not in back.adapt_state(coded(None).state_dict(), (2, 3))
+    assert make("key_value").optional_state == frozenset()
+
+
 def test_windows_share_the_code() -> None:
     mixer = make("key_value", {"pos_dim": POS, "resize": "interpolate"}, windows=4).eval()
     x = torch.randn(2, 6, 6, DIM, dtype=torch.float64)

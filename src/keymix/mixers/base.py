@@ -106,6 +106,11 @@ class TokenMixer(nn.Module):
         """The linear maps in and out, which a host initialises like its own."""
         return ()
 
+    @property
+    def optional_state(self) -> frozenset[str]:
+        """Names of buffers that a state may hold or lack, and that loading takes either way."""
+        return frozenset()
+
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay would pull away from their neutral value."""
         return set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -73,6 +73,7 @@ class KeyValueAttention(GridBound):
     roles = ("k", "v")
     joint = "kv"
     holds = "laid its position code"
+    laid: ClassVar[tuple[str, ...]] = ("pos_code",)
 
     def __init__(
         self,
@@ -130,6 +131,35 @@ class KeyValueAttention(GridBound):
         if home != self.home:
             moved = resample.interpolate(self.pos_code, prefix, self.home, home)
             self._keep_code(moved.contiguous(), saved=True)
+
+    @property
+    def optional_state(self) -> frozenset[str]:
+        """The position code: a state has one that was resampled for good, and no other."""
+        return frozenset(self.laid if self.pos_dim else ())
+
+    def adapt_state(
+        self,
+        state: dict[str, Tensor],
+        grid: Grid,
+        *,
+        key_grid: Grid | None = None,
+        window_grid: Grid | None = None,
+    ) -> dict[str, Tensor]:
+        """Resample the position code of a checkpoint, if it has one, to where this mixer's lies.
+
+        Raises:
+            UserError: If it does not have one row a token of that grid.
+        """
+        adapted, old = dict(state), key_grid or grid
+        if self.bound and "pos_code" in state:
+            code, prefix = state["pos_code"], self.site.num_prefix_tokens
+            if code.ndim != 2 or len(code) != prefix + old[0] * old[1]:
+                raise UserError(
+                    f"pos_code {tuple(code.shape)} of mixer {self.mixer_name!r} does not hold the "
+                    f"code of a grid of {old}; tell the checkpoint's grid"
+                )
+            adapted["pos_code"] = resample.interpolate(code, prefix, old, self.home)
+        return adapted
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load; a state says its code where it is not the sinusoid of the indices."""
