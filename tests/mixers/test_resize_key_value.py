@@ -140,8 +140,10 @@ def test_the_state_says_a_resampled_code() -> None:
 def test_a_mixer_given_memory_anew_has_its_code_with_its_state() -> None:
     mixer = coded(None).eval()
     empty = coded(None).eval().to("meta").to_empty(device="cpu")
-    empty.pos_code.fill_(torch.nan)
     empty.load_state_dict(mixer.state_dict())
+    assert torch.equal(empty(tokens(mixer)), mixer(tokens(mixer)))
+    empty.pos_code.fill_(torch.nan)
+    empty.init_non_persistent_buffers()
     assert torch.equal(empty(tokens(mixer)), mixer(tokens(mixer)))
     moved = coded("interpolate")
     moved.set_grid((4, 5))

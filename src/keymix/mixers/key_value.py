@@ -110,6 +110,14 @@ class KeyValueAttention(GridBound):
             with torch.no_grad():
                 self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move as any module; where ``to_empty`` gave it memory, fill the code."""
+        bare = self.bound and self.pos_code.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if bare and not self.pos_code.is_meta:
+            self.init_non_persistent_buffers()
+        return self
+
     def _keep_code(self, code: Tensor, *, saved: bool) -> None:
         """Hold a code; one that is no more the sinusoid of its indices belongs to the state."""
         self.register_buffer("pos_code", code, persistent=saved)
@@ -165,8 +173,10 @@ class KeyValueAttention(GridBound):
         """Load; a state says its code where it is not the sinusoid of the indices."""
         if self.pos_proj is not None and f"{prefix}pos_proj.weight" in state:
             told = f"{prefix}pos_code" in state
+            moved, self._code_moved = self._code_moved, told
+            if moved and not told:
+                self.init_non_persistent_buffers()
             self._keep_code(self.pos_code, saved=told)
-            self.init_non_persistent_buffers()
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
