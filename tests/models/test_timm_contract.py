@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import timm
 import torch
-from shrunk import FAMILIES, arguments, family_of, images, shrunk
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from keymix.hosts import find_mixers
 from keymix.models import create_model, list_models
+from shrunk import FAMILIES, arguments, family_of, images, shrunk
 from tolerances import close, differs
 
 every_model = pytest.mark.parametrize("name", list_models())

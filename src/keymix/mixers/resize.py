@@ -104,7 +104,7 @@ class GridBound(MapMixer):
             return grid
         if grid == site.grid or site.grid is None or self.values_grid is None:
             return self.values_grid or grid
-        return strided(site.grid, self.values_grid, grid, count)
+        return site.key_grid_on(grid) or strided(site.grid, self.values_grid, grid, count)
 
     def keys_grid(self, grid: Grid, count: int | None = None) -> Grid:
         """Return where the keys of a call lie, see :meth:`source_grid`."""

@@ -48,7 +48,8 @@ def adapted_mixer(
     Raises:
         UserError: If nothing tells the grid of its keys, or they cannot leave it.
     """
-    own = mixer.state_dict()
+    # what it may hold besides counts as its own
+    own = {name: getattr(mixer, name) for name in mixer.optional_state} | mixer.state_dict()
     linears = {id(linear.weight) for linear in mixer.projections}
     weights = {name for name, p in mixer.named_parameters() if id(p) in linears}
     if not state or not (weights or own.keys()) <= state.keys() or not state.keys() <= own.keys():

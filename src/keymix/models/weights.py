@@ -141,7 +141,7 @@ def load_weights(
     _check_kin(model, found, left, (*in_mixers, *classifier), called)
     model.load_state_dict(found, strict=False)
     return Loaded(
-        copied=tuple(name for name in own if name in found and name not in resized),
+        copied=tuple(n for n in {**own, **found} if n in found and n not in resized),
         resized=tuple(resized),
         missing=tuple(name for name in own if name not in found),
         unused=tuple(left),
@@ -151,7 +151,9 @@ def load_weights(
 def _check_finite(found: State, own: State, names: Mapping[str, str], called: str) -> None:
     """Refuse infinities and NaN where the model has none (a mask may have them)."""
     for name, tensor in found.items():
-        if not bool(tensor.isfinite().all()) and bool(own[name].isfinite().all()):
+        here = own.get(name)
+        infinite_here = here is not None and not bool(here.isfinite().all())
+        if not infinite_here and not bool(tensor.isfinite().all()):
             raise UserError(
                 f"{called}: {one_line(names[name])} holds numbers that are not finite; take "
                 "weights from before that, such as the best epoch's or an earlier checkpoint's"
