@@ -97,7 +97,7 @@ def test_options_reach_the_last_blocks_by_name() -> None:
         ({"residual_scale": 0.0}, "residual_scale=0.0"),
         ({"temperature_decay": (1.0, 0.0)}, "temperature_decay"),
         ({"temperature_decay": (1.0,)}, "two numbers"),
-        ({"temperature_decay": 2.0}, "two numbers"),
+        ({"temperature_decay": 2.0}, "temperature_decay"),
         (
             {"temperature_decay": (1.0, 0.5), "mixer_options": {"temperature": True}},
             "set the same",
@@ -123,7 +123,7 @@ def test_a_temperature_decays_linearly_over_the_blocks() -> None:
     one = [{}, {"temperature": 3.0}, {}, {}]
     own = tiny(temperature_decay=(1.0, 0.4), mixer=["mhsa"] * 4, mixer_options=one)
     assert find_mixers(own)["blocks.1.attn.mixer"].gain() == pytest.approx(4**-0.5 / 3)
-    flat = tiny(temperature_decay=(1, 1))
+    flat = tiny(temperature_decay=(1.0, 1.0))
     close(flat(images()), tiny()(images()))
     assert differs(model(images()), tiny(last_mixer="re_attention", last_blocks=2)(images()))
 

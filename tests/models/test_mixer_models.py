@@ -15,7 +15,7 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model
-from mixer_cases import stir
+from mixer_cases import refused, stir
 from tolerances import close
 
 SMALL: dict[str, Any] = {"embed_dim": 12, "num_heads": 3, "depth": 4}
@@ -118,10 +118,10 @@ def test_input_size_is_refused_where_positions_are_learned(mixer: str, options: 
     x = torch.randn(1, 1, 12, 12)
     before, state = model(x), {k: v.clone() for k, v in model.state_dict().items()}
     says = rf"blocks\.2\.attn\.mixer: mixer '{mixer}'.*\(6, 6\).*for the new image size"
-    with pytest.raises(UserError, match=says) as refused:
+    with pytest.raises(UserError, match=says) as caught:
         model.set_input_size((16, 20))
     if mixer != "random":
-        assert "mixer_options={'resize': …}" in str(refused.value)
+        assert "mixer_options={'resize': …}" in str(caught.value)
     assert torch.equal(model(x), before)
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
@@ -198,7 +198,7 @@ def test_everything_builds_on_the_meta_device() -> None:
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         nano(**options)
 
 

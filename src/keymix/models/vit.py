@@ -40,7 +40,7 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         *,
         mixer: MixerNames = "softmax",
         mixer_options: MixerOptions = None,
-        mixer_defaults: dict[str, Any] | None = None,
+        mixer_defaults: MixerOptions = None,
         shifted_patches: bool = False,
         **timm: Any,
     ) -> None:
