@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from timm.models.cait import Cait, TalkingHeadAttn
 from torch import nn
 
-from keymix.errors import UserError
-from keymix.hosts.base import Host, Place
-from keymix.hosts.hosted import HostedMixer
-from keymix.mixers.base import Site, TokenMixer
+from keymix.hosts.blocks import BlockHost
 
 
-class TimmCait(Host):
+class TimmCait(BlockHost):
     """timm's Cait. The class token enters after the patch blocks, so their sites have no prefix.
 
     Heads talk in CaiT: mixers that know ``talking_heads`` get them, with a bias after the softmax
@@ -25,6 +21,8 @@ class TimmCait(Host):
     """
 
     name = "timm Cait"
+    model = Cait
+    attention = TalkingHeadAttn
     parts: ClassVar[dict[str, str | None]] = {
         "proj_l.weight": "talking_pre.weight",
         "proj_l.bias": None,
@@ -32,53 +30,14 @@ class TimmCait(Host):
         "proj_w.bias": "talking_post.bias",
     }
 
-    def serves(self, model: nn.Module) -> bool:
-        """Whether it is timm's class and its blocks hold an attention this adapter knows."""
-        return isinstance(model, Cait) and all(
-            isinstance(getattr(block, "attn", None), (TalkingHeadAttn, HostedMixer))
-            for block in model.blocks
-        )
-
-    def places(self, model: nn.Module) -> list[Place]:
-        """One place a patch block."""
-        if not isinstance(model, Cait):
-            raise UserError(f"{type(model).__name__} is not timm's Cait")
-        grid = (model.patch_embed.grid_size[0], model.patch_embed.grid_size[1])
-        return [
-            Place(
-                path=f"blocks.{i}.attn",
-                stage=0,
-                site=self._site(block.attn, model, grid),
-                defaults=self._defaults(block.attn),
-            )
-            for i, block in enumerate(model.blocks)
-        ]
-
-    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
-        """Put the mixer there, its projections initialised as timm's Cait initialises its own."""
+    def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
+        """Draw a projection's weights as timm's Cait draws its own."""
         assert isinstance(model, Cait)
-        for linear in mixer.projections:
-            model._init_weights(linear)
-        before = model.get_submodule(place.path)
-        model.set_submodule(place.path, HostedMixer(mixer, place).train(before.training))
+        model._init_weights(linear)
 
-    @staticmethod
-    def _site(attention: Any, model: Any, grid: tuple[int, int]) -> Site:
-        if isinstance(attention, HostedMixer):
-            return replace(attention.place.site, grid=grid)
-        return Site(dim=model.embed_dim, num_heads=attention.num_heads, grid=grid)
-
-    @staticmethod
-    def _defaults(attention: Any) -> Mapping[str, Any]:
-        if isinstance(attention, HostedMixer):
-            return attention.place.defaults
-        return {
-            "qkv_bias": attention.qkv.bias is not None,
-            "proj_bias": attention.proj.bias is not None,
-            "attn_drop": attention.attn_drop.p,
-            "proj_drop": attention.proj_drop.p,
-            "talking_heads": True if attention.proj_w.bias is None else "bias",
-        }
+    def own_defaults(self, attention: Any) -> Mapping[str, Any]:
+        """Heads that talk, with a bias after the softmax where the model has one."""
+        return {"talking_heads": True if attention.proj_w.bias is None else "bias"}
 
 
 HOST = TimmCait()

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts share whose attention sits at ``blocks.<i>.attn``, on one grid of patches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.hosts.base import Host, Place
+from keymix.hosts.hosted import HostedMixer
+from keymix.mixers.base import Site, TokenMixer
+
+
+class BlockHost(Host):
+    """A host of one stage, whose blocks are ``model.blocks`` and call their ``attn`` alike."""
+
+    model: ClassVar[type[nn.Module]]  # timm's class
+    attention: ClassVar[type[nn.Module]]  # what its blocks hold
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether it is timm's class and its blocks hold an attention this adapter knows."""
+        blocks: Any = getattr(model, "blocks", ())
+        return isinstance(model, self.model) and all(
+            isinstance(getattr(block, "attn", None), (self.attention, HostedMixer))
+            for block in blocks
+        )
+
+    def places(self, model: nn.Module) -> list[Place]:
+        """One place a block."""
+        if not isinstance(model, self.model):
+            raise UserError(f"{type(model).__name__} is no model of {self.name}")
+        blocks: Any = model.blocks
+        return [
+            Place(
+                path=f"blocks.{i}.attn",
+                stage=0,
+                site=self._site(block.attn, model),
+                defaults=self._defaults(block.attn),
+            )
+            for i, block in enumerate(blocks)
+        ]
+
+    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
+        """Put the mixer there, its projections initialised as timm initialises attention's."""
+        for linear in mixer.projections:
+            self.initialise(model, linear, place.path)
+        before = model.get_submodule(place.path)
+        model.set_submodule(place.path, HostedMixer(mixer, place).train(before.training))
+
+    @abstractmethod
+    def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
+        """Draw a projection's weights as the model draws those of its own attention."""
+
+    def prefix(self, model: Any) -> int:
+        """Count the prefix tokens that pass through the blocks."""
+        return 0
+
+    def own_defaults(self, attention: Any) -> Mapping[str, Any]:
+        """Options that the host's own attention has besides biases and dropouts."""
+        return {}
+
+    def _site(self, attention: Any, model: Any) -> Site:
+        rows, columns = model.patch_embed.grid_size
+        if isinstance(attention, HostedMixer):
+            return replace(attention.place.site, grid=(rows, columns))
+        return Site(
+            dim=model.embed_dim,
+            num_heads=attention.num_heads,
+            grid=(rows, columns),
+            num_prefix_tokens=self.prefix(model),
+        )
+
+    def _defaults(self, attention: Any) -> Mapping[str, Any]:
+        if isinstance(attention, HostedMixer):
+            return attention.place.defaults
+        return {
+            "qkv_bias": attention.qkv.bias is not None,
+            "proj_bias": attention.proj.bias is not None,
+            "attn_drop": attention.attn_drop.p,
+            "proj_drop": attention.proj_drop.p,
+            **self.own_defaults(attention),
+        }
