@@ -13,11 +13,12 @@ from keymix.compare.plan import (
     choose_mixers,
     choose_recipe,
     choose_seeds,
+    fitting,
     make_plan,
     meta_builder,
 )
 from keymix.data import load
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import get_mixer_class
 from keymix.models.match import nearest, trainable
 from keymix.train.recipe import Recipe
@@ -145,6 +146,17 @@ def test_only_a_class_token_that_hears_nothing_changes_the_readout(
     photos = replace(digits, image_size=(32, 32), in_chans=3)
     plan = _plan(photos, "mhsa,ska", model=model, controls=True)
     assert (plan.pooling, plan.unheard) == (pooling, unheard)
+
+
+def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
+    photos = replace(digits, image_size=(32, 32), in_chans=3)
+    recipe = choose_recipe(data="digits", recipe=None, model="swin_micro_p2_32")
+    specs = choose_mixers(None, controls=True)
+    with pytest.warns(KeymixWarning, match=r"re_attention.*windows are shifted"):
+        kept = fitting(specs, recipe, photos)
+    assert [s.label for s in specs if s not in kept] == ["re_attention"]
+    ready = replace(recipe, model=replace(recipe.model, name="vit_micro_p4_32"))
+    assert fitting(specs, ready, photos) == specs
 
 
 def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():

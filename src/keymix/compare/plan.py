@@ -7,12 +7,13 @@ any input shows at once and not after the first hour.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.errors import UserError, unknown
+from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.recipe import Recipe, replace_path
 
 if TYPE_CHECKING:
@@ -234,6 +235,25 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
                 raise UserError(f"{recipe.model.name} with mixer {spec.label}: {error}") from None
 
     return build
+
+
+def fitting(specs: Sequence[MixerSpec], recipe: Recipe, data: ImageData) -> list[MixerSpec]:
+    """Keep the mixers that can sit in the recipe's model, and warn of the others with the reason.
+
+    For mixers that nobody named: one that was named and cannot sit is an error.
+    """
+    build = meta_builder(recipe, data)
+    kept = []
+    for spec in specs:
+        try:
+            build(spec)
+        except UserError as error:
+            if str(error).startswith("unknown model"):
+                raise
+            warnings.warn(f"left out of the comparison: {error}", KeymixWarning, stacklevel=2)
+        else:
+            kept.append(spec)
+    return kept if len(kept) > 1 else list(specs)  # whose error make_plan tells
 
 
 def make_plan(

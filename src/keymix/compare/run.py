@@ -17,6 +17,7 @@ from keymix.compare.plan import (
     choose_mixers,
     choose_recipe,
     choose_seeds,
+    fitting,
     make_plan,
 )
 from keymix.compare.pool import run_here, run_side_by_side, share_out
@@ -139,9 +140,12 @@ def compare(
         data=data, recipe=recipe, model=model, epochs=epochs, limit=limit, overrides=overrides
     )
     specs = choose_mixers(mixers, controls=controls)
-    reference = choose_baseline(specs, baseline)
+    choose_baseline(specs, baseline)  # or refuse, before the data is read
     watch(Event(kind="stage", text="loading the data"))
     images = warn_of_left_out(load_data(shared.data))
+    if mixers is None:
+        specs = fitting(specs, shared, images)
+    reference = choose_baseline(specs, baseline)
     plan = make_plan(
         recipe=shared,
         data=images,
