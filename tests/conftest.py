@@ -25,6 +25,25 @@ def _seeded() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _own_mixers_only() -> Iterator[None]:
+    """Forget the mixers that a test registered, by the decorator or by ``--import``.
+
+    The registry is the process's: left there, they would enter every later list of all mixers.
+    """
+    registry = sys.modules.get("keymix.mixers.registry")
+    before = {**registry._MIXERS, **registry._ALIASES} if registry else {}
+    yield
+    registry = sys.modules.get("keymix.mixers.registry")
+    for names in (registry._ALIASES, registry._MIXERS) if registry else ():
+        for name in names.keys() - before:
+            module = registry.get_mixer_class(name).__module__
+            if not module.startswith("keymix."):
+                del names[name]
+            if module.startswith("keymix_user_"):
+                sys.modules.pop(module, None)  # so that a later --import runs the file again
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Folder of real data sets, named by the environment variable KEYMIX_DATA."""

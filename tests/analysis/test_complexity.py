@@ -161,43 +161,43 @@ def test_key_value_formulas_are_those_of_table_1() -> None:
 
 @few_sizes
 def test_a_mixer_that_cannot_be_built_is_listed_with_the_reason() -> None:
-    with registered("square_only") as mixer:
-        study = complexity(f"{mixer},identity", dim=8, num_heads=2, at=6, tokens=())
-        (entry, other) = study.mixers
-        assert entry.reason == "only squares here, not (2, 3)"
-        assert other.reason is None
-        weights = {row.mixer: row for row in study.weights}
-        assert weights[mixer].reason == "only squares here, not (6, 7)"
-        assert weights[mixer].dynamic is None
-        # where the sweep's grids are squares, it is counted
-        assert [p.ratio for p in study.by_tokens if p.mixer == mixer] == list(
-            study.setting.sweep_tokens
-        )
+    mixer = registered("square_only")
+    study = complexity(f"{mixer},identity", dim=8, num_heads=2, at=6, tokens=())
+    (entry, other) = study.mixers
+    assert entry.reason == "only squares here, not (2, 3)"
+    assert other.reason is None
+    weights = {row.mixer: row for row in study.weights}
+    assert weights[mixer].reason == "only squares here, not (6, 7)"
+    assert weights[mixer].dynamic is None
+    # where the sweep's grids are squares, it is counted
+    assert [p.ratio for p in study.by_tokens if p.mixer == mixer] == list(
+        study.setting.sweep_tokens
+    )
 
 
 @few_sizes
 def test_an_operation_nobody_counted_is_a_reason() -> None:
-    with registered("uncounted") as mixer:
-        study = complexity(mixer, dim=8, num_heads=2, at=4, tokens=())
-        assert "cannot count operation" in str(study.mixers[0].reason)
+    mixer = registered("uncounted")
+    study = complexity(mixer, dim=8, num_heads=2, at=4, tokens=())
+    assert "cannot count operation" in str(study.mixers[0].reason)
 
 
 def test_a_mixer_that_needs_numbers_is_made_where_it_is_small_and_only_there() -> None:
-    with registered("needs_numbers") as mixer:
-        candidate = candidates(mixer, dim=8, num_heads=2)[0]
-        assert counted(candidate.arguments((4, 4))).macs == 16 * 64
-        with pytest.raises(RuntimeError, match="meta"):
-            counted(candidate.arguments((128, 128)))
+    mixer = registered("needs_numbers")
+    candidate = candidates(mixer, dim=8, num_heads=2)[0]
+    assert counted(candidate.arguments((4, 4))).macs == 16 * 64
+    with pytest.raises(RuntimeError, match="meta"):
+        counted(candidate.arguments((128, 128)))
 
 
 @few_sizes
 def test_a_spiking_mixer_gets_its_time_steps() -> None:
-    with registered("spiking_linear") as mixer:
-        study = complexity(mixer, dim=8, num_heads=2, at=4, tokens=(), time_steps=3)
-        assert study.mixers[0].domain == "spiking"
-        point = next(p for p in study.by_tokens if p.tokens == 16)
-        assert point.macs == 3 * 16 * 8 * 8
-        assert study.weights[0].dynamic == 0
+    mixer = registered("spiking_linear")
+    study = complexity(mixer, dim=8, num_heads=2, at=4, tokens=(), time_steps=3)
+    assert study.mixers[0].domain == "spiking"
+    point = next(p for p in study.by_tokens if p.tokens == 16)
+    assert point.macs == 3 * 16 * 8 * 8
+    assert study.weights[0].dynamic == 0
 
 
 def test_the_record_is_plain_data(study: Complexity) -> None:

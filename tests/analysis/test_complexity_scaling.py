@@ -85,29 +85,29 @@ def test_without_softmax_there_is_no_ratio(no_process) -> None:
 
 
 def test_one_that_fails_has_the_reason_and_harms_no_other(no_process) -> None:
-    with registered("fails") as mixer:
-        study = complexity(f"{mixer},identity", **SMALL, tokens=(6, 4))
-        bad, good, later, _ = study.scaling
-        assert bad.reason == "RuntimeError: no six tokens"
-        assert bad.latency_ms is None
-        assert good.reason is None
-        assert later.reason is None  # at four tokens it runs
-        assert no_process == [["identity"], [mixer, "identity"]]
+    mixer = registered("fails")
+    study = complexity(f"{mixer},identity", **SMALL, tokens=(6, 4))
+    bad, good, later, _ = study.scaling
+    assert bad.reason == "RuntimeError: no six tokens"
+    assert bad.latency_ms is None
+    assert good.reason is None
+    assert later.reason is None  # at four tokens it runs
+    assert no_process == [["identity"], [mixer, "identity"]]
 
 
 def test_one_that_cannot_be_built_has_the_reason(no_process) -> None:
-    with registered("square_only") as mixer:
-        six, four = complexity(mixer, **SMALL, tokens=(6, 4)).scaling
-        assert six.reason == "only squares here, not (2, 3)"
-        assert six.params is None
-        assert (four.reason, four.params) == (None, 144)
+    mixer = registered("square_only")
+    six, four = complexity(mixer, **SMALL, tokens=(6, 4)).scaling
+    assert six.reason == "only squares here, not (2, 3)"
+    assert six.params is None
+    assert (four.reason, four.params) == (None, 144)
 
 
 def test_spiking_mixers_run_over_time(no_process) -> None:
-    with registered("spiking_linear") as mixer:
-        (row,) = complexity(mixer, **SMALL, tokens=(4,), time_steps=2).scaling
-        assert row.reason is None
-        assert row.macs == 2 * 4 * 12 * 12
+    mixer = registered("spiking_linear")
+    (row,) = complexity(mixer, **SMALL, tokens=(4,), time_steps=2).scaling
+    assert row.reason is None
+    assert row.macs == 2 * 4 * 12 * 12
 
 
 def test_what_would_not_fit_is_left_alone(no_process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +145,12 @@ def test_a_mixer_of_no_file_is_timed_and_its_peak_unknown(monkeypatch: pytest.Mo
         return {n: Peak(inference_mib=1.0, training_mib=2.0, note="measured") for n in builds}
 
     monkeypatch.setattr(scaling, "peak_memory", peaks)
-    with registered("square_only") as mixer:
-        own, identity = complexity(f"{mixer},identity", **SMALL, tokens=(4,)).scaling
-        assert own.latency_ms > 0
-        assert own.peak_training_mib is None
-        assert "imports" in own.peak_note
-        assert (identity.peak_training_mib, identity.peak_note) == (2.0, "measured")
+    mixer = registered("square_only")
+    own, identity = complexity(f"{mixer},identity", **SMALL, tokens=(4,)).scaling
+    assert own.latency_ms > 0
+    assert own.peak_training_mib is None
+    assert "imports" in own.peak_note
+    assert (identity.peak_training_mib, identity.peak_note) == (2.0, "measured")
 
 
 def test_a_mixer_of_ones_own_file_goes_into_the_fresh_process(

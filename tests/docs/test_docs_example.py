@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,12 @@ EXAMPLE = DOCS / "examples" / "my_mixer.py"
 
 
 @pytest.fixture
-def distance(monkeypatch: pytest.MonkeyPatch) -> Iterator[MapMixer]:
-    """The example's mixer at a site with a class token, registered for one test only."""
-    registry.list_mixers()
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
-    monkeypatch.delitem(sys.modules, "keymix_user_my_mixer", raising=False)
+def distance() -> MapMixer:
+    """The example's mixer at a site with a class token."""
     registry.import_file(EXAMPLE)
     made = create_mixer("distance", dim=12, num_heads=2, grid=(3, 5), num_prefix_tokens=1)
     assert isinstance(made, MapMixer)
-    yield made.double()
-    sys.modules.pop("keymix_user_my_mixer", None)
+    return made.double()
 
 
 def test_the_example_weighs_keys_by_distance(distance: MapMixer) -> None:

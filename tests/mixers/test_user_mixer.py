@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,24 +36,13 @@ class Cosine(MapMixer):
 '''
 
 
-@pytest.fixture
-def names() -> Iterator[None]:
-    """Forget what a test registers."""
-    registry.list_mixers()
-    mixers, aliases = dict(registry._MIXERS), dict(registry._ALIASES)
-    yield
-    for known, before in ((registry._MIXERS, mixers), (registry._ALIASES, aliases)):
-        known.clear()
-        known.update(before)
-
-
 def written(folder: Path, text: str, name: str = "cosine.py") -> Path:
     path = folder / name
     path.write_text(text)
     return path
 
 
-def test_one_file_enters_models_lists_and_maps(names: None, tmp_path: Path) -> None:
+def test_one_file_enters_models_lists_and_maps(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
     registry.import_file(path)
     registry.import_file(str(path))  # once more does no harm
@@ -87,9 +75,7 @@ def test_one_file_enters_models_lists_and_maps(names: None, tmp_path: Path) -> N
         (FILE.replace("(MapMixer)", "(nn.Module)"), "not a TokenMixer class"),
     ],
 )
-def test_a_file_that_fails_is_answered_in_words(
-    names: None, tmp_path: Path, text: str, says: str
-) -> None:
+def test_a_file_that_fails_is_answered_in_words(tmp_path: Path, text: str, says: str) -> None:
     before = registry.list_mixers()
     with pytest.raises(UserError, match=r"--import .*broken.py: ") as caught:
         registry.import_file(written(tmp_path, text, "broken.py"))
@@ -114,7 +100,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_step_of_ones_own_is_taken_whatever_the_backend(
-    names: None, tmp_path: Path, body: str, why: str
+    tmp_path: Path, body: str, why: str
 ) -> None:
     """The fused path knows none of these steps, so it must not be chosen over them."""
     text = (
@@ -130,7 +116,7 @@ def test_a_step_of_ones_own_is_taken_whatever_the_backend(
     assert differs(mixer(x), plain(x))
 
 
-def test_an_abstract_mixer_says_what_it_lacks(names: None) -> None:
+def test_an_abstract_mixer_says_what_it_lacks() -> None:
     from keymix.mixers.base import TokenMixer
     from keymix.mixers.map_mixer import MapMixer
 
