@@ -56,6 +56,16 @@ def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["params"] == count(model).params
 
 
+def test_an_image_size_keeps_the_channels_that_the_model_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for given, size in (("24", [1, 24, 24]), ("24,16", [1, 24, 16])):
+        record = json.loads(run(capsys, "vit_nano_p2_12", "--image-size", given, "--json"))
+        assert record["input_size"] == size
+    wide = json.loads(run(capsys, "vit_nano_p2_12", "--input-size", "1,24,16", "--json"))
+    assert record == wide
+
+
 def test_several_mixers_get_a_line_of_totals_each(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "vit_nano_p2_12", "--mixer", "mhsa,ska(activation=relu),identity")
     assert [row[0] for row in rows(text)] == [
@@ -94,6 +104,8 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
         (["vit_nano_p2_12", "--mixer", "softmax(num_heads=7)"], "does not divide"),
         (["vit_nano_p2_12", "--input-size", "banana"], "channels,height,width"),
         (["vit_nano_p2_12", "--input-size", "0,12,12"], "channels,height,width"),
+        (["vit_nano_p2_12", "--image-size", "0"], "a side in pixels"),
+        (["vit_nano_p2_13", "--image-size", "24"], "vit_nano_p2_12"),
         (["vit_nano_p2_12", "--depth", "-1"], "--depth -1"),
         (["resnet18", "--mixer", "softmax"], "ResNet"),
         (["vit_nano_p2_12", "--import", "nothing.py"], "no such file"),

@@ -11,6 +11,8 @@ from keymix.cli.console import out, say, table
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
+    from timm.models import PretrainedCfg
+
     from keymix.analysis.counting import Count
     from keymix.mixers.spec import MixerSpec
 
@@ -24,7 +26,7 @@ examples:
   keymix count vit_small_p4_32
   keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line a mixer
   keymix count vit_small_patch16_224 --mixer static_key --depth 3
-  keymix count caformer_s18 --input-size 3,384,384 --json"""
+  keymix count caformer_s18 --image-size 384 --json"""
 
 
 def _input_size(text: str) -> tuple[int, int, int]:
@@ -55,11 +57,13 @@ def _parser() -> argparse.ArgumentParser:
         help="put this mixer in, as keymix compare takes it: ska(activation=relu); "
         "several with commas give one line of totals each",
     )
-    parser.add_argument(
-        "--input-size",
-        metavar="C,H,W",
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--image-size",
+        metavar="S|H,W",
         help="image in pixels (default: what the model was made for)",
     )
+    size.add_argument("--input-size", metavar="C,H,W", help="the same with channels")
     parser.add_argument(
         "--depth",
         type=int,
@@ -88,6 +92,10 @@ def main(argv: list[str]) -> int:
     """
     args = _parser().parse_args(argv)
     size = None if args.input_size is None else _input_size(args.input_size)
+    if args.image_size is not None:
+        from keymix.train.image_size import parse_size
+
+        size = (_channels(args.model), *parse_size(args.image_size))
     if args.depth < 0:
         raise UserError(f"--depth {args.depth} must be 0 or more")
     if args.num_classes is not None and args.num_classes < 0:
@@ -147,14 +155,25 @@ def _count(
         raise UserError(f"model {name!r} cannot take an input of {size}: {why}") from error
 
 
-def _sized(name: str, size: tuple[int, int, int]) -> dict[str, Any]:
-    """Arguments that make a model for an input: its side only where it is fixed at building."""
+def _config(name: str) -> PretrainedCfg | None:
+    """What timm's registry knows of a model, keymix's own among them."""
     from timm.models import get_pretrained_cfg
 
     import keymix.models.factory  # registers keymix's own models
 
     keymix.models.factory.list_models()
-    config = get_pretrained_cfg(name)
+    found: PretrainedCfg | None = get_pretrained_cfg(name)
+    return found
+
+
+def _channels(name: str) -> int:
+    config = _config(name)
+    return 3 if config is None else config.input_size[0]
+
+
+def _sized(name: str, size: tuple[int, int, int]) -> dict[str, Any]:
+    """Arguments that make a model for an input: its side only where it is fixed at building."""
+    config = _config(name)
     fixed = config is not None and config.fixed_input_size
     return {"in_chans": size[0], **({"img_size": size[1:]} if fixed else {})}
 
