@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from keymix.compare import manifest, words
 from keymix.compare.plan import (
     Plan,
     choose_baseline,
@@ -153,10 +154,24 @@ def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
     recipe = choose_recipe(data="digits", recipe=None, model="swin_micro_p2_32")
     specs = choose_mixers(None, controls=True)
     with pytest.warns(KeymixWarning, match=r"re_attention.*windows are shifted"):
-        kept = fitting(specs, recipe, photos)
+        kept, reasons = fitting(specs, recipe, photos)
     assert [s.label for s in specs if s not in kept] == ["re_attention"]
     ready = replace(recipe, model=replace(recipe.model, name="vit_micro_p4_32"))
-    assert fitting(specs, ready, photos) == specs
+    assert fitting(specs, ready, photos) == (specs, ())
+    (reason,) = reasons
+    assert "mixer re_attention" in reason
+
+
+def test_the_page_tells_what_was_left_out_also_when_it_is_made_anew(digits, tmp_path: Path):
+    why = "swin with mixer re_attention: it cannot sit there"
+    plan = _plan(digits, "mhsa,ska", cannot_sit=(why,), out=tmp_path)
+    manifest.write(plan, digits.record(), before=[], command="", processes=1, threads=1)
+    again = manifest.plan_of(tmp_path, manifest.read(tmp_path), {})
+    assert again == plan
+    for each, told in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
+        items = words.method(each, digits.record(), processes=1, threads=1, done=2, device="cpu")
+        found = [item["text"] for item in items if item["title"] == "Left out."]
+        assert [why for text in found if why in text] == told
 
 
 def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():

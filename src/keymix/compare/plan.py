@@ -62,6 +62,7 @@ class Plan:
         unheard: Labels of the mixers that bring nothing to a class token, if that decided it.
         imports: The user's files that register mixers.
         out: The comparison's folder.
+        cannot_sit: Why mixers that nobody named are not in it, a sentence each.
     """
 
     recipe: Recipe
@@ -73,6 +74,7 @@ class Plan:
     unheard: tuple[str, ...]
     imports: tuple[str, ...]
     out: Path
+    cannot_sit: tuple[str, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -237,23 +239,28 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
     return build
 
 
-def fitting(specs: Sequence[MixerSpec], recipe: Recipe, data: ImageData) -> list[MixerSpec]:
-    """Keep the mixers that can sit in the recipe's model, and warn of the others with the reason.
+def fitting(
+    specs: Sequence[MixerSpec], recipe: Recipe, data: ImageData
+) -> tuple[list[MixerSpec], tuple[str, ...]]:
+    """Keep the mixers that can sit in the recipe's model; warn of the others and say why.
 
     For mixers that nobody named: one that was named and cannot sit is an error.
     """
     build = meta_builder(recipe, data)
-    kept = []
+    kept, reasons = [], []
     for spec in specs:
         try:
             build(spec)
         except UserError as error:
             if str(error).startswith("unknown model"):
                 raise
+            reasons.append(str(error))
             warnings.warn(f"left out of the comparison: {error}", KeymixWarning, stacklevel=2)
         else:
             kept.append(spec)
-    return kept if len(kept) > 1 else list(specs)  # whose error make_plan tells
+    if len(kept) < 2:
+        return list(specs), ()  # whose error make_plan tells
+    return kept, tuple(reasons)
 
 
 def make_plan(
@@ -266,6 +273,7 @@ def make_plan(
     match: str | None,
     imports: Sequence[str],
     out: Path,
+    cannot_sit: tuple[str, ...] = (),
 ) -> Plan:
     """Check every model and settle what all of them share.
 
@@ -323,6 +331,7 @@ def make_plan(
         unheard=unheard,
         imports=tuple(str(Path(path).resolve()) for path in imports),
         out=out,
+        cannot_sit=cannot_sit,
     )
 
 

@@ -143,8 +143,9 @@ def compare(
     choose_baseline(specs, baseline)  # or refuse, before the data is read
     watch(Event(kind="stage", text="loading the data"))
     images = warn_of_left_out(load_data(shared.data))
+    cannot_sit: tuple[str, ...] = ()
     if mixers is None:
-        specs = fitting(specs, shared, images)
+        specs, cannot_sit = fitting(specs, shared, images)
     reference = choose_baseline(specs, baseline)
     plan = make_plan(
         recipe=shared,
@@ -155,6 +156,7 @@ def compare(
         match=match,
         imports=[str(path) for path in imports],
         out=out,
+        cannot_sit=cannot_sit,
     )
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)

@@ -124,6 +124,14 @@ def method(
                 "say what was chosen.",
             ),
         )
+    if plan.cannot_sit:
+        items.append(
+            (
+                "Left out.",
+                "Nobody named mixers, so that all were tried; these cannot sit in this model. "
+                + " ".join(f"{reason}." for reason in plan.cannot_sit),
+            )
+        )
     where = "the GPU" if device == "cuda" else "the CPU"
     how = _plural(processes, "process", "processes") + f" of {_plural(threads, 'thread')}"
     items.append(
