@@ -102,6 +102,9 @@ def test_every_command_of_an_ablation_reads_and_is_its_row() -> None:
         counts = {spec.label: trainable(build(spec)) for spec in specs}
         if name == "ska_ablation_placement":
             assert counts == TABLE_5
+        elif name == "ska_ablation_heads":  # a bias a key and head, 3 blocks of 28 x 28 keys
+            more = [n - min(counts.values()) for n in counts.values()]
+            assert more == [(heads - 1) * 3 * 28 * 28 for heads in (1, 2, 4, 8, 16)]
         else:
             assert len(counts) == 5
         baseline = re.search(r"--baseline (\S+)", head or "")

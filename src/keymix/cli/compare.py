@@ -141,7 +141,7 @@ def _help() -> str:
         metavar="SPEC",
         help="digits, folder:PATH or another of `keymix list data` (default: digits)",
     )
-    add("--model", metavar="NAME", help="a keymix model or a timm ViT (default: the recipe's)")
+    add("--model", metavar="NAME", help="a keymix model, or timm's ViT, CaiT, Swin or MetaFormer (default: the recipe's)")
     add(
         "--mixers",
         metavar="LIST",
@@ -191,6 +191,6 @@ examples:
   keymix compare
   keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5 --out photos-cmp
   keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
-  keymix compare --import my_mixer.py --mixers mhsa,my_mixer
+  keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
 """
     )

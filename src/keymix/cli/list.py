@@ -21,8 +21,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="keymix list",
         description="List models, mixers, recipes and data sets.",
         epilog="examples:\n  keymix list\n  keymix list mixers\n  keymix list models '*ska*'\n\n"
-        "keymix count and keymix train also take timm's models by name, and put a mixer into any "
-        "of its VisionTransformers.",
+        "keymix count and keymix train also take timm's models by name, and put a mixer into its "
+        "ViT, DeiT, CaiT, Swin and MetaFormer.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

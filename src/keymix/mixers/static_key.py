@@ -24,7 +24,7 @@ ACTIVATIONS = ("softmax", "gelu", "relu", "star_relu")
 
 
 class StarReLU(nn.Module):
-    """``scale * relu(x)^2 + bias`` with both numbers learned (MetaFormer baselines, Eq. 4)."""
+    """``scale * relu(x)^2 + bias`` with both numbers learned (MetaFormer Baselines for Vision)."""
 
     def __init__(self, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -220,8 +220,8 @@ class StaticKeyAttention(LearnedKeys):
     Algorithm 1. Letters: their :math:`W_{K,h}`, N x d_h, is our ``key[h]``. Parameters: ``q``,
     ``key [h, M, d]`` (one row a key, prefix rows first; ``[nW, h, M, d]`` under windows), ``v``,
     ``proj``.
-    Differs: Algorithm 1 leaves the logits unscaled, Sec. 6.1 scales them; we scale by default and
-    ``scale=False`` follows Algorithm 1.
+    Differs: Sec. 4.1 and Algorithm 1 leave the logits unscaled, Sec. 4.3 and 6.1 speak of scaling;
+    we scale by default and ``scale=False`` follows Algorithm 1.
 
     Args:
         site: Where the mixer sits; its grid fixes the number of keys.

@@ -83,7 +83,7 @@ class ModelConfig:
     """The model and the mixer in it.
 
     Args:
-        name: A keymix model, or any timm VisionTransformer.
+        name: A keymix model, or timm's ViT, DeiT, CaiT, Swin or MetaFormer.
         mixer: Token mixer as on the command line, e.g. ``ska(activation=relu)``; None for the
             model's own.
         options: Further arguments of the model, e.g. ``{"depth": 6}``.

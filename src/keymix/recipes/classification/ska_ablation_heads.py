@@ -6,13 +6,15 @@ and a little slower; the figure prints no numbers.
 
     keymix train ska_ablation_heads --data imagenet:PATH --out four-heads
     keymix compare --recipe ska_ablation_heads --data imagenet:PATH --no-controls --out heads \
-        --mixers "sep_conv/cska(num_heads=1)/softmax/softmax,\
-    sep_conv/cska(num_heads=2)/softmax/softmax,sep_conv/cska(num_heads=4)/softmax/softmax,\
-    sep_conv/cska(num_heads=8)/softmax/softmax,sep_conv/cska(num_heads=16)/softmax/softmax"
+        --mixers "sep_conv/cska(num_heads=1,head_dim=128)/softmax/softmax,\
+    sep_conv/cska(num_heads=2,head_dim=64)/softmax/softmax,\
+    sep_conv/cska(num_heads=4,head_dim=32)/softmax/softmax,\
+    sep_conv/cska(num_heads=8,head_dim=16)/softmax/softmax,\
+    sep_conv/cska(num_heads=16,head_dim=8)/softmax/softmax"
 
-The comparison's report shows accuracy against measured latency and images a second. Heads share the
-stage's width of 128: 4 heads of 32 are the paper's text, 8 of 16 its code. Settings: those of
-``ska_ablation_placement``.
+The comparison's report shows accuracy against measured latency and images a second. ``head_dim``
+keeps the stage's width of 128, so that the number of heads alone changes: 4 heads of 32 are
+CAFormer's, 8 of 16 the authors' code. Settings: those of ``ska_ablation_placement``.
 
 Measured: not measured yet.
 """
@@ -28,5 +30,5 @@ from keymix.train.recipe import Recipe
 def recipe() -> Recipe:
     """The run of ``ska_ablation_placement`` with the number of heads laid open."""
     parent = ska_ablation_placement.recipe()
-    model = replace(parent.model, mixer="sep_conv/cska(num_heads=4)/softmax/softmax")
+    model = replace(parent.model, mixer="sep_conv/cska(num_heads=4,head_dim=32)/softmax/softmax")
     return replace(parent, name="ska_ablation_heads", model=model)
