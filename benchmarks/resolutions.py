@@ -30,13 +30,14 @@ import torch
 from torch import nn
 
 import keymix
+from keymix.cli.parser import parse_size
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import parse_mixers
+from keymix.models.image_size import POLICIES, set_image_size
 from keymix.recipes.classification import small_images_vit
-from keymix.train.image_size import POLICIES, parse_size, set_image_size
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import load_run

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from keymix.cli import main
+from keymix.cli.parser import parse_size
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model
-from keymix.train.image_size import parse_size, set_image_size
+from keymix.models.image_size import set_image_size
 from keymix.train.runs import evaluate
 
 SMALL = ["--limit", "60", "--epochs", "1", "--data.batch_size", "32", "--schedule.warmup_epochs=0"]

@@ -11,8 +11,7 @@ import torch
 
 from keymix.errors import UserError
 from keymix.hosts import find_mixers, windows
-from keymix.models import create_model
-from keymix.train.image_size import set_image_size
+from keymix.models import create_model, set_image_size
 
 SMALL: dict[str, Any] = {"embed_dim": 12, "depths": (2, 2), "num_heads": (2, 3), "merging": (2,)}
 

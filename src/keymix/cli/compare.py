@@ -141,7 +141,11 @@ def _help() -> str:
         metavar="SPEC",
         help="digits, folder:PATH or another of `keymix list data` (default: digits)",
     )
-    add("--model", metavar="NAME", help="a keymix model, or timm's ViT, CaiT, Swin or MetaFormer (default: the recipe's)")
+    add(
+        "--model",
+        metavar="NAME",
+        help="a keymix model, or timm's ViT, CaiT, Swin or MetaFormer (default: the recipe's)",
+    )
     add(
         "--mixers",
         metavar="LIST",

@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli.console import out, say, table
+from keymix.cli.parser import VerbParser, parse_size
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def _input_size(text: str) -> tuple[int, int, int]:
     return size[0], size[1], size[2]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> VerbParser:
+    parser = VerbParser(
         prog="keymix count",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -72,14 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         help="names of a layer's path to show; 0 shows every layer (default 2)",
     )
     parser.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="a file that registers mixers of your own",
-    )
+    parser.add_imports()
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -93,18 +87,14 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     size = None if args.input_size is None else _input_size(args.input_size)
     if args.image_size is not None:
-        from keymix.train.image_size import parse_size
-
         size = (_channels(args.model), *parse_size(args.image_size))
     if args.depth < 0:
         raise UserError(f"--depth {args.depth} must be 0 or more")
     if args.num_classes is not None and args.num_classes < 0:
         raise UserError(f"--num-classes {args.num_classes} must be 0 or more")
-    from keymix.mixers.registry import import_file
     from keymix.mixers.spec import parse_mixers
 
-    for path in args.imports:
-        import_file(path)
+    VerbParser.run_imports(args)
     specs: list[MixerSpec | None] = [None]
     if args.mixer is not None:
         specs = [*parse_mixers(args.mixer)]

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser
+from keymix.cli.parser import VerbParser, parse_size
 from keymix.errors import UserError
 
 EXAMPLES = """\
@@ -65,7 +65,6 @@ def main(argv: list[str]) -> int:
     if given.resize is not None and given.image_size is None:
         raise UserError(f"--resize {given.resize} acts at another size: give --image-size too")
 
-    from keymix.train.image_size import parse_size
     from keymix.train.runs import evaluate
 
     size = None if given.image_size is None else parse_size(given.image_size)

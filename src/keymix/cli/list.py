@@ -10,14 +10,15 @@ from typing import Any
 
 from keymix.cli.console import out, say, table
 from keymix.cli.index import PATH
+from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, unknown
 
 KINDS = ("models", "mixers", "recipes", "data")
 Row = dict[str, Any]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> VerbParser:
+    parser = VerbParser(
         prog="keymix list",
         description="List models, mixers, recipes and data sets.",
         epilog="examples:\n  keymix list\n  keymix list mixers\n  keymix list models '*ska*'\n\n"

@@ -49,3 +49,18 @@ class VerbParser(argparse.ArgumentParser):
 
             for file in given.imports:
                 import_file(file)
+
+
+def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
+    """Read a side, or height and width, in pixels: ``48`` or ``32,48``.
+
+    Raises:
+        UserError: If it is anything else.
+    """
+    try:
+        sides = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise UserError(f"{option} {text}: give a side in pixels, such as 48, or height,width")
+    return sides[0], sides[-1]

@@ -235,8 +235,8 @@ class GridBound(MapMixer):
                 )
             if grid is None:
                 raise UserError(
-                    f"{what}; pass grid=(H, W) of these tokens, or change the size with the "
-                    "model's set_input_size"
+                    f"{what}; pass grid=(H, W) of these tokens, or change the size with "
+                    "keymix.models.set_image_size(model, (height, width))"
                 )
             if reason is not None:
                 raise UserError(reason)

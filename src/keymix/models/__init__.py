@@ -16,5 +16,6 @@ __getattr__, __dir__, __all__ = attach(
         "create_model": "keymix.models.factory",
         "list_models": "keymix.models.factory",
         "load_weights": "keymix.models.weights",
+        "set_image_size": "keymix.models.image_size",
     },
 )

@@ -91,10 +91,11 @@ class DeepVisionTransformer(MixerVisionTransformer):
             ``mixer_defaults``.
         shared_from: Blocks from this one on, counted from 0, have no queries and keys: they take
             the map of the block before it, each through its own mixing and norm (Eq. 5; Table 3's
-            11 of 24 and 15 of 32 shared blocks are 13 and 17). Their mixers are no longer those named above, but take
-            over their ``head_dim``, ``qkv_bias``, ``proj_bias``, ``attn_drop``, ``proj_drop`` and
-            ``norm`` (for a norm, name ``re_attention`` there with ``last_mixer``). ``num_heads``
-            and what else shapes a map (``temperature``, ``scale``, ``mask_diagonal``, …) is as
+            11 of 24 and 15 of 32 shared blocks are 13 and 17). Their mixers are no longer those
+            named above, but take over their ``head_dim``, ``qkv_bias``, ``proj_bias``,
+            ``attn_drop``, ``proj_drop`` and ``norm`` (for a norm, name ``re_attention`` there with
+            ``last_mixer``). ``num_heads`` and what else shapes a map (``temperature``, ``scale``,
+            ``mask_diagonal``, …) is as
             in the block whose map they take; Θ has its bias and no ``map_scale``.
         timm: Arguments of timm's VisionTransformer.
 

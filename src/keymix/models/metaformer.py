@@ -2,9 +2,9 @@
 """CAFormer with static keys in some of its stages, on timm's MetaFormer.
 
 Papers: MetaFormer Baselines for Vision, https://arxiv.org/abs/2210.13452; Static Key Attention in
-Vision, https://arxiv.org/abs/2412.07049, Sec. 5.1 and Table 5: (C)SKA in the second stage; heads of
-32 are CAFormer's. S18 has 3, 3, 9, 3 blocks of width 64, 128, 320, 512, B36 has 3, 12, 18, 3 of 128,
-256, 512, 768.
+Vision, https://arxiv.org/abs/2412.07049, Sec. 5.1 and Table 5: (C)SKA in the second stage; heads
+of 32 are CAFormer's. S18 has 3, 3, 9, 3 blocks of width 64, 128, 320, 512, B36 has 3, 12, 18, 3 of
+128, 256, 512, 768.
 """
 
 from __future__ import annotations

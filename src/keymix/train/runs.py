@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from keymix.errors import KeymixWarning, UserError
+from keymix.models.image_size import set_image_size
 from keymix.train import files
 from keymix.train.folder import run_folder
-from keymix.train.image_size import set_image_size
 from keymix.train.model import build_model, device_of_this_machine, load_data
 from keymix.train.recipe import Recipe, from_dict
 from keymix.train.scoring import ImageBatch, autocast, score

@@ -6,27 +6,16 @@ from __future__ import annotations
 import copy
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from keymix.errors import UserError
+from keymix.hosts.base import find_host, find_mixers
+from keymix.mixers.resize import GridBound
+from keymix.models.family import MixerModel
 
 Policy = Literal["interpolate", "pool_values"]
 POLICIES: tuple[str, ...] = get_args(Policy)
-
-
-def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
-    """Read a side, or height and width, in pixels: ``48`` or ``32,48``.
-
-    Raises:
-        UserError: If it is anything else.
-    """
-    try:
-        sides = [int(part) for part in text.replace("x", ",").split(",")]
-    except ValueError:
-        sides = []
-    if len(sides) not in (1, 2) or min(sides) < 1:
-        raise UserError(f"{option} {text}: give a side in pixels, such as 48, or height,width")
-    return sides[0], sides[-1]
 
 
 def set_image_size(
@@ -35,7 +24,8 @@ def set_image_size(
     """Let a trained model take another image size, as timm's ``set_input_size`` does.
 
     Position embeddings are resampled; mixers that hold something a position do as their
-    ``resize`` says.
+    ``resize`` says. It serves timm's own models with mixers too, whose ``set_input_size`` knows no
+    mixers.
 
     Args:
         model: The model, changed in place.
@@ -45,10 +35,6 @@ def set_image_size(
     Raises:
         UserError: If a mixer, or the model, cannot take the size; with the remedy.
     """
-    from keymix.hosts.base import find_host, find_mixers
-    from keymix.mixers.resize import GridBound
-    from keymix.models.family import MixerModel
-
     if resize is not None and resize not in POLICIES:
         raise UserError(f"resize={resize!r} must be one of {', '.join(POLICIES)}")
     mixers = find_mixers(model)
@@ -58,10 +44,12 @@ def set_image_size(
     _check_patches(model, image_size)
     take: Any = getattr(model, "set_input_size", None)
     if take is None:
-        if getattr(model, "pretrained_cfg", {}).get("fixed_input_size", True) or mixers:
+        if getattr(model, "pretrained_cfg", {}).get("fixed_input_size", True):
             raise UserError(
                 f"{type(model).__name__} takes one image size: it has no set_input_size"
             )
+        if mixers:
+            _try(model, image_size)  # they hear of the grid with each call
         return  # a convolutional model slides over any image
     try:
         take(img_size=image_size)
@@ -84,11 +72,18 @@ def set_image_size(
                 mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
 
 
+def _try(model: nn.Module, image_size: tuple[int, int]) -> None:
+    """Run one blank image of a size, so that a mixer's refusal comes now."""
+    channels = next(m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d))
+    weight = next(model.parameters())
+    training = model.training
+    with torch.no_grad():
+        model.eval()(weight.new_zeros(1, channels, *image_size))
+    model.train(training)
+
+
 def _policies_that_serve(model: nn.Module, image_size: tuple[int, int]) -> list[str]:
     """Return the policies under which the model takes the size, tried on a copy."""
-    from keymix.hosts.base import find_mixers
-    from keymix.mixers.resize import GridBound
-
     found = []
     for policy in POLICIES:
         trial: Any = copy.deepcopy(model)
