@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -120,6 +121,7 @@ def images(name: str, count: int = 2, seed: int = 1) -> torch.Tensor:
     return torch.randn(count, channels, height, width, generator=noise)
 
 
+@cache
 def different() -> list[str]:
     """Names of models that stay different when made small: one for each form there is."""
     forms: dict[Any, str] = {}

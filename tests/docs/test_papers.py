@@ -11,7 +11,7 @@ from torch import nn
 
 import keymix
 from keymix.analysis.counting import Count
-from keymix.models.match import trainable
+from placements import PLACEMENTS
 
 PAPERS = (DOCS / "papers.md").read_text(encoding="utf-8")
 
@@ -39,15 +39,12 @@ def test_small_models_are_what_count_says(row: list[str]) -> None:
     assert (number(row[3]), number(row[5])) == (cost.params, cost.flops)
 
 
-@pytest.mark.parametrize("row", table(PAPERS, "placement-table"), ids=lambda row: code(row[1]))
-def test_placements_are_what_count_says(row: list[str]) -> None:
-    """Multiply-adds of S18; those of B36 are held with the models."""
-    mixer = code(row[1]).split("/")
-    cost = counted("skaformer_s18", mixer=mixer)
-    assert (number(row[2]), row[3]) == (cost.params, f"{cost.flops / 1e9:.3f}")
-    with torch.device("meta"):
-        large = keymix.create_model("skaformer_b36", mixer=mixer)
-    assert number(row[4]) == trainable(large)
+def test_placements_are_what_the_models_count() -> None:
+    printed = {
+        tuple(code(row[1]).split("/")): (number(row[2]), row[3], number(row[4]), row[5])
+        for row in table(PAPERS, "placement-table")
+    }
+    assert printed == PLACEMENTS
 
 
 @pytest.mark.parametrize("row", table(PAPERS, "macs-table"), ids=lambda row: code(row[0]))

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from keymix.mixers.registry import list_mixers
-from keymix.models import create_model, list_models
+from keymix.models import create_model
 from mixer_cases import gradients, stir
 from shrunk import different, images, shrunk
 from tolerances import close
 
-every_model = pytest.mark.parametrize("name", list_models())
 SMALL = [
     "vit_micro_p4_32",
     "cait_micro_p4_32",
@@ -24,14 +23,6 @@ SMALL = [
     "deepvit_micro_p4_32",
 ]
 every_form = pytest.mark.parametrize("name", different())
-
-
-@every_model
-def test_it_builds_without_memory(name: str) -> None:
-    with torch.device("meta"):
-        model = create_model(name)
-    assert all(t.is_meta for t in model.state_dict().values())
-    assert all(t.is_meta for t in model.buffers())
 
 
 @every_form

@@ -14,10 +14,11 @@ from torch import nn
 
 from keymix.hosts import find_mixers
 from keymix.models import create_model, list_models
-from shrunk import FAMILIES, arguments, family_of, images, shrunk
+from shrunk import FAMILIES, arguments, different, family_of, images, shrunk
 from tolerances import close, differs
 
 every_model = pytest.mark.parametrize("name", list_models())
+every_form = pytest.mark.parametrize("name", different())
 
 
 def channels_of(model: Any) -> list[int]:
@@ -43,9 +44,10 @@ def test_timm_makes_it_by_name(name: str) -> None:
 
 
 @every_model
-def test_the_configuration_describes_the_model(name: str) -> None:
+def test_it_builds_without_memory_and_is_what_its_configuration_says(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
+    assert all(t.is_meta for t in (*model.state_dict().values(), *model.buffers()))
     cfg = model.pretrained_cfg
     assert cfg["architecture"] == name
     assert cfg["num_classes"] == model.num_classes
@@ -61,7 +63,7 @@ def test_the_configuration_describes_the_model(name: str) -> None:
         assert first.in_features % (5 * channels) == 0
 
 
-@every_model
+@every_form
 def test_features_then_head_is_forward(name: str) -> None:
     model = shrunk(name).eval()
     x = images(name)
@@ -70,7 +72,7 @@ def test_features_then_head_is_forward(name: str) -> None:
     assert model.forward_head(features, pre_logits=True).shape == (2, model.head_hidden_size)
 
 
-@every_model
+@every_form
 def test_intermediate_features_lie_on_the_grid(name: str) -> None:
     model = shrunk(name).eval()
     x = images(name)
@@ -86,7 +88,7 @@ def test_intermediate_features_lie_on_the_grid(name: str) -> None:
     close(only[0], between[-1])
 
 
-@every_model
+@every_form
 def test_features_only_gives_maps(name: str) -> None:
     last = len(shrunk(name).feature_info) - 1
     chosen = (last - 1, last)
@@ -101,7 +103,7 @@ def test_features_only_gives_maps(name: str) -> None:
         assert feature.shape == (2, channels, x.shape[2] // reduction, x.shape[3] // reduction)
 
 
-@every_model
+@every_form
 def test_the_classifier_can_be_reset(name: str) -> None:
     model = shrunk(name).eval()
     assert model.get_classifier() is model.get_submodule(family_of(name).head)
@@ -115,7 +117,7 @@ def test_the_classifier_can_be_reset(name: str) -> None:
     assert none(images(name)).shape == (2, model.num_features)
 
 
-@every_model
+@every_form
 def test_layers_are_grouped_by_block(name: str) -> None:
     model = shrunk(name)
     groups = timm.models.group_parameters(model, model.group_matcher())
@@ -134,7 +136,7 @@ def test_layers_are_grouped_by_block(name: str) -> None:
     assert len(coarse) <= len(groups)
 
 
-@every_model
+@every_form
 def test_positions_and_scalars_do_not_decay(name: str) -> None:
     model = shrunk(name)
     names = model.no_weight_decay()
@@ -171,7 +173,7 @@ def test_attention_is_where_checkpoints_expect_it(name: str) -> None:
             assert f"{path}.{role}" in keys
 
 
-@every_model
+@every_form
 def test_every_parameter_trains(name: str) -> None:
     model = shrunk(name, drop_path_rate=0.1, drop_rate=0.1).train()
     loss = model(images(name)).square().mean()
