@@ -16,9 +16,9 @@ class PatchMerge(nn.Module):
     """Concatenate f x f neighbouring tokens and map them to the next stage's width.
 
     The merging of the Swin behind SKA's rows (Table 9, "downscaling"): a linear map with bias of
-    the unfolded tokens. A factor of 1 only widens. Differs from timm's PatchMerging, which
-    normalises first, has no bias and always halves. Sides that f does not divide are padded with
-    zeros at the bottom and the right, as timm does.
+    the unfolded tokens, column by column as in timm's PatchMerging. A factor of 1 only widens.
+    Differs from timm's, which normalises first, has no bias and always halves. Sides that f does
+    not divide are padded with zeros at the bottom and the right, as timm does.
 
     Args:
         dim: Width of the tokens that come in.
@@ -48,6 +48,6 @@ class PatchMerge(nn.Module):
         f = self.factor
         x = F.pad(x, (0, 0, 0, -x.shape[2] % f, 0, -x.shape[1] % f))
         B, H, W, C = x.shape
-        x = x.reshape(B, H // f, f, W // f, f, C).transpose(2, 3)  # [B, h, w, f, f, C]
-        out: Tensor = self.reduction(x.flatten(3))
+        x = x.reshape(B, H // f, f, W // f, f, C).permute(0, 1, 3, 4, 2, 5)
+        out: Tensor = self.reduction(x.flatten(3))  # of [B, h, w, column, row, C]
         return out
