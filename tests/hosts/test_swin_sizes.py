@@ -20,14 +20,6 @@ def micro(**options: Any) -> Any:
     return create_model("swin_micro_p2_32", **{**SMALL, **options}).eval()
 
 
-def test_another_size_warns_of_nothing() -> None:
-    model = micro()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.set_input_size(48)
-        model(torch.randn(1, 3, 48, 48))
-
-
 def test_only_what_a_user_cannot_mend_is_kept_from_him(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = (
         "torch.searchsorted(): input value tensor is non-contiguous, this will lower the "

@@ -114,6 +114,7 @@ def test_so_it_is_after_another_input_size(size: tuple[int, int]) -> None:
         model.set_input_size(size)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     close(mine(x), theirs(x))
+    assert [b.attn.shift for b in blocks(mine)] == [b.shift_size for b in blocks(theirs)]
     for model in (mine, theirs):
         model.set_input_size((20, 16), window_size=(2, 4))
     x = torch.randn(2, 3, 20, 16, dtype=torch.float64)
@@ -207,8 +208,10 @@ def test_keys_of_windows_refuse_an_image_with_other_windows() -> None:
     model = swin(dynamic_img_size=True)
     put_mixers(model, "ska")
     assert model.double()(X).shape == (2, 5)
-    with pytest.raises(UserError, match=r"static_key.*in each of 4 windows.*\(1, 9, 16, 12\)"):
+    with pytest.raises(UserError, match=r"static_key.*in each of 4 windows.*9 windows \(3x3"):
         model(torch.randn(1, 3, 24, 24, dtype=torch.float64))
+    with pytest.raises(UserError, match=r"4 windows \(1x4 of them\).*shared_keys=True.*set_image"):
+        model(torch.randn(1, 3, 8, 32, dtype=torch.float64))  # as many, elsewhere
     put_mixers(model, "ska", host=TimmSwin(shared_keys=True))
     assert model.double()(torch.randn(1, 3, 24, 24, dtype=torch.float64)).shape == (1, 5)
 

@@ -59,7 +59,9 @@ def test_other_images_and_options_are_refused() -> None:
     with refused("dynamic_img_pad"):
         ShiftedPatchEmbed(8, 4, 3, 10, dynamic_img_pad=True)
     with refused("patch size"):
-        layer.set_input_size(patch_size=(2, 2))
+        layer.set_input_size(patch_size=2)
+    layer.set_input_size((8, 12), patch_size=4)
+    assert layer.grid_size == (2, 3)
 
 
 def test_another_image_size_is_taken() -> None:

@@ -143,11 +143,6 @@ def test_another_input_size_is_refused_whole_where_positions_are_learned(mixer: 
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
-def test_a_size_without_room_for_a_patch_is_refused() -> None:
-    with pytest.raises(UserError, match="img_size=3x32 has no room for a patch of 4x4"):
-        micro().set_input_size((3, 32))
-
-
 def test_heads_of_class_attention_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match=r"num_heads=5.*class_head_dim"):
         micro(class_heads=5)

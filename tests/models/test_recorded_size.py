@@ -26,3 +26,15 @@ def test_a_model_of_another_size_is_recorded_as_that(name: str) -> None:
         again = timm.create_model(name, **told)
     shapes = {key: tensor.shape for key, tensor in again.state_dict().items()}
     assert shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}
+
+
+def test_swins_windows_are_recorded_with_what_they_may_do() -> None:
+    name = "swin_micro_p2_32"
+    model = timm.create_model(name, **arguments(name, mixer="softmax"))
+    model.set_input_size(24, window_size=4, always_partition=False)
+    again = timm.create_model(name, **get_model_args(model)).eval()
+    again.load_state_dict(model.state_dict(), strict=True)
+    x = torch.randn(1, 3, 24, 24)
+    assert torch.equal(again(x), model.eval()(x))
+    blocks = [[b for stage in m.layers for b in stage.blocks] for m in (model, again)]
+    assert [b.shift_size for b in blocks[0]] == [b.shift_size for b in blocks[1]]

@@ -81,6 +81,21 @@ class Host(ABC):
         """
         return place.site
 
+    def tell(self, model: nn.Module) -> None:
+        """Tell all mixers where they sit, after the model has taken another image size.
+
+        Args:
+            model: A model all of whose places have mixers.
+
+        Raises:
+            UserError: If a mixer cannot take its new grid.
+        """
+        mixers = find_mixers(model)
+        for place in self.places(model):
+            grid, windows = place.site.grid, place.site.window_grid
+            if grid is not None:
+                mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
+
 
 @cache
 def _hosts() -> tuple[Host, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place
+from keymix.hosts.call_grid import call_grid
 from keymix.hosts.hosted import HostedMixer
 from keymix.mixers.base import Site, TokenMixer
 
@@ -49,8 +50,18 @@ class BlockHost(Host):
         """Put the mixer there, its projections initialised as timm initialises attention's."""
         for linear in mixer.projections:
             self.initialise(model, linear, place.path)
-        before = model.get_submodule(place.path)
-        model.set_submodule(place.path, HostedMixer(mixer, place).train(before.training))
+        owner: Any = model
+        call = call_grid(owner.patch_embed)
+        block, before = (model.get_submodule(p) for p in (place.path[: -len(".attn")], place.path))
+        if call.keep not in block._forward_hooks.values():
+            block.register_forward_hook(call.keep)
+        model.set_submodule(place.path, HostedMixer(mixer, place, call).train(before.training))
+
+    def tell(self, model: nn.Module) -> None:
+        """Tell all mixers the grid of patches that the model has now."""
+        super().tell(model)
+        owner: Any = model
+        call_grid(owner.patch_embed).grid = None  # that of a call before
 
     @abstractmethod
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:

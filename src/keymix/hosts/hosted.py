@@ -8,16 +8,28 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Place
-from keymix.mixers.base import TokenMixer
+from keymix.hosts.call_grid import CallGrid
+from keymix.mixers.base import Grid, TokenMixer
 
 
 class HostedMixer(nn.Module):
-    """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer."""
+    """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer.
 
-    def __init__(self, mixer: TokenMixer, place: Place) -> None:
+    Args:
+        mixer: The mixer.
+        place: What the host itself says, for the next mixer put here.
+        call: Knows the grid of the model's present call.
+    """
+
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid) -> None:
         super().__init__()
         self.mixer = mixer
-        self.place = place  # what the host itself says, for the next mixer put here
+        self.place = place
+        self.call = call
+
+    def grid_of(self, x: Tensor) -> Grid | None:
+        """Return the grid of a call's tokens, None if they are the mixer's own or some dropped."""
+        return self.call.of(x, self.place.site.num_prefix_tokens)
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -30,7 +42,7 @@ class HostedMixer(nn.Module):
         if is_causal:
             raise UserError("mixers on images are not causal; call the model with is_causal=False")
         if attn_mask is None:
-            out: Tensor = self.mixer(x)
+            out: Tensor = self.mixer(x, grid=self.grid_of(x))
             return out
         if not self.mixer.claims.maskable:
             raise UserError(f"mixer {self.mixer.mixer_name!r} cannot honour an attention mask")
@@ -38,5 +50,5 @@ class HostedMixer(nn.Module):
             attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(
                 ~attn_mask, -torch.inf
             )
-        masked: Tensor = self.mixer(x, bias=attn_mask)
+        masked: Tensor = self.mixer(x, grid=self.grid_of(x), bias=attn_mask)
         return masked

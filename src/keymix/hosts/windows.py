@@ -164,9 +164,33 @@ class MixerSwinBlock(SwinTransformerBlock):
 
     def _attn(self, x: Tensor) -> Tensor:
         if self.dynamic_mask:  # images of any size: these are the windows of this one
-            self.attn.window_grid = window_grid((x.shape[1], x.shape[2]), self.window_size)
+            windows = window_grid((x.shape[1], x.shape[2]), self.window_size)
+            self._check_windows(windows)
+            self.attn.window_grid = windows
         out: Tensor = super()._attn(x)
         return out
+
+    def _check_windows(self, windows: Grid) -> None:
+        """Refuse an image whose windows are not those that have keys of their own."""
+        mixer = self.attn.mixer
+        if not isinstance(mixer, GridBound) or not mixer.own_windows:
+            return
+        site = mixer.site
+        if windows != site.window_grid:
+            raise UserError(
+                f"mixer {mixer.mixer_name!r} {mixer.holds} in each of "
+                f"{counted(site.windows, site.window_grid)}, and this image has "
+                f"{counted(math.prod(windows), windows)}; keys that all windows share serve any "
+                "image (build with shared_keys=True), and one other size is taken for good by "
+                "keymix.models.set_image_size(model, (height, width), resize='interpolate')"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix the tokens ``[B, H, W, C]`` of windows, then transform each, as timm's block."""
+        x = x + self.drop_path1(self._attn(self.norm1(x)))
+        tokens = x.flatten(1, 2)  # timm's way of it cannot take a batch of no images
+        out: Tensor = tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
+        return out.reshape(x.shape)
 
     def refuses_input_size(
         self, feat_size: Grid, window_size: Grid, always_partition: bool | None = None

@@ -52,7 +52,8 @@ class ConvProjection(nn.Module):
         lead, P = x.shape[:-2], self.num_prefix_tokens
         image = x[..., P:, :].transpose(-2, -1).reshape(-1, x.shape[-1], *grid)
         image = self.bn(self.conv(image))
-        patches = image.flatten(2).transpose(1, 2).reshape(*lead, -1, x.shape[-1])
+        patches = image.flatten(2).transpose(1, 2)
+        patches = patches.reshape(*lead, *patches.shape[1:])
         return torch.cat((x[..., :P, :], patches), -2) if P else patches
 
 

@@ -10,6 +10,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.layers.patches import patch_grid, whole_size
 
 WIDTH = 64  # channels of the two inner convolutions
 
@@ -60,7 +61,7 @@ class ConvStem(PatchEmbed):
         factory = {"device": device, "dtype": dtype}
         if any(side % 2 for side in self.patch_size):
             raise UserError(f"patch_size={self.patch_size} of a convolutional stem must be even")
-        self._check_size()
+        patch_grid(self.img_size, self.patch_size)
         self.in_chans = in_chans
         self.conv = nn.Sequential(
             nn.Conv2d(in_chans, WIDTH, 7, stride=2, padding=3, bias=False, **factory),
@@ -73,14 +74,6 @@ class ConvStem(PatchEmbed):
         half = (self.patch_size[0] // 2, self.patch_size[1] // 2)
         self.proj = nn.Conv2d(WIDTH, embed_dim, half, stride=half, bias=bias, **factory)
 
-    def _check_size(self) -> None:
-        sides = zip(self.img_size, self.patch_size, strict=True)
-        if any(side % patch for side, patch in sides):
-            raise UserError(
-                f"img_size={tuple(self.img_size)} does not divide into patches of "
-                f"{self.patch_size[0]}x{self.patch_size[1]} pixels; choose multiples"
-            )
-
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Take another image size; the patch size is built in.
 
@@ -89,13 +82,9 @@ class ConvStem(PatchEmbed):
         """
         if patch_size is not None and patch_size not in (self.patch_size, self.patch_size[0]):
             raise UserError("a convolutional stem cannot change its patch size")
-        before = self.img_size
-        super().set_input_size(img_size=img_size)
-        try:
-            self._check_size()
-        except UserError:
-            super().set_input_size(img_size=before)
-            raise
+        size = self.img_size if img_size is None else whole_size("img_size", img_size)
+        patch_grid(size, self.patch_size)
+        super().set_input_size(img_size=size)
 
     def forward(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B N C"]:
         """Embed the patches."""

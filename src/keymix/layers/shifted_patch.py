@@ -12,6 +12,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.layers.patches import whole_size
 
 # left/right and top/bottom padding of the four diagonal shifts; negative padding crops
 SHIFTS = ((1, -1, 1, -1), (1, -1, -1, 1), (-1, 1, 1, -1), (-1, 1, -1, 1))
@@ -68,7 +69,7 @@ class ShiftedPatchEmbed(PatchEmbed):
         Raises:
             UserError: If another patch size is asked for.
         """
-        if patch_size is not None and tuple(patch_size) != tuple(self.patch_size):
+        if patch_size is not None and whole_size("patch_size", patch_size) != self.patch_size:
             raise UserError("shifted patch embedding cannot change its patch size")
         super().set_input_size(img_size=img_size)
 

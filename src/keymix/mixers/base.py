@@ -195,7 +195,8 @@ class TokenMixer(nn.Module):
         any number of tokens unless a grid is handed in.
 
         Raises:
-            UserError: If width or number of tokens disagree with the site.
+            UserError: If width or number of tokens disagree with the site, or the mixer is tied
+                to another grid.
         """
         if x.shape[-1] != self.site.dim:
             raise UserError(
@@ -203,6 +204,10 @@ class TokenMixer(nn.Module):
             )
         given = grid is not None
         grid = self.site.grid if grid is None else grid
+        if grid is not None and tuple(grid) != self.site.grid and self.tied_to_grid:
+            reason = self.refuses_grid(grid)
+            if reason is not None:
+                raise UserError(reason)
         placed = self.traits.permutation == "positional" or self.site.project is not None
         if grid is not None and (given or placed):
             wanted = self.site.num_prefix_tokens + grid[0] * grid[1]
@@ -259,7 +264,8 @@ def to_image(patches: Tensor, grid: Grid) -> Tensor:
 
 def to_tokens(image: Tensor, lead: torch.Size) -> Tensor:
     """Undo :func:`to_image`: images ``[prod(lead), C, H, W]`` to tokens ``[*lead, H * W, C]``."""
-    return image.flatten(2).transpose(1, 2).reshape(*lead, -1, image.shape[1])
+    tokens = image.flatten(2).transpose(1, 2)
+    return tokens.reshape(*lead, *tokens.shape[1:])
 
 
 def take_rows(t: Tensor, rows: Tensor | None) -> Tensor:

@@ -103,7 +103,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         groups = self.site.windows * self.num_heads
         image = patches.mT.reshape(-1, groups * self.head_dim, H, W)
         a = self._convolved(image, self._keys_of(inputs, grid))
-        a = a.reshape(*lead, self.num_heads, -1, H * W).mT
+        a = a.reshape(*lead, self.num_heads, a.shape[1] // groups, H * W).mT
         if self.key is not None:
             first = prefix @ inputs["key"].mT
             a = torch.cat((first.expand(*lead, *first.shape[-3:]), a), -2)

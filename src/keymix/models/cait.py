@@ -19,10 +19,10 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.cait import Cait, checkpoint_filter_fn
 from torch import nn
 
-from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
+from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.class_attention import ClassAttention
 from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import grid_of, record_input_size, refuse_unfit
+from keymix.models.input_size import asked_grid, check_patches, record_input_size
 
 
 class MixerCait(MixerModel, Cait):
@@ -58,6 +58,7 @@ class MixerCait(MixerModel, Cait):
             return ClassAttention(dim, num_heads=heads, head_dim=class_head_dim, **given)
 
         super().__init__(attn_block_token_only=class_attention, **timm)
+        check_patches(self)
         for block in self.blocks:
             # the paper's heads talk without biases; the mixers take that from here
             block.attn.proj_l.bias = block.attn.proj_w.bias = None
@@ -71,12 +72,11 @@ class MixerCait(MixerModel, Cait):
             patch_size: Side of a patch in pixels; as it is if None.
 
         Raises:
-            UserError: If a mixer cannot take the new grid; nothing has changed then.
+            UserError: If patches do not fill the image, or a mixer cannot take the new grid;
+                nothing has changed then.
         """
         before = tuple(self.patch_embed.grid_size)
-        grid = grid_of(self.patch_embed, img_size, patch_size)
-        mixers = find_mixers(self)
-        refuse_unfit({path: mixer.refuses_grid(grid) for path, mixer in mixers.items()})
+        grid = asked_grid(self, img_size, patch_size)
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         if grid != before:
             moved = resample_abs_pos_embed(
@@ -84,8 +84,7 @@ class MixerCait(MixerModel, Cait):
             )
             trains = self.pos_embed.requires_grad
             self.pos_embed = nn.Parameter(moved.detach(), requires_grad=trains)
-            for mixer in mixers.values():
-                mixer.set_grid(grid)
+            find_host(self).tell(self)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
         record_input_size(self, self.patch_embed.img_size, patch_size=patch_size)

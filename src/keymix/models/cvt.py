@@ -283,7 +283,7 @@ class CvT(MixerModel):
 def _image(tokens: Tensor, stage: CvTStage, grid: Grid) -> Tensor:
     """Lay a stage's patch tokens out as an image."""
     patches = tokens[:, stage.num_prefix_tokens :]
-    return patches.transpose(1, 2).reshape(len(patches), -1, *grid)
+    return patches.transpose(1, 2).reshape(len(patches), patches.shape[-1], *grid)
 
 
 def _check_pool(global_pool: str, class_token: bool) -> None:

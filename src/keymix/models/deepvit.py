@@ -68,7 +68,8 @@ class DeepBlock(Block):
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the attention map (after the softmax) that the block forms of its input."""
         s = self.residual_scale
-        maps: Tensor = self.attn.mixer.attention_map(self.norm1(x if s == 1 else s * x))
+        tokens = self.norm1(x if s == 1 else s * x)
+        maps: Tensor = self.attn.mixer.attention_map(tokens, grid=self.attn.grid_of(tokens))
         return maps
 
 

@@ -18,9 +18,11 @@ from torch import nn
 
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
+from keymix.layers.patches import whole_size
 from keymix.mixers.base import probability
 from keymix.mixers.spec import MixerSpec, spec_of
 from keymix.models.family import arguments_of
+from keymix.models.input_size import check_patches
 from keymix.models.match import matched, trainable
 
 
@@ -87,11 +89,7 @@ def _check(mixer: object, given: dict[str, Any]) -> None:
     if mixer is not None and not several:
         raise UserError(f"{mixer=} must be the name of a mixer, or a list of names")
     if "img_size" in given:
-        size = given["img_size"]
-        sides = (size, size) if isinstance(size, int) else size
-        whole = isinstance(sides, Sequence) and all(isinstance(side, int) for side in sides)
-        if not whole or len(sides) != 2 or min(sides) < 1:
-            raise UserError(f"img_size={size!r} must be a side, or (height, width), in pixels")
+        whole_size("img_size", given["img_size"])
     for name, value in given.items():
         if name.endswith("_rate"):
             probability(name, value)
@@ -138,6 +136,8 @@ def _create(
             raise unknown(f"argument of model {name!r}:", odd[1], arguments_of(name)) from error
         raise UserError(f"model {name!r}: {error}") from error
     if mixer is not None:
+        if "img_size" in given:
+            check_patches(model)
         put_mixers(model, mixer, mixer_options)
     elif mixer_options:
         raise UserError(f"mixer_options were given for {name!r}, but no mixer")

@@ -30,7 +30,7 @@ from keymix.hosts.timm_swin import TimmSwin
 from keymix.layers.patch_merge import PatchMerge
 from keymix.mixers.base import Grid
 from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import grid_of, record_input_size, refuse_unfit
+from keymix.models.input_size import check_patches, grid_of, record_input_size, refuse_unfit
 
 
 class MixerSwinTransformer(MixerModel, SwinTransformer):
@@ -69,6 +69,7 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
         **timm: Any,
     ) -> None:
         super().__init__(**timm)
+        check_patches(self)
         if len(merging) != len(self.layers) - 1:
             raise UserError(
                 f"merging={tuple(merging)} must have one number for each of {len(self.layers)} "
@@ -135,7 +136,8 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
                 where one window covers it; as it is if None.
 
         Raises:
-            UserError: If a mixer cannot take the new windows; nothing has changed then.
+            UserError: If patches do not fill the image, or a mixer cannot take the new windows;
+                nothing has changed then.
         """
         grid = grid_of(self.patch_embed, img_size, patch_size)
         given, ratio = resolve_window_args(window_size, window_ratio, len(self.layers))

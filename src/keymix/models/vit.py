@@ -13,10 +13,10 @@ from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
-from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
+from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import grid_of, refuse_unfit
+from keymix.models.input_size import asked_grid, check_patches
 
 
 class MixerVisionTransformer(MixerModel, VisionTransformer):
@@ -47,6 +47,7 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         if shifted_patches:
             timm["embed_layer"] = ShiftedPatchEmbed
         super().__init__(**timm)
+        check_patches(self)
         put_mixers(self, mixer, mixer_options, defaults=mixer_defaults)
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
@@ -59,15 +60,12 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
             patch_size: Side, or height and width, of a patch in pixels; as it is if None.
 
         Raises:
-            UserError: If a mixer cannot take the new grid; it names the mixer and the remedy, and
-                nothing has changed.
+            UserError: If patches do not fill the image, or a mixer cannot take the new grid; it
+                names the mixer and the remedy, and nothing has changed.
         """
-        grid = grid_of(self.patch_embed, img_size, patch_size)
-        mixers = find_mixers(self)
-        refuse_unfit({path: mixer.refuses_grid(grid) for path, mixer in mixers.items()})
+        asked_grid(self, img_size, patch_size)
         super().set_input_size(img_size=img_size, patch_size=patch_size)
-        for mixer in mixers.values():
-            mixer.set_grid(grid)
+        find_host(self).tell(self)
 
 
 _SMALL = {

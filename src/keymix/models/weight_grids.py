@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import find_host, find_mixers
+from keymix.hosts.base import find_mixers
 from keymix.hosts.windows import HostedWindows, window_grid
+from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
-from keymix.models.family import MixerModel
+from keymix.models.input_size import tell_mixers, without_memory
 
 _REMEDY = "give img_size=, the height and width in pixels of the images they were trained on"
 
@@ -146,11 +145,7 @@ def geometry_at(model: nn.Module, img_size: Any) -> Geometry:
     """
     if img_size is None:
         return Geometry()
-    given = (img_size, img_size) if isinstance(img_size, int) else img_size
-    fits = isinstance(given, tuple | list) and len(given) == 2
-    if not fits or any(not isinstance(s, int) or isinstance(s, bool) or s < 1 for s in given):
-        raise UserError(f"{img_size=} must be a side, or (height, width), in whole pixels")
-    size: Grid = (given[0], given[1])
+    size = whole_size("img_size", img_size)
     ghost = _ghost(model)
     try:
         _take(ghost, size)
@@ -164,12 +159,7 @@ def geometry_at(model: nn.Module, img_size: Any) -> Geometry:
 
 def _ghost(model: nn.Module) -> nn.Module:
     """Copy a model without its memory; its mixers take any grid."""
-    memo: dict[int, Any] = {}
-    for held in model.parameters():
-        memo[id(held)] = nn.Parameter(torch.empty_like(held, device="meta"), held.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    ghost = copy.deepcopy(model, memo)
+    ghost: nn.Module = without_memory(model)
     for mixer in find_mixers(ghost).values():
         if hasattr(mixer, "resize"):
             mixer.resize = "interpolate"  # type: ignore[assignment]
@@ -179,18 +169,13 @@ def _ghost(model: nn.Module) -> nn.Module:
 
 def _take(ghost: Any, size: Grid) -> None:
     """Let a model take an image size."""
-    mixers = find_mixers(ghost)
     if hasattr(ghost, "set_input_size"):
         ghost.set_input_size(img_size=size)
     elif hasattr(getattr(ghost, "patch_embed", None), "set_input_size"):
         ghost.patch_embed.set_input_size(img_size=size)
     else:
         ghost.img_size = size
-    if mixers and not isinstance(ghost, MixerModel):  # timm's own class knows no mixers
-        for place in find_host(ghost).places(ghost):
-            grid, windows = place.site.grid, place.site.window_grid
-            if grid is not None:
-                mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
+    tell_mixers(ghost)
 
 
 def windowed(model: nn.Module, path: str) -> bool:

@@ -18,7 +18,8 @@ def _image(rows: Tensor, grid: Grid) -> Tensor:
 
 def _rows(image: Tensor, lead: torch.Size) -> Tensor:
     """Undo :func:`_image`."""
-    return image.flatten(2).mT.reshape(*lead, -1, image.shape[1])
+    rows = image.flatten(2).mT
+    return rows.reshape(*lead, *rows.shape[1:])
 
 
 def interpolate(
