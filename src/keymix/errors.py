@@ -43,13 +43,14 @@ class NoAttentionMap(UserError):
     """A mixer or layer was asked for an attention map and has none; the message says why."""
 
 
-def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
+def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
     """Make the error for an unknown name: it lists the nearest known names, or all of a few.
 
     Args:
         kind: What the name should have been, e.g. ``"mixer"``.
         name: What was given.
         choices: The names that exist.
+        listed: Whether `keymix list` shows them; if not, many are told here too.
 
     Returns:
         The error, for the caller to raise.
@@ -60,8 +61,8 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
         remedy = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
     elif not known:
         remedy = "There are none."
-    elif len(known) <= 20:
-        remedy = "Choose from " + ", ".join(known) + "."
+    elif len(known) <= 20 or not listed:
+        remedy = "Choose from " + ", ".join(each or "''" for each in known) + "."
     else:
         remedy = f"There are {len(known)}; `keymix list` shows them."
     return UserError(f"unknown {kind} {name!r}. {remedy}")

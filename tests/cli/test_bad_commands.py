@@ -31,6 +31,10 @@ ROWS = (
         "train digits_vit --mixer 'ska(activation=rellu)'",
         "mixer 'static_key': activation='rellu' is not one of softmax, gelu, relu, star_relu",
     ),
+    (
+        "train digits_vit --model.options.depth 0",
+        "model 'vit_nano_p4_12': depth=0 must be a whole number of 1 or more",
+    ),
     ("train digits_vit --epochs 0", "schedule.epochs = 0: must be 1 or more."),
     (
         "train digits_vit --augment.rand_augment 2,99",

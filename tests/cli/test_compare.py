@@ -87,7 +87,8 @@ def _no_fresh_process(monkeypatch) -> None:
 @pytest.mark.usefixtures("_no_fresh_process")
 def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["compare", *SMALL, "--out", str(out)]) == 0
+    words = [*SMALL, "--match", "params", "--out", str(out)]
+    assert main(["compare", *words]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split("\t")[:2] == ["mixer", "accuracy %"]
@@ -95,10 +96,11 @@ def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, c
     assert "whether" in captured.out or "cannot be told" in captured.out
     assert str(out / "report.html") in captured.out
     assert "2/2 done" in captured.err
+    assert "\nidentity: not matched: a control keeps its size" in "\n" + captured.err
     record = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert record["command"].startswith("keymix compare --mixers mhsa --seeds 1")
 
-    assert main(["compare", *SMALL, "--out", str(out), "--json"]) == 0
+    assert main(["compare", *words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["mixer"] for row in told["mixers"]] == ["softmax", "identity"]
     assert told["mixers"][0]["costs"]["params"] > 0

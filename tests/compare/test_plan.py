@@ -21,6 +21,8 @@ from keymix.compare.plan import (
 from keymix.data import load
 from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import get_mixer_class
+from keymix.mixers.spec import parse_mixer
+from keymix.models import create_model
 from keymix.models.match import nearest, trainable
 from keymix.train.recipe import Recipe
 
@@ -268,9 +270,35 @@ def test_matching_leaves_the_baseline_and_larger_mixers_as_they_are(digits):
     assert "control" in plan.entrants[3].note
 
 
-def test_labels_of_matched_mixers_read_back(digits):
-    from keymix.mixers.spec import parse_mixer
+@pytest.mark.parametrize(
+    ("model", "own", "mixed"),
+    [
+        (
+            "caformer_micro_32",
+            "sep_conv/sep_conv/softmax/softmax",
+            "sep_conv/sep_conv/ska/softmax",
+        ),
+        ("swin_micro_p2_32", "mhsa", "kv/softmax/softmax"),
+    ],
+)
+def test_a_model_matched_alone_is_the_one_that_a_comparison_chooses(
+    digits, model: str, own: str, mixed: str
+):
+    photos = replace(digits, image_size=(32, 32), in_chans=3)
+    plan = _plan(photos, f"{own},{mixed}", model=model, controls=False, match="params")
+    chosen = plan.entrants[1].label.split("/")
+    assert [stage for stage in chosen if "head_dim" in stage] == [
+        stage for stage in chosen if stage.startswith(("static_key", "key_value"))
+    ]
+    with torch.device("meta"):
+        alone = create_model(model, mixer=mixed.split("/"), match="params", in_chans=3)
+        compared = create_model(model, **parse_mixer(plan.entrants[1].label).model_kwargs())
+    assert [(k, p.shape) for k, p in alone.named_parameters()] == [
+        (k, p.shape) for k, p in compared.named_parameters()
+    ]
 
+
+def test_labels_of_matched_mixers_read_back(digits):
     plan = _plan(digits, "mhsa,ska", match="params")
     label = plan.entrants[1].label
     assert parse_mixer(label).label == label

@@ -71,8 +71,8 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
         "kernel_size": (0, 2, -1),
         "pool_size": (0, 2, -3),
         "head_dim": (0, -4),
-        "key_init_std": (0.0, -1.0, float("nan")),
-        "expansion": (0.0, -1.0),
+        "key_init_std": (0.0, -1.0, float("nan"), float("inf")),
+        "expansion": (0.0, -1.0, float("inf")),
         "pos_dim": (-1,),
         "temperature": (0.0, -1.0, float("nan"), float("inf")),
     }

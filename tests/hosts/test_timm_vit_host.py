@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partialmethod
 from typing import Any
 
 import pytest
 import timm
 import torch
+from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 
 from keymix.errors import UserError
@@ -106,6 +108,35 @@ def test_models_with_mixers_copy_and_pickle(name: str) -> None:
     put_mixers(fresh, name)
     fresh.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(fresh(X), y)
+
+
+def attention(**options: Any) -> type[Attention]:
+    """timm's attention with arguments that its block does not hand on."""
+    return type("Chosen", (Attention,), {"__init__": partialmethod(Attention.__init__, **options)})
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"qk_norm": True}, "q_norm and k_norm"),
+        ({"scale_attn_norm": True}, "norm"),
+        ({"attn_layer": attention(gated=True)}, "gate"),
+    ],
+)
+def test_parts_that_no_mixer_has_are_not_lost_unsaid(options: dict[str, Any], parts: str) -> None:
+    model = vit(**options)
+    with pytest.raises(UserError, match=rf"blocks\.0\.attn has {parts} besides.*without"):
+        put_mixers(model, "softmax")
+    assert not find_mixers(model)
+
+
+def test_heads_of_another_width_stay_so_wide() -> None:
+    mine, theirs = (vit(attn_layer=attention(attn_head_dim=6)).double().eval() for _ in range(2))
+    stir(theirs)
+    put_mixers(mine, "softmax")
+    weights = {k.replace(".attn.", ".attn.mixer."): v for k, v in theirs.state_dict().items()}
+    mine.load_state_dict(weights, strict=True)
+    close(mine(X.double()), theirs(X.double()))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_base_patch16_rope_reg1_gap_256"])

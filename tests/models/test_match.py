@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import list_mixers, mixer_options
@@ -23,7 +25,10 @@ SMALL = {"embed_dim": 24, "num_heads": 3, "depth": 2}
 def test_every_mixer_comes_near_or_stays_as_it_is(mixer: str) -> None:
     target = trainable(create_model("vit_nano_p2_12", **SMALL))
     own = trainable(create_model("vit_nano_p2_12", mixer=mixer, **SMALL))
-    found = trainable(create_model("vit_nano_p2_12", mixer=mixer, match="params", **SMALL))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", KeymixWarning)
+        found = trainable(create_model("vit_nano_p2_12", mixer=mixer, match="params", **SMALL))
+    assert bool(told) == (own == found != target)
     if "head_dim" in mixer_options(mixer) and own < target:
         assert own < found
         assert abs(found - target) <= 0.02 * target
@@ -44,9 +49,10 @@ def test_a_match_leaves_the_random_state_alone() -> None:
     plain = create_model("vit_nano_p2_12", mixer="ska", mixer_options={"num_heads": 6}, **SMALL)
     torch.manual_seed(3)
     options = {"num_heads": 6}
-    same = create_model(
-        "vit_nano_p2_12", mixer="ska", mixer_options=options, match="params", **SMALL
-    )
+    with pytest.warns(KeymixWarning, match=r"'static_key\(num_heads=6\)' as it is.*by hand"):
+        same = create_model(
+            "vit_nano_p2_12", mixer="ska", mixer_options=options, match="params", **SMALL
+        )
     assert trainable(plain) == trainable(same), "a width set by hand stays"
     state = same.state_dict()
     assert all(torch.equal(v, state[k]) for k, v in plain.state_dict().items())

@@ -276,8 +276,6 @@ def test_another_patch_size_keeps_the_reductions_true() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"merging": (2, 2)}, r"merging=\(2, 2\).*2 stages"),
-        ({"merging": (0,)}, "factor=0"),
         ({"mixer": ["ska"] * 3}, "3 mixers.*4, one a block, or 2, one a stage"),
         ({"no_such_argument": 1}, "no_such_argument"),
     ],

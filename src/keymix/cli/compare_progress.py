@@ -72,7 +72,7 @@ class Lines:
             self._ended, self._total = event.done, event.total
             kept = f", {event.done} of them done before" if event.done else ""
             _line(f"{event.total} runs{kept}")
-        elif event.kind == "estimate":
+        elif event.kind in ("estimate", "note"):
             _line(event.text)
         elif event.kind == "epoch" and event.value is not None:
             self._accuracy[run] = event.value
@@ -132,7 +132,7 @@ class Bars:
             if todo:
                 self._all = self._add("all runs", total=todo, left=self._left)
                 self._overall()
-        elif event.kind == "estimate":
+        elif event.kind in ("estimate", "note"):
             self._progress.console.print(event.text, style="dim", markup=False)
         elif event.kind == "start":
             name = f"{event.mixer}, seed {event.seed}"

@@ -38,8 +38,9 @@ class Event:
 
     Args:
         kind: ``plan`` (`done` of `total` runs are there already), ``tried`` (a mixer's few steps
-            were timed), ``estimate`` (how long it will take, in `text`), ``start``, ``epoch``,
-            ``done``, ``failed``, or ``stage`` (a step after training, in `text`).
+            were timed), ``estimate`` (how long it will take, in `text`), ``note`` (what was settled
+            before training, in `text`), ``start``, ``epoch``, ``done``, ``failed``, or ``stage`` (a
+            step after training, in `text`).
         mixer: Whose run.
         seed: Which run.
         epoch: Epochs done in it.
@@ -52,7 +53,7 @@ class Event:
         estimate: The estimate in numbers.
     """
 
-    kind: Literal["plan", "tried", "estimate", "start", "epoch", "done", "failed", "stage"]
+    kind: Literal["plan", "tried", "estimate", "note", "start", "epoch", "done", "failed", "stage"]
     mixer: str = ""
     seed: int = 0
     epoch: int = 0

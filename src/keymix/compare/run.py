@@ -158,6 +158,9 @@ def compare(
         out=out,
         cannot_sit=cannot_sit,
     )
+    for entrant in plan.entrants:
+        if entrant.note:
+            watch(Event(kind="note", text=f"{entrant.label}: {entrant.note}"))
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     cost_threads = threads if cuda else 1

@@ -32,10 +32,16 @@ class BlockHost(Host):
         )
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block."""
+        """One place a block.
+
+        Raises:
+            UserError: If it is no such model, or its attention has parts that no mixer has.
+        """
         if not isinstance(model, self.model):
             raise UserError(f"{type(model).__name__} is no model of {self.name}")
         blocks: Any = model.blocks
+        for i, block in enumerate(blocks):
+            self._refuse_more(f"blocks.{i}.attn", block.attn)
         return [
             Place(
                 path=f"blocks.{i}.attn",
@@ -45,6 +51,28 @@ class BlockHost(Host):
             )
             for i, block in enumerate(blocks)
         ]
+
+    def _refuse_more(self, path: str, attention: nn.Module) -> None:
+        """Refuse an attention with parts that a mixer in its place would lose unsaid."""
+        if isinstance(attention, HostedMixer):
+            return
+        known = {
+            "qkv",
+            "proj",
+            "attn_drop",
+            "proj_drop",
+            *(k.partition(".")[0] for k in self.parts),
+        }
+        parts = [
+            *(n for n, part in attention.named_children() if not isinstance(part, nn.Identity)),
+            *(name for name, _ in attention.named_parameters(recurse=False)),
+        ]
+        more = [name for name in parts if name not in known]
+        if more:
+            raise UserError(
+                f"{path} has {' and '.join(more)} besides queries, keys and values, which no mixer "
+                "in its place would have; build the model without"
+            )
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put the mixer there, its projections initialised as timm initialises attention's."""
@@ -89,10 +117,14 @@ class BlockHost(Host):
     def _defaults(self, attention: Any) -> Mapping[str, Any]:
         if isinstance(attention, HostedMixer):
             return attention.place.defaults
-        return {
+        defaults = {
             "qkv_bias": attention.qkv.bias is not None,
             "proj_bias": attention.proj.bias is not None,
             "attn_drop": attention.attn_drop.p,
             "proj_drop": attention.proj_drop.p,
             **self.own_defaults(attention),
         }
+        inner = attention.proj.in_features
+        if inner != attention.qkv.in_features:
+            defaults["head_dim"] = inner // attention.num_heads
+        return defaults

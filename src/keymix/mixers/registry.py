@@ -9,18 +9,17 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-import types
-import typing
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, TypeVar
 
 from torch import nn
 
 from keymix.errors import UserError, unknown
 from keymix.mixers.base import Grid, Site, TokenMixer
+from keymix.mixers.kinds import accepted, of_kind, words
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 _ALIASES: dict[str, str] = {}
@@ -75,29 +74,8 @@ def _discover() -> None:
         importlib.import_module(f"keymix.mixers.{module.name}")
 
 
-def _accepted(cls: type[TokenMixer]) -> dict[str, tuple[inspect.Parameter, Any]]:
-    """What a constructor takes by name, with the annotation's value.
-
-    Where it hands the rest on (``**shared: Unpack[MapOptions]``), the constructors above it are
-    read too.
-    """
-    found: dict[str, tuple[inspect.Parameter, Any]] = {}
-    for each in cls.__mro__:
-        if "__init__" not in vars(each):
-            continue
-        init = vars(each)["__init__"]
-        parameters = list(inspect.signature(init).parameters.values())[1:]  # without self
-        hints = typing.get_type_hints(init)
-        for p in parameters:
-            if p.kind is not inspect.Parameter.VAR_KEYWORD:
-                found.setdefault(p.name, (p, hints.get(p.name, Any)))
-        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-            break
-    return found
-
-
 def _parameters(cls: type[TokenMixer]) -> list[inspect.Parameter]:
-    return [p for name, (p, _) in _accepted(cls).items() if name not in _NOT_OPTIONS]
+    return [p for name, (p, _) in accepted(cls).items() if name not in _NOT_OPTIONS]
 
 
 def resolve(name: str) -> str:
@@ -146,48 +124,17 @@ def mixer_options(name: str) -> dict[str, inspect.Parameter]:
 
 def option_hints(name: str) -> dict[str, Any]:
     """Return the annotations of a mixer's options, resolved."""
-    accepted = _accepted(get_mixer_class(name))
-    return {option: hint for option, (_, hint) in accepted.items() if option not in _NOT_OPTIONS}
-
-
-def _of_kind(value: Any, hint: Any) -> bool:
-    """Whether a value is of the kind an option's annotation names, as far as it names one."""
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return any(_of_kind(value, part) for part in typing.get_args(hint))
-    if typing.get_origin(hint) is Literal:
-        return any(type(v) is type(value) and v == value for v in typing.get_args(hint))
-    if hint in (int, float):
-        numbers = (int,) if hint is int else (int, float)
-        return isinstance(value, numbers) and not isinstance(value, bool)
-    if hint in (bool, str, types.NoneType):
-        return isinstance(value, hint)
-    return True
+    taken = accepted(get_mixer_class(name))
+    return {option: hint for option, (_, hint) in taken.items() if option not in _NOT_OPTIONS}
 
 
 def _check_kinds(cls: type[TokenMixer], options: dict[str, Any]) -> None:
     """Refuse values of another kind than annotated, such as the text "no" for False."""
-    accepted = _accepted(cls)
+    taken = accepted(cls)
     for option, value in options.items():
-        hint = accepted[option][1]
-        if not _of_kind(value, hint):
-            raise UserError(f"mixer {cls.mixer_name!r}: {option}={value!r} is not {_words(hint)}")
-
-
-def _words(hint: Any) -> str:
-    """What an option takes, as a person says it: ``a whole number or one of head_dim, dim``."""
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_words(part) for part in typing.get_args(hint))
-    if typing.get_origin(hint) is Literal:
-        values = [str(value) for value in typing.get_args(hint)]
-        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
-    plain = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        types.NoneType: "none",
-    }
-    return plain.get(hint, str(hint))
+        hint = taken[option][1]
+        if not of_kind(value, hint):
+            raise UserError(f"mixer {cls.mixer_name!r}: {option}={value!r} is not {words(hint)}")
 
 
 def build(
@@ -213,8 +160,8 @@ def build(
         if option not in known:
             raise unknown(f"option of mixer {cls.mixer_name!r}:", option, {*known, "num_heads"})
     _check_kinds(cls, options)
-    accepted = _accepted(cls)
-    factory = {k: v for k, v in factory.items() if v is not None and k in accepted}
+    taken = accepted(cls)
+    factory = {k: v for k, v in factory.items() if v is not None and k in taken}
     return cls(site, **options, **factory)
 
 

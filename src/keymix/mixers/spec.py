@@ -76,9 +76,14 @@ def spec_of(
         options: One dict for all, one a mixer name, or a list as long as ``mixer``.
 
     Raises:
-        UserError: If a name is unknown, or the list of options has another length.
+        UserError: If a name is unknown, the options are no dicts, or not as many as the mixers.
     """
     names = tuple(resolve(name) for name in ([mixer] if isinstance(mixer, str) else mixer))
+    if not _are_options(options):
+        raise UserError(
+            f"mixer_options={options!r} must be a dict such as {{'attn_drop': 0.1}}, or a list of "
+            "dicts, one a mixer"
+        )
     if options is not None and not isinstance(options, Mapping):
         if len(options) != len(names):
             raise UserError(f"{len(options)} mixer_options for {len(names)} mixers")
@@ -92,6 +97,12 @@ def spec_of(
     else:
         own = [dict(options or {}) for _ in names]
     return MixerSpec(names, tuple(tuple(sorted(each.items())) for each in own))
+
+
+def _are_options(given: object) -> bool:
+    """Whether it is a dict, or a list of dicts, or None."""
+    every = given if isinstance(given, tuple | list) else [given]
+    return all(each is None or isinstance(each, Mapping) for each in every)
 
 
 def _split(text: str, mark: str) -> list[str]:

@@ -24,6 +24,7 @@ from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.cvt import stage_grids
 from keymix.layers.cvt_stage import CvTStage
 from keymix.mixers.base import Grid
+from keymix.models.arguments import check_value
 from keymix.models.family import MixerModel, base_cfg, register_variants
 from keymix.models.input_size import take_input_size
 
@@ -97,16 +98,6 @@ class CvT(MixerModel):
         factory = {"device": device, "dtype": dtype}
         count = len(embed_dims)
         strides = [kv_stride] * count if isinstance(kv_stride, int) else list(kv_stride)
-        for name, values in (
-            ("depths", depths),
-            ("num_heads", num_heads),
-            ("embeds", embeds),
-            ("kv_stride", strides),
-        ):
-            if len(values) != count:
-                raise UserError(f"{name}={values} must have {count} values, as embed_dims has")
-        if min(strides) < 1:
-            raise UserError(f"{kv_stride=} must be at least 1")
         _check_pool(global_pool, class_token)
         height, width = to_2tuple(img_size)
         self.img_size: Grid = (height, width)
@@ -179,6 +170,7 @@ class CvT(MixerModel):
         if global_pool is not None:
             _check_pool(global_pool, self.num_prefix_tokens > 0)
             self.global_pool = global_pool
+        check_value("num_classes", num_classes, int)
         self.num_classes = num_classes
         head = _classifier(self.num_features, num_classes, **get_device_dtype(self))
         head.apply(_init_weights)

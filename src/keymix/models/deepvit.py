@@ -81,7 +81,8 @@ class DeepVisionTransformer(MixerVisionTransformer):
         mixer_options: One dict for all, one a mixer name, or a list as long as the mixers.
         mixer_defaults: Options of the family for those mixers that know them.
         last_mixer: Another mixer for the last blocks, where ``mixer`` is one name.
-        last_blocks: How many blocks have it (K in Fig. 9); all if None or where there are fewer.
+        last_blocks: How many blocks have it (K in Fig. 9); all if None, or if a variant's number
+            is above the depth that it is given.
         conv_stem: Embed patches by three convolutions (Sec. 5.4).
         residual_scale: Factor s of the input of both branches of a block, undone at their output:
             ``x + branch(s x) / s``. The published code of DeepViT-S and -L has 0.5, the paper
@@ -127,8 +128,6 @@ class DeepVisionTransformer(MixerVisionTransformer):
         **timm: Any,
     ) -> None:
         depth = timm.get("depth", 12)
-        if not residual_scale > 0:
-            raise UserError(f"{residual_scale=} must be above 0; 1 leaves branches unscaled")
         names = _names(mixer, last_mixer, last_blocks, depth)
         family = [dict(mixer_defaults or {}) for _ in range(depth)]
         if temperature_decay is not None:
@@ -158,7 +157,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
             own: Options of each block's mixer, which go before.
         """
         depth = len(self.blocks)
-        if isinstance(first, bool) or not isinstance(first, int) or not 0 < first < depth:
+        if not 0 < first < depth:
             raise UserError(f"shared_from={first!r} must be a block from 1 to {depth - 1}")
         source = self.blocks[first - 1].attn.mixer
         if not isinstance(source, MapMixer):
@@ -257,16 +256,13 @@ def _names(mixer: MixerNames, last: str | None, count: int | None, depth: int) -
         return mixer
     if not isinstance(mixer, str):
         raise UserError(f"last_mixer={last!r} needs one mixer for the other blocks, not a list")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise UserError(f"last_blocks={count!r} must be a number of blocks, 0 or more")
     changed = depth if count is None else min(count, depth)
     return [mixer] * (depth - changed) + [last] * changed
 
 
 def _temperatures(ends: Sequence[float], names: MixerNames, depth: int) -> list[dict[str, float]]:
     """Give every block its temperature on the line from the first to the last."""
-    pair = isinstance(ends, Sequence) and len(ends) == 2
-    if not pair or not all(isinstance(end, int | float) and end > 0 for end in ends):
+    if len(ends) != 2 or min(ends) <= 0:
         raise UserError(f"temperature_decay={ends!r} must be two numbers above 0: first, last")
     for name in {names} if isinstance(names, str) else set(names):
         if "temperature" not in options_of(name):

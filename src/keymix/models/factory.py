@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,14 +17,22 @@ from timm.models import list_models as timm_list_models
 from timm.models import model_entrypoint
 from torch import nn
 
-from keymix.errors import UserError, unknown
-from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
+from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import probability
 from keymix.mixers.spec import MixerSpec, spec_of
-from keymix.models.family import arguments_of
+from keymix.models.arguments import arguments_of, check_value
+from keymix.models.family import family_of
 from keymix.models.input_size import check_patches
 from keymix.models.match import matched, trainable
+
+_UNFIT = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What constructors raise over values that they cannot take."""
+_OF_THE_DATA = ("num_classes", "in_chans", "img_size")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -91,6 +100,8 @@ def _check(mixer: object, given: dict[str, Any]) -> None:
     if "img_size" in given:
         whole_size("img_size", given["img_size"])
     for name, value in given.items():
+        if name in ("num_classes", "in_chans"):
+            check_value(name, value, int)
         if name.endswith("_rate"):
             probability(name, value)
 
@@ -110,8 +121,24 @@ def _matched(
 
     spec = spec_of(mixer, options)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        target = trainable(_create(name, None, None, given))
-    return matched(spec, target, build, build(spec)).spec
+        own = _create(name, None, None, given)
+    found = matched(spec, trainable(own), build, build(spec), _own_mixers(name, own))
+    if found.spec == spec and found.params != trainable(own):
+        text = f"match='params' leaves mixer {spec.label!r} as it is: {found.note}"
+        warnings.warn(text, KeymixWarning, stacklevel=3)
+    return found.spec
+
+
+def _own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
+    """The mixers that a model of ours has of its own; None for timm's, which has attention."""
+    if name not in list_models():
+        return None
+    build, row = family_of(name)
+    own = spec_of(row.get("mixer", arguments_of(build)["mixer"][0]), row.get("mixer_options"))
+    blocks = tuple(mixer.mixer_name for mixer in find_mixers(model).values())
+    if len(own.names) == 1 and len(set(blocks)) > 1:  # a variant's last blocks have another
+        return MixerSpec(blocks, own.options * len(blocks))
+    return own
 
 
 def _create(
@@ -120,28 +147,46 @@ def _create(
     own = list_models()
     try:
         if name in own:
+            chosen: dict[str, Any] = {}
             if mixer is not None:
                 # a mixer named here brings its own options, not those of the name's mixer
-                given = given | {"mixer": mixer, "mixer_options": mixer_options}
+                chosen = {"mixer": mixer, "mixer_options": mixer_options}
             elif mixer_options is not None:
-                given = given | {"mixer_options": mixer_options}
-            model: nn.Module = model_entrypoint(name)(**given)
+                chosen = {"mixer_options": mixer_options}
+            model: nn.Module = model_entrypoint(name)(**given, **chosen)
             return model
         if not timm.is_model(name):
             raise unknown("model", name, [*own, *timm_list_models()])
         model = _timms(name, given)
-    except (TypeError, AssertionError) as error:
-        odd = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if odd is not None and name in own:
-            raise unknown(f"argument of model {name!r}:", odd[1], arguments_of(name)) from error
-        raise UserError(f"model {name!r}: {error}") from error
-    if mixer is not None:
-        if "img_size" in given:
-            check_patches(model)
-        put_mixers(model, mixer, mixer_options)
-    elif mixer_options:
-        raise UserError(f"mixer_options were given for {name!r}, but no mixer")
+        if mixer is not None:
+            if "img_size" in given:
+                check_patches(model)
+            put_mixers(model, mixer, mixer_options)
+        elif mixer_options:
+            raise UserError(f"mixer_options were given for {name!r}, but no mixer")
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except _UNFIT as error:
+        odd = re.search(r"unexpected keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
+        if odd is not None and name in own and odd[1] in given:
+            known = arguments_of(family_of(name)[0])
+            kind = f"argument of model {name!r}:"
+            raise unknown(kind, odd[1], known, listed=False) from error
+        values = given | ({"mixer_options": mixer_options} if mixer_options else {})
+        if not values:
+            raise  # it is not for a value of the user's
+        raise UserError(_unfit(name, values, error)) from error
     return model
+
+
+def _unfit(name: str, values: dict[str, Any], error: Exception) -> str:
+    """Say which arguments a model cannot be built with, and why."""
+    free = {key: value for key, value in values.items() if key not in _OF_THE_DATA}
+    told = ", ".join(f"{key}={value!r}" for key, value in (free or values).items())
+    why = " ".join(str(error).split())
+    if not why or not isinstance(error, AssertionError | TypeError | ValueError):
+        why = f"{type(error).__name__}: {why}".removesuffix(": ")
+    return f"model {name!r} cannot be built with {told}: {why}"
 
 
 def _timms(name: str, given: dict[str, Any]) -> nn.Module:

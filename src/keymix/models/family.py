@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from inspect import isclass, signature
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -14,6 +13,7 @@ from torch import nn
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 from keymix.mixers.spec import spec_of
+from keymix.models.arguments import check_arguments, check_value
 
 Row = Mapping[str, Any]
 
@@ -28,6 +28,21 @@ class MixerModel(nn.Module):
         for path, mixer in find_mixers(self).items():
             names |= {f"{path}.{name}" for name in mixer.no_weight_decay()}
         return names
+
+    def reset_classifier(self, num_classes: int, *args: Any, **timm: Any) -> None:
+        """Replace the last layers, as the family does it.
+
+        Args:
+            num_classes: Outputs; 0 for none.
+            args: The other arguments of the family's method.
+            timm: The same by name.
+
+        Raises:
+            UserError: If ``num_classes`` is no number of classes.
+        """
+        check_value("num_classes", num_classes, int)
+        family: Any = super()
+        family.reset_classifier(num_classes, *args, **timm)
 
 
 def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
@@ -83,20 +98,17 @@ def _names_weights(given: Row) -> bool:
     return any(isinstance(cfg, Mapping) and any(map(cfg.get, sources)) for cfg in told)
 
 
-_BUILDS: dict[str, Callable[..., nn.Module]] = {}  # a model's name to its family's class
+_FAMILIES: dict[str, tuple[type[nn.Module], Row]] = {}  # a model's name to its class and row
 
 
-def arguments_of(name: str) -> list[str]:
-    """List the arguments that a registered model takes, those of timm's classes included."""
-    build = _BUILDS[name]
-    classes = build.__mro__ if isclass(build) else ()
-    inits = [vars(c)["__init__"] for c in classes if "__init__" in vars(c) and c is not object]
-    return sorted({p for init in inits for p in signature(init).parameters} - {"self"})
+def family_of(name: str) -> tuple[type[nn.Module], Row]:
+    """Return the class of a registered model, and the arguments that its row gives it."""
+    return _FAMILIES[name]
 
 
 def register_variants(
     module: str,
-    build: Callable[..., nn.Module],
+    build: type[nn.Module],
     variants: Mapping[str, Row],
     *,
     cfg: Callable[[str], dict[str, Any]],
@@ -131,6 +143,7 @@ def register_variants(
                     "and hand weights of your own or of timm's model to "
                     "keymix.models.load_weights(model, file)"
                 )
+            check_arguments(name, build, row, given)
             model: nn.Module = build_model_with_cfg(
                 build,
                 name,
@@ -148,4 +161,4 @@ def register_variants(
 
     for name, row in variants.items():
         register(name, row)
-        _BUILDS[name] = build
+        _FAMILIES[name] = (build, row)

@@ -80,7 +80,7 @@ def matched(
         target: Trainable parameters of the baseline's model.
         build: Builds the model with a mixer, on the meta device.
         model: That model with the mixer as it is.
-        baseline: The baseline's mixers, one a stage, where they are known.
+        baseline: The baseline's mixers, one for all or one a stage, where they are known.
     """
     own = trainable(model)
     given = {key for pairs in spec.options for key, _ in pairs}
@@ -116,10 +116,14 @@ def matched(
 def _to_widen(spec: MixerSpec, baseline: MixerSpec | None) -> list[bool]:
     """Say for each mixer of a spec whether its width may change."""
     able = ["head_dim" in mixer_options(name) for name in spec.names]
-    if baseline is None or len(spec.names) == 1 or len(baseline.names) != len(spec.names):
+    if baseline is None or len(spec.names) == 1:
         return able
-    pairs = zip(able, spec.names, spec.options, baseline.names, baseline.options, strict=True)
-    return [can and (name, own) != (theirs, also) for can, name, own, theirs, also in pairs]
+    own = list(zip(spec.names, spec.options, strict=True))
+    theirs = list(zip(baseline.names, baseline.options, strict=True))
+    theirs = theirs * len(own) if len(theirs) == 1 else theirs
+    if len(theirs) != len(own):
+        return able
+    return [can and mine != other for can, mine, other in zip(able, own, theirs, strict=True)]
 
 
 def _one_width(

@@ -9,6 +9,7 @@ of 32 are CAFormer's. S18 has 3, 3, 9, 3 blocks of width 64, 128, 320, 512, B36 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import to_2tuple, trunc_normal_
@@ -40,6 +41,8 @@ class MixerMetaFormer(MixerModel, MetaFormer):
         head_dim: Width of a head; a stage has its width over this, in heads.
         attn_drop_rate: Probability of dropping an entry of an attention map.
         stem: Kernel size, stride and padding of the first convolution, pixels.
+        res_scale_init_values: What the scales of the shortcuts start at, for all stages or one a
+            stage; None for no scale.
         global_pool: Pooling before the classifier, as timm's.
         timm: The other arguments of timm's MetaFormer.
 
@@ -61,11 +64,13 @@ class MixerMetaFormer(MixerModel, MetaFormer):
         head_dim: int = HEAD_DIM,
         attn_drop_rate: float = 0.0,
         stem: tuple[int, int, int] = STEM,
+        res_scale_init_values: float | Sequence[float | None] | None = (None, None, 1.0, 1.0),
         global_pool: str = "avg",
         **timm: Any,
     ) -> None:
         if "token_mixers" in timm:
             raise UserError("token_mixers= is timm's; name mixers with mixer=")
+        timm["res_scale_init_values"] = res_scale_init_values
         super().__init__(token_mixers=nn.Identity, global_pool=global_pool, **timm)
         height, width = to_2tuple(img_size)
         self.img_size: Grid = (height, width)

@@ -24,7 +24,6 @@ from timm.models.swin_transformer import (
 from timm.models.vision_transformer import get_init_weights_vit
 from torch import nn
 
-from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.timm_swin import TimmSwin
 from keymix.layers.patch_merge import PatchMerge
@@ -49,7 +48,7 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
         timm: Arguments of timm's SwinTransformer.
 
     Raises:
-        UserError: If ``merging`` does not fit the stages, or a mixer cannot sit in a block.
+        UserError: If a mixer cannot sit in a block.
     """
 
     patch_embed: Any  # timm's, as these
@@ -70,11 +69,6 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
     ) -> None:
         super().__init__(**timm)
         check_patches(self)
-        if len(merging) != len(self.layers) - 1:
-            raise UserError(
-                f"merging={tuple(merging)} must have one number for each of {len(self.layers)} "
-                "stages but the first"
-            )
         self.patch_embed.norm = nn.Identity()
         self._merge_as(merging)
         grids = self._grids(tuple(self.patch_embed.grid_size))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of models, checked before a constructor stumbles over them or takes them unsaid.
+
+What an argument takes is read from the constructors' annotations, timm's included; which numbers
+make sense and what has one value a stage is told by name, for all families alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
+from typing import Any
+
+from keymix.errors import UserError
+from keymix.mixers.kinds import accepted, leaves, of_kind, words
+
+Values = Mapping[str, Any]
+
+_RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
+    (
+        frozenset(
+            {
+                *("img_size", "in_chans", "patch_size", "window_size", "merging", "kv_stride"),
+                *("depth", "depths", "depth_token_only", "dims", "embed_dim", "embed_dims"),
+                *("num_heads", "head_dim", "class_heads", "class_head_dim"),
+            }
+        ),
+        " of 1 or more",
+        lambda number: number >= 1,
+    ),
+    (
+        frozenset({"num_classes", "reg_tokens", "last_blocks", "stem", "embeds"}),
+        " of 0 or more",
+        lambda number: number >= 0,
+    ),
+    (
+        frozenset({"mlp_ratio", "mlp_ratio_token_only", "residual_scale"}),
+        " above 0",
+        lambda number: number > 0,
+    ),
+)
+_SIDES = ("img_size", "patch_size", "window_size")  # height and width will do for all of timm's
+_AT_MOST = {"last_blocks": "depth"}  # an argument to another that it cannot be above
+
+_STAGED = ("dims", "embed_dims", "num_heads", "embeds", "kv_stride", "merging")
+_STAGED_IF_LISTS = ("head_dim", "mlp_ratio", "layer_scale_init_values", "res_scale_init_values")
+
+
+def arguments_of(build: type) -> dict[str, tuple[Any, Any]]:
+    """Return default and annotation of what a family's class takes by name, timm's included."""
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: (parameter.default, hint)
+        for name, (parameter, hint) in accepted(build).items()
+        if parameter.kind not in unnamed
+    }
+
+
+def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> None:
+    """Refuse a value of another kind than annotated, or a number out of the argument's range.
+
+    Args:
+        name: The argument.
+        value: What was given.
+        hint: The argument's annotation, resolved.
+        lists: Whether a list will do too where the annotation names one value.
+
+    Raises:
+        UserError: If it will not do; it says what the argument takes.
+    """
+    held = leaves(value)
+    fits = of_kind(value, hint)
+    if lists and isinstance(value, tuple | list):
+        fits = fits or all(of_kind(leaf, hint) for leaf in held)
+    numbers = [leaf for leaf in held if isinstance(leaf, Real)]
+    which = ""
+    for names, told, holds in _RANGES:
+        if name in names:
+            which = told
+            fits = fits and all(holds(float(number)) for number in numbers)
+    if not fits or not held:
+        raise UserError(f"{name}={value!r} must be {words(hint, which)}")
+
+
+def check_arguments(model: str, build: type, row: Values, given: Values) -> None:
+    """Refuse arguments that a family cannot take, by kind, range and number of stages.
+
+    Args:
+        model: The model's name, for the message.
+        build: The family's class.
+        row: The variant's own arguments.
+        given: What a user gave; what the class does not take is left to its constructor.
+
+    Raises:
+        UserError: If one will not do; it names the argument and what it takes.
+    """
+    known = arguments_of(build)
+    merged = {name: default for name, (default, _) in known.items()} | dict(row) | dict(given)
+    several = "depths" in known
+    try:
+        for name, value in given.items():
+            if name in known and value is not None:
+                lists = name in _SIDES or (several and name in _STAGED_IF_LISTS)
+                check_value(name, value, known[name][1], lists=lists)
+        for name, other in _AT_MOST.items():
+            if given.get(name) is not None and given[name] > merged[other]:
+                raise UserError(f"{name}={given[name]} must be at most {other}={merged[other]}")
+        if several:
+            _check_stages(merged, given)
+    except UserError as error:
+        raise UserError(f"model {model!r}: {error}") from None
+
+
+def _check_stages(values: Values, given: Collection[str]) -> None:
+    """Refuse lists that have not one value a stage, of which ``depths`` has as many."""
+    depths = values["depths"]
+    names = [*_STAGED, *(name for name in _STAGED_IF_LISTS if name in given)]
+    for name in names:
+        value = values.get(name)
+        if not isinstance(value, tuple | list):
+            continue
+        short = name == "merging"  # nothing is merged before the first stage
+        if len(value) == len(depths) - short:
+            continue
+        if name in given:
+            what = f"{len(depths) - short} values, one for each of the {len(depths)} stages of "
+            first = " but the first" if short else ""
+            raise UserError(f"{name}={value!r} must have {what}depths={depths!r}{first}")
+        raise UserError(
+            f"depths={depths!r} must have {len(value) + short} values, one a stage as in "
+            f"{name}={value!r}; or give {name} too"
+        )

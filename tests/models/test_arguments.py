@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that a model cannot be built with: each is refused by name, before anything is built.
+
+Everything is built on the meta device, where a number costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from keymix.errors import UserError
+from keymix.models import create_model
+from keymix.models.arguments import arguments_of
+from keymix.models.family import family_of
+from mixer_cases import refused
+from shrunk import FAMILIES
+
+NAN, INF = math.nan, math.inf
+SHOWN = {
+    "vit": "vit_nano_p2_12",
+    "cait": "cait_micro_p4_32",
+    "deepvit": "deepvit_micro_p4_32",
+    "swin": "swin_micro_p2_32",
+    "cvt": "cvt_micro_32",
+    "metaformer": "caformer_micro_32",
+}
+BAD: dict[str, tuple[Any, ...]] = {
+    "depth": (0, -1, 1.5, "a", NAN, [2, 2], True),
+    "depths": ([], [1, 0, 1], "1,2", 3, [1] * 5, [1]),
+    "depth_token_only": (0, -1),
+    "dims": ([32, 48], [], [8] * 5, [8, 8, 8, NAN]),
+    "embed_dim": (0, -1, "a", NAN, 1.5, [8, 8, 8]),
+    "embed_dims": ([8, 8], [8, 8, 0]),
+    "num_heads": (0, -1, 1.5, [1, 2], 5.0, "a"),
+    "head_dim": (0, -1, [8, 8], "a"),
+    "mlp_ratio": (-1, 0, "a", NAN, INF, [2.0, 2.0]),
+    "patch_size": (0, -1, "a"),
+    "window_size": (0, "a"),
+    "merging": ([2], [2, 0], 2),
+    "kv_stride": (0, [2, 2], "a"),
+    "embeds": ([[7, 2, 3]], [[7, -2, 3]] * 3),
+    "stem": ([7, -2, 3], 7),
+    "init_values": (NAN, "a"),
+    "layer_scale_init_values": ([1.0, 1.0], NAN, [NAN] * 4, "a"),
+    "res_scale_init_values": ([1.0], NAN, [NAN] * 4),
+    "residual_scale": (0.0, -1.0, NAN, INF, "nan"),
+    "last_blocks": (-1, 13, 99, True, 1.5),
+    "reg_tokens": (-1,),
+    "class_heads": (0,),
+    "class_head_dim": (0,),
+    "in_chans": (0, -1, "a"),
+    "num_classes": (-1, "ten", 1.5),
+    "global_pool": ("mux",),
+}
+FLAGS = ("false", "maybe", "no", 1)
+
+
+def refuse(name: str, says: str, **options: Any) -> None:
+    with torch.device("meta"), refused(says):
+        create_model(name, **options)
+
+
+def test_every_family_and_every_rule_is_tried() -> None:
+    assert SHOWN.keys() == FAMILIES.keys()
+    taken = {key for name in SHOWN.values() for key in arguments_of(family_of(name)[0])}
+    assert taken >= BAD.keys()
+
+
+@pytest.mark.parametrize("family", SHOWN)
+def test_values_that_make_no_model_are_refused_by_name(family: str) -> None:
+    name = SHOWN[family]
+    for argument, (_, hint) in arguments_of(family_of(name)[0]).items():
+        for value in FLAGS if hint is bool else BAD.get(argument, ()):
+            rest = " must be true or false$" if hint is bool else ".*$"
+            refuse(name, f"{argument}[= ]{re.escape(repr(value))}{rest}", **{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "says"),
+    [
+        ("metaformer", {"dims": [32, 48]}, "dims=[32, 48] must have 4 values, one for each of"),
+        ("metaformer", {"depths": [1]}, "depths=[1] must have 4 values, one a stage as in dims="),
+        ("metaformer", {"head_dim": 0}, "head_dim=0 must be a whole number of 1 or more"),
+        ("metaformer", {"dorp_path_rate": 0.1}, "Did you mean 'drop_path_rate'"),
+        ("metaformer", {"stem": (7, 0, 3)}, "cannot be built with stem=(7, 0, 3): ZeroDivision"),
+        ("swin", {"merging": [2]}, "merging=[2] must have 2 values, one for each of the 3 stages"),
+        ("swin", {"num_heads": 5}, "num_heads=5 must be a list, each a whole number of 1 or more"),
+        ("swin", {"residual_scale": 0.5}, "Choose from always_partition, attn_drop_rate"),
+        ("swin", {"mixer_options": "interpolate"}, "mixer_options='interpolate' must be a dict"),
+        ("cvt", {"global_pool": "max"}, "Choose from '', avg, token."),
+        ("cait", {"global_pool": "max"}, "cannot be built with global_pool='max': Only token or"),
+        ("deepvit", {"last_blocks": 13}, "last_blocks=13 must be at most depth=12"),
+        ("deepvit", {"num_classes": "ten"}, "num_classes='ten' must be a whole number of 0 or"),
+        ("vit", {"qk_norm": True}, "blocks.0.attn has q_norm and k_norm besides"),
+    ],
+)
+def test_the_refusal_says_what_will_do(family: str, options: dict[str, Any], says: str) -> None:
+    refuse(SHOWN[family], re.escape(says), **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("swin", {"head_dim": [8, 8, 4], "mlp_ratio": [1, 2.0, 3], "window_size": [4, 4, 2]}),
+        ("swin", {"depths": [1, 1], "num_heads": [1, 2], "merging": [2]}),
+        ("metaformer", {"depths": [1, 1], "dims": [16, 32], "mixer": "ska"}),
+        ("metaformer", {"res_scale_init_values": 1.0, "layer_scale_init_values": [None] * 4}),
+        ("cvt", {"kv_stride": [2, 1, 1], "mlp_ratio": 1.0}),
+        ("cait", {"patch_size": (4, 8)}),
+        ("deepvit", {"depth": 2, "num_classes": 0}),
+    ],
+)
+def test_what_makes_a_model_is_taken(family: str, options: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        model = create_model(SHOWN[family], **options)
+        model(torch.empty(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", SHOWN.values())
+def test_a_last_layer_of_fewer_than_no_classes_is_refused(name: str) -> None:
+    with torch.device("meta"):
+        model: Any = timm.create_model(name)
+        with pytest.raises(UserError, match="num_classes=-3 must be a whole number of 0 or more"):
+            model.reset_classifier(-3)
+        model.reset_classifier(3)
+        assert model(torch.empty(1, *model.default_cfg["input_size"])).shape == (1, 3)
+
+
+def test_the_cause_is_kept_and_an_error_without_a_users_value_is_not_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UserError, match="built with num_heads=0: ZeroDivision") as caught:
+        create_model("vit_tiny_patch16_224", num_heads=0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    def raised(error: BaseException, **options: Any) -> BaseException:
+        def broken(self: nn.Module, *args: object) -> None:
+            raise error
+
+        monkeypatch.setattr(family_of("cvt_micro_32")[0], "apply", broken)
+        try:
+            create_model("cvt_micro_32", **options)
+        except BaseException as found:
+            return found
+        pytest.fail("nothing was raised")
+
+    own = RuntimeError("a mistake of keymix")
+    assert raised(own) is own
+    assert raised(own, mixer="ska") is own
+    assert str(raised(own, drop_rate=0.1)).endswith("with drop_rate=0.1: RuntimeError: " + str(own))
+    for stop in (MemoryError(), torch.OutOfMemoryError(), KeyboardInterrupt()):
+        assert raised(stop, drop_rate=0.1) is stop
