@@ -25,8 +25,10 @@ def maps_of(mixer: MapMixer, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(maps, 1), torch.stack([v[..., i * d : (i + 1) * d] for i in range(h)], 1)
 
 
-def equation_3(mixer: MapMixer, x: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, and the mean and unbiased variance of each mixed map."""
+def equation_3(
+    mixer: MapMixer, x: Tensor, training: bool, gain: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, and the mean and unbiased variance of each mixed map; a gain on normalised maps."""
     a, v = maps_of(mixer, x)
     h = mixer.num_heads
     norm, theta = mixer.norm, mixer.theta
@@ -49,25 +51,34 @@ def equation_3(mixer: MapMixer, x: Tensor, training: bool) -> tuple[Tensor, Tens
         for g in range(h):
             out.append((mixed[g] - mean) / (variance + norm.eps) ** 0.5 * norm.weight[g])
             out[g] = out[g] + norm.bias[g]
-    heads = torch.cat([out[g] @ v[:, g] for g in range(h)], -1)
+    heads = torch.cat([gain * out[g] @ v[:, g] for g in range(h)], -1)
     return mixer.proj(heads), means, variances
 
 
-@pytest.mark.parametrize("name", ["re_attention", "static_key_re_attention"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("re_attention", {}),
+        ("re_attention", {"theta_bias": False}),
+        ("re_attention", {"map_scale": True}),
+        ("static_key_re_attention", {}),
+        ("static_key_re_attention", {"theta_bias": False}),
+    ],
+)
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-@pytest.mark.parametrize("theta_bias", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "site",
     [{}, {"grid": (3, 5), "num_prefix_tokens": 2}, {"num_heads": 1}, {"num_heads": 4}],
     ids=str,
 )
-def test_re_attention_is_equation_3(name, norm, theta_bias, training, site) -> None:
-    mixer = make(name, {"norm": norm, "theta_bias": theta_bias}, **site).train(training)
+def test_re_attention_is_equation_3(name, options, norm, training, site) -> None:
+    mixer = make(name, {"norm": norm, **options}, **site).train(training)
     assert isinstance(mixer, MapMixer)
     x = tokens(mixer, 3).requires_grad_()
     before = {k: v.clone() for k, v in mixer.named_buffers()}
-    wanted, means, variances = equation_3(mixer, x, training)
+    gain = mixer.head_dim**-0.5 if "map_scale" in options else 1.0
+    wanted, means, variances = equation_3(mixer, x, training, gain)
     weight = torch.randn_like(wanted)
     named = {"x": x, **dict(mixer.named_parameters())}
     expected = torch.autograd.grad((wanted * weight).sum(), list(named.values()))
