@@ -164,7 +164,27 @@ def test_a_resampled_code_fits_another_grid() -> None:
     with refused(r"pos_code \(21, 4\).*'key_value' does not hold the code of a grid of \(2, 5\)"):
         back.adapt_state(state, (2, 5))
     assert "pos_code" not in back.adapt_state(coded(None).state_dict(), (2, 3))
+    large = coded("interpolate", grid=(4, 5))
+    unsaid = large.state_dict()
+    large.set_grid((2, 3))
+    assert torch.equal(back.adapt_state(unsaid, (4, 5))["pos_code"], large.pos_code)
     assert make("key_value").optional_state == frozenset()
+
+
+def test_the_state_says_a_code_that_stayed_where_tokens_no_more_lie() -> None:
+    kept = coded("pool_values").eval()
+    plain = kept.state_dict()
+    kept.set_grid((4, 5))
+    x = on((4, 5))
+    wanted = kept(x)
+    assert kept.state_dict().keys() - plain.keys() == {"pos_code"}
+    with pytest.raises(RuntimeError, match="size mismatch for pos_code"):
+        coded("pool_values", grid=(4, 5)).load_state_dict(kept.state_dict())
+    kept.load_state_dict(plain, strict=True)
+    assert "pos_code" in kept.state_dict()
+    assert torch.equal(kept(x), wanted)
+    kept.set_grid((2, 3))
+    assert "pos_code" not in kept.state_dict()
 
 
 def test_windows_share_the_code() -> None:

@@ -28,10 +28,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "caformer_micro_32": {},
 }
 every_family = pytest.mark.parametrize("name", SMALL)
-KEYS = {"ska": "key", "cska": "key_conv.weight"}
+KEYS = {"ska": "key", "cska": "key_conv.weight", "kv": "pos_code"}
 
 
 def made(name: str, size: Any, mixer: Any = "ska", **options: Any) -> nn.Module:
+    if mixer == "kv":
+        options["mixer_options"] = {"pos_dim": 6, **options.get("mixer_options", {})}
     model = create_model(name, mixer=mixer, img_size=size, **SMALL[name], **options).eval()
     stir(model)
     return model
@@ -76,6 +78,13 @@ def test_with_the_image_size_known_positions_go_where_set_input_size_takes_them(
     same(mine, moved(theirs, here))
 
 
+def test_a_code_that_nothing_tells_lies_where_position_embeddings_do() -> None:
+    theirs, mine = (made("vit_micro_p4_32", size, "kv") for size in (32, 48))
+    loaded = load_weights(mine, {k: v.clone() for k, v in theirs.state_dict().items()})
+    assert len(loaded.resized) == 3
+    same(mine, moved(theirs, 48))
+
+
 @every_family
 def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
     for size, told in (((32, 64), (32, 64)), (32, None), (32, 32)):
@@ -93,7 +102,9 @@ def test_what_may_lie_in_several_ways_is_refused_without_the_image_size(name: st
         assert "may lie on more than one grid" in told
         assert "img_size=" in told
     if name != "swin_micro_p2_32":
-        assert "img_size=" in refused(made(name, 32), theirs.state_dict(), img_size=16)
+        told = refused(made(name, 32), theirs.state_dict(), img_size=16)
+        assert "images of 16x16 make" in told
+        assert "images of another size: give that one, img_size=" in told
 
 
 def test_positions_alone_are_held_to_the_same() -> None:
@@ -175,22 +186,33 @@ def test_windows_of_another_size_keep_their_place_in_the_image(mixer: str) -> No
 def test_windows_that_are_not_square_are_told_by_the_image_size() -> None:
     theirs, mine = (made("swin_micro_p2_32", 48, window_size=w) for w in ((6, 3), (3, 6)))
     assert "more than one window" in refused(mine, theirs.state_dict())
+    told = refused(made("swin_micro_p2_32", 48), theirs.state_dict(), img_size=48)
+    assert "images of 48x48 make windows of 4x4 here; build the model with window_size=" in told
+    mine = made("swin_micro_p2_32", 48, window_size=(6, 3))
+    assert load_weights(mine, theirs.state_dict(), img_size=48).missing == ()
 
 
+@pytest.mark.parametrize("mixer", ["ska", "kv"])
 @pytest.mark.parametrize("name", ["vit_micro_p4_32", "cvt_micro_32"])
-def test_pooled_keys_stay_where_they_were_trained(name: str) -> None:
-    pool = {"mixer_options": {"resize": "pool_values"}}
-    theirs = made(name, 32, **pool)
+def test_what_is_pooled_stays_where_it_was_trained(name: str, mixer: str) -> None:
+    def pooled(size: int) -> nn.Module:
+        return made(name, size, mixer, mixer_options={"resize": "pool_values"})
+
+    theirs, held = pooled(32), KEYS[mixer]
     state = {k: v.clone() for k, v in theirs.state_dict().items()}
-    for size in (None, 32):
-        told = refused(made(name, 64, **pool), state, img_size=size)
+    for size in (32,) if (name, mixer) == ("cvt_micro_32", "kv") else (None, 32):
+        told = refused(pooled(64), state, img_size=size)
         assert "pool_values" in told
         assert "set_input_size" in told
-    mine = made(name, 32, **pool)
+    mine = pooled(32)
     assert load_weights(mine, state).resized == ()
     theirs.set_input_size(64)
-    mine = made(name, 32, **pool)
+    mine, built = pooled(32), pooled(64)
     for size in (None, 64):
         loaded = load_weights(mine, theirs.state_dict(), img_size=size)
-        assert not any(".key" in path for path in loaded.resized)
-        close(find_mixers(mine).popitem()[1].key, find_mixers(theirs).popitem()[1].key)
+        assert not any(held in path for path in loaded.resized)
+        ends = [getattr(find_mixers(m).popitem()[1], held) for m in (mine, theirs)]
+        close(*ends)
+        assert "pool_values" in refused(built, theirs.state_dict(), img_size=size)
+    with pytest.raises(RuntimeError, match=f"size mismatch for .*{held}"):
+        built.load_state_dict(theirs.state_dict())

@@ -42,6 +42,13 @@ def test_a_dict_of_other_things_names_the_first() -> None:
     assert "'epoch' is a int" in refused({"epoch": 1})
 
 
+@pytest.mark.parametrize("source", [nn.Linear(2, 2), None, 3, "", " "])
+def test_what_is_no_source_of_weights(source: Any, shapes_checked: bool) -> None:
+    if shapes_checked and not isinstance(source, str):
+        pytest.skip("the shape checks refuse another kind of value first")
+    assert "give model.state_dict(), a file or a run's folder" in refused(source)
+
+
 def test_files_of_other_things_are_told_from_damaged_ones(tmp_path: Path) -> None:
     note = tmp_path / "note.pth"
     note.write_text("Dear reader,\nno weights here.\n")

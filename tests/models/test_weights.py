@@ -201,6 +201,20 @@ def test_keys_of_windows_are_resampled_as_one_map() -> None:
     assert torch.equal(made.key, made.adapt_state(source.state_dict(), **there)["key"])
 
 
+def test_layers_of_which_a_norm_is_left_over_are_of_another_kind() -> None:
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 2, "embed_dim": 12, "depths": (1, 1, 1)}
+    sizes |= {"num_heads": (1, 1, 1), "window_size": 4}
+    theirs = timm.create_model("swin_tiny_patch4_window7_224", **sizes)
+    mine = create_model("swin_micro_p2_32", **sizes)
+    loaded = load_weights(mine, theirs.state_dict())
+    normed = {"patch_embed.proj.weight", "layers.1.downsample.reduction.weight"}
+    assert normed <= set(loaded.missing)
+    assert normed <= set(loaded.unused)
+    assert {"layers.0.blocks.0.mlp.fc1.weight", "layers.0.blocks.0.norm1.bias"} <= set(
+        loaded.copied
+    )
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "nested", "compiled", "ema"])
 def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     theirs, mine = caformer(), mixed(mixer=["sep_conv", "sep_conv", "softmax", "softmax"])

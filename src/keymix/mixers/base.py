@@ -85,6 +85,7 @@ class TokenMixer(nn.Module):
     """
 
     traits: ClassVar[Traits] = Traits()
+    laid: ClassVar[tuple[str, ...]] = ()  # names in a state with one row a position of a grid
     mixer_name: ClassVar[str] = ""  # set by register_mixer
 
     def __init__(self, site: Site) -> None:
@@ -108,8 +109,16 @@ class TokenMixer(nn.Module):
 
     @property
     def optional_state(self) -> frozenset[str]:
-        """Names of buffers that a state may hold or lack, and that loading takes either way."""
+        """Names of buffers that a state may hold or lack, and that loading takes either way.
+
+        A state lacks one where the grid that it comes from says all of it.
+        """
         return frozenset()
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether what it holds a position stays where it lies when tokens take another grid."""
+        return False
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay would pull away from their neutral value."""
@@ -173,7 +182,8 @@ class TokenMixer(nn.Module):
     ) -> dict[str, Tensor]:
         """Make the tensors of a checkpoint from another grid fit this mixer.
 
-        What is learned a position is resampled; the rest, and what no resampling can make fit,
+        What lies on the grid (:attr:`laid`) is resampled, also what the state leaves out because
+        its grid says it (:attr:`optional_state`); the rest, and what no resampling can make fit,
         is returned as it is.
 
         Args:

@@ -92,7 +92,7 @@ class KeyValueAttention(GridBound):
         if pos_dim:
             self.pos_proj = nn.Linear(pos_dim, 1, **self.factory)
             code = torch.empty(site.num_tokens, 2 * math.ceil(pos_dim / 4), **self.factory)
-            self._keep_code(code, saved=False)
+            self._keep_code(code)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -101,7 +101,7 @@ class KeyValueAttention(GridBound):
         if self.pos_proj is not None:
             nn.init.constant_(self.pos_proj.weight, 1.0 / self.pos_dim)
             nn.init.zeros_(self.pos_proj.bias)
-            self._keep_code(self.pos_code, saved=False)
+            self._keep_code(self.pos_code)
             self.init_non_persistent_buffers()
 
     def init_non_persistent_buffers(self) -> None:
@@ -118,10 +118,16 @@ class KeyValueAttention(GridBound):
             self.init_non_persistent_buffers()
         return self
 
-    def _keep_code(self, code: Tensor, *, saved: bool) -> None:
-        """Hold a code; one that is no more the sinusoid of its indices belongs to the state."""
-        self.register_buffer("pos_code", code, persistent=saved)
-        self._code_moved = saved
+    def _keep_code(self, code: Tensor, *, moved: bool = False) -> None:
+        """Hold a code; it belongs to the state where a mixer built here would have another.
+
+        Args:
+            code: A row a position of :attr:`home`.
+            moved: Whether it is no more the sinusoid of its indices.
+        """
+        away = self.values_grid not in (None, self.home)  # "pool_values" left it behind
+        self.register_buffer("pos_code", code, persistent=moved or away)
+        self._code_moved = moved
 
     @property
     def bound(self) -> bool:
@@ -138,11 +144,19 @@ class KeyValueAttention(GridBound):
         prefix = self.site.num_prefix_tokens
         if home != self.home:
             moved = resample.interpolate(self.pos_code, prefix, self.home, home)
-            self._keep_code(moved.contiguous(), saved=True)
+            self._keep_code(moved.contiguous(), moved=True)
+
+    def set_grid(
+        self, grid: Grid, *, key_grid: Grid | None = None, window_grid: Grid | None = None
+    ) -> None:
+        """Take another geometry; a code that stays where it lies is saved from then on."""
+        super().set_grid(grid, key_grid=key_grid, window_grid=window_grid)
+        if self.bound:
+            self._keep_code(self.pos_code, moved=self._code_moved)
 
     @property
     def optional_state(self) -> frozenset[str]:
-        """The position code: a state has one that was resampled for good, and no other."""
+        """The position code: a state has one that the grid of its tokens does not say."""
         return frozenset(self.laid if self.pos_dim else ())
 
     def adapt_state(
@@ -153,15 +167,21 @@ class KeyValueAttention(GridBound):
         key_grid: Grid | None = None,
         window_grid: Grid | None = None,
     ) -> dict[str, Tensor]:
-        """Resample the position code of a checkpoint, if it has one, to where this mixer's lies.
+        """Resample the position code of a checkpoint to where this mixer's lies.
+
+        A state that leaves it out has the sinusoid of the indices of its grid.
 
         Raises:
             UserError: If it does not have one row a token of that grid.
         """
         adapted, old = dict(state), key_grid or grid
-        if self.bound and "pos_code" in state:
-            code, prefix = state["pos_code"], self.site.num_prefix_tokens
-            if code.ndim != 2 or len(code) != prefix + old[0] * old[1]:
+        if self.bound and ("pos_code" in state or old != self.home):
+            prefix = self.site.num_prefix_tokens
+            count = prefix + old[0] * old[1]
+            code = state.get("pos_code")
+            if code is None:
+                code = sinusoidal_code(count, self.pos_dim).to(self.pos_code)
+            if code.ndim != 2 or len(code) != count:
                 raise UserError(
                     f"pos_code {tuple(code.shape)} of mixer {self.mixer_name!r} does not hold the "
                     f"code of a grid of {old}; tell the checkpoint's grid"
@@ -171,13 +191,15 @@ class KeyValueAttention(GridBound):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load; a state says its code where it is not the sinusoid of the indices."""
-        if self.pos_proj is not None and f"{prefix}pos_proj.weight" in state:
-            told = f"{prefix}pos_code" in state
+        told, coded = f"{prefix}pos_code" in state, f"{prefix}pos_proj.weight" in state
+        if self.bound and coded:
             moved, self._code_moved = self._code_moved, told
             if moved and not told:
                 self.init_non_persistent_buffers()
-            self._keep_code(self.pos_code, saved=told)
+            self.register_buffer("pos_code", self.pos_code, persistent=told)  # wanted if there
         super()._load_from_state_dict(state, prefix, *rest)
+        if self.bound and coded:
+            self._keep_code(self.pos_code, moved=told)
 
     @property
     def claims(self) -> Traits:
@@ -199,7 +221,7 @@ class KeyValueAttention(GridBound):
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens; under ``"pool_values"`` keys are averaged as values are."""
         inputs = super().inputs(x, grid)
-        if self.bound and self.resize == "pool_values":
+        if self.keeps_grid:
             inputs["key"] = self.pooled(inputs["k"], grid)
         return inputs
 

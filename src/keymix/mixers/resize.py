@@ -81,6 +81,11 @@ class GridBound(MapMixer):
         return True
 
     @property
+    def keeps_grid(self) -> bool:
+        """Whether the policy is ``"pool_values"``, and there is something to keep."""
+        return self.bound and self.resize == "pool_values"
+
+    @property
     def own_windows(self) -> bool:
         """Whether each window has something of its own."""
         return self.bound and self.site.own_windows
@@ -195,7 +200,7 @@ class GridBound(MapMixer):
         grid, here = as_grid("grid", grid), self.site
         source = key_grid if key_grid is not None else self.source_grid(grid)
         there = here.on(grid, key_grid=source, window_grid=window_grid)
-        if self.bound and self.resize == "pool_values":
+        if self.keeps_grid:
             there = replace(there, key_grid=self.home)
         elif self.resize == "interpolate" and self.bound:
             self.lay(source, there.window_grid)
@@ -247,7 +252,7 @@ class GridBound(MapMixer):
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens; under ``"pool_values"`` values are averaged onto the keys' grid."""
         inputs = super().inputs(x, grid)
-        if self.bound and self.resize == "pool_values":
+        if self.keeps_grid:
             inputs["v"] = self.pooled(inputs["v"], grid)
         return inputs
 
@@ -258,7 +263,7 @@ class GridBound(MapMixer):
         return resample.pool(t, self.site.num_prefix_tokens, source, self.home)
 
     def _check_bias(self, bias: Tensor | None) -> None:
-        if bias is None or not self.bound or self.resize != "pool_values":
+        if bias is None or not self.keeps_grid:
             return
         keys = self.site.num_keys
         if bias.ndim and bias.shape[-1] not in (1, keys):

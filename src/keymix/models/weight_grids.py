@@ -16,9 +16,11 @@ from keymix.hosts.base import find_mixers
 from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
+from keymix.mixers.resize import GridBound
 from keymix.models.input_size import tell_mixers, without_memory
 
 _REMEDY = "give img_size=, the height and width in pixels of the images they were trained on"
+_OTHER = "they were trained on images of another size: give that one, img_size=(height, width)"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Geometry:
             if math.prod(there) != count:
                 raise UserError(
                     f"holds {count} positions, and images of {self.size[0]}x{self.size[1]} make "
-                    f"{there[0]}x{there[1]} here; {_REMEDY}"
+                    f"{there[0]}x{there[1]} here; {_OTHER}"
                 )
             return there
         if count == math.prod(mine) and mine[0] == mine[1]:
@@ -103,10 +105,16 @@ class Geometry:
             return (side + 1) // 2, (side + 1) // 2
         if known is not None and _rows((known[0], known[1])) == rows:
             return known[0], known[1]
+        table = f"{path}.relative_position_bias_table has {rows} rows"
+        if known is not None and self.size is not None:
+            raise UserError(
+                f"{table}, and images of {self.size[0]}x{self.size[1]} make windows of "
+                f"{known[0]}x{known[1]} here; build the model with window_size=, the height and "
+                "width in tokens of the windows that they were trained with"
+            )
         raise UserError(
-            f"{path}.relative_position_bias_table has {rows} rows, which fit more "
-            f"than one window (the model's is {mine[0]}x{mine[1]}); {_REMEDY}, or build the "
-            "model with square windows"
+            f"{table}, which fit more than one window (the model's is {mine[0]}x{mine[1]}); "
+            f"{_REMEDY}, or build the model with window_size=, that of their windows"
         )
 
 
@@ -161,8 +169,8 @@ def _ghost(model: nn.Module) -> nn.Module:
     """Copy a model without its memory; its mixers take any grid."""
     ghost: nn.Module = without_memory(model)
     for mixer in find_mixers(ghost).values():
-        if hasattr(mixer, "resize"):
-            mixer.resize = "interpolate"  # type: ignore[assignment]
+        if isinstance(mixer, GridBound):
+            mixer.resize = "interpolate"
         mixer.refuses_grid = lambda *_, **__: None  # type: ignore[method-assign]
     return ghost
 

@@ -61,7 +61,7 @@ def adapted_mixer(
         raise UserError(f"{path} ({mixer.mixer_name}) {error}") from None
     if any(tensor.shape != own[name].shape for name, tensor in moved.items()):
         return {}
-    return {name: (tensor, tensor is not shaped[name]) for name, tensor in moved.items()}
+    return {name: (tensor, tensor is not shaped.get(name)) for name, tensor in moved.items()}
 
 
 @dataclass(frozen=True)
@@ -78,34 +78,43 @@ def _on_this_grid(
 ) -> dict[str, Tensor]:
     """Resample what is learned a position, as far as shapes fit it; empty where it cannot be."""
     home = mixer.site.key_grid or mixer.site.grid
-    laid = state.keys() & set(getattr(mixer, "laid", ()))
+    laid, implied = state.keys() & set(mixer.laid), mixer.optional_state - state.keys()
     wrong = {name for name, tensor in state.items() if tensor.shape != own[name].shape}
     if home is None or not wrong <= laid:
         return state
-    if not laid:
-        whole = mixer.tied_to_grid and not hasattr(mixer, "resize")  # a map of all positions
+    keys: Grid
+    windows: Grid | None = None
+    if implied and not laid:  # by the grid itself, which no shape tells
+        keys = lay.window or lay.geometry.keys(lay.path) or home
+    elif not laid:
+        whole = mixer.tied_to_grid and not mixer.laid  # a map of all positions
         there = lay.geometry.keys(lay.path)
         fits = not whole or lay.geometry.resolve(math.prod(home), home, there) == home
         return state if fits else {}
-    axis = (1,) if mixer.site.own_windows else ()  # of windows, which one window's keys lack
-    ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong} or {(1, 1)}
-    if len(ratios) != 1 or ratios == {(0, 1)}:  # shapes of something else than positions
-        return state
-    keys, windows = _lain(mixer, home, ratios.pop(), lay)
+    else:
+        axis = (1,) if mixer.site.own_windows else ()  # of windows, which one window's keys lack
+        ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong} or {(1, 1)}
+        if len(ratios) != 1 or ratios == {(0, 1)}:  # shapes of something else than positions
+            return state
+        keys, windows = _lain(mixer, home, ratios.pop(), lay)
     if keys == home and windows in (None, mixer.site.window_grid):
         return state
-    if getattr(mixer, "resize", None) == "pool_values":
-        raise UserError(
-            "keeps its keys on the grid they were trained on (resize='pool_values'): theirs on "
-            f"{_told(keys, windows)}, the model's on "
-            f"{_told(home, windows and mixer.site.window_grid)}; build the model at the image "
-            "size of the training, load, then call set_input_size, or take resize='interpolate'"
-        )
+    if mixer.keeps_grid:
+        raise _kept(mixer, home, _told(keys, windows), windows)
     try:
         there = mixer.site.grid or keys
         return mixer.adapt_state(state, there, key_grid=keys, window_grid=windows)
     except UserError:
         return state
+
+
+def _kept(mixer: TokenMixer, home: Grid, theirs: str, windows: Grid | None = None) -> UserError:
+    return UserError(
+        f"keeps what it learned on the grid of its training (resize='pool_values'): theirs on "
+        f"{theirs}, the model's on {_told(home, windows and mixer.site.window_grid)}; build the "
+        "model at the image size of the training, load, then call set_input_size, or take "
+        "resize='interpolate'"
+    )
 
 
 def _told(keys: Grid, windows: Grid | None) -> str:
@@ -126,9 +135,10 @@ def _lain(
         return keys, geometry.resolve(number, site.window_grid, there)
     count = site.num_keys * theirs // ours - site.num_prefix_tokens
     there = geometry.keys(lay.path)
-    pooled = getattr(mixer, "resize", None) == "pool_values"
-    if pooled and there is not None and count == math.prod(home) != math.prod(there):
-        return home, None  # it was built like this one, and took the other size afterwards
+    if mixer.keeps_grid and there is not None and count != math.prod(there):
+        if count == math.prod(home):  # built like this one, it took the other size afterwards
+            return home, None
+        raise _kept(mixer, home, f"one of {count} positions")
     return geometry.resolve(count, home, there), None
 
 

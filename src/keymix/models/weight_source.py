@@ -18,6 +18,7 @@ from keymix.errors import UserError, one_line
 from keymix.mixers.base import Grid
 
 _LAST = "weights_last.safetensors"  # of a run's folder
+_WANTED = "give model.state_dict(), a file or a run's folder"
 _KINDS = "a .safetensors or .pth file of tensors"
 _FAILURES = (
     AttributeError,
@@ -60,6 +61,9 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     if isinstance(source, Mapping):
         called = "the state dict"
         return Source(tensors=_tensors(source, called), called=called)
+    if not isinstance(source, str | Path) or not str(source).strip():
+        what = repr(source) if isinstance(source, str) else f"a {type(source).__name__}"
+        raise UserError(f"weights are {what}, no source of tensors; {_WANTED}")
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / _LAST).is_file():

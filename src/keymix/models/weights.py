@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,9 @@ def load_weights(
     Names of a host's attention become those of the mixer that stands there
     (``blocks.0.attn.qkv`` is ``blocks.0.attn.mixer.qkv``). A mixer is taken over only if the
     checkpoint's attention is of its kind: all its projections are there, and nothing is left
-    over; so one that loaded without a missing name computes the same. A classifier of another
-    size stays as it is.
+    over; so one that loaded without a missing name computes the same. Nor is another layer (an
+    MLP, patch embedding or merging) of which something is left over. A classifier of another size stays as
+    it is.
 
     Position embeddings, learned keys and tables of relative positions are resampled to the
     model's grid. A checkpoint holds how many positions there were, not how they lay; that follows
@@ -62,7 +63,8 @@ def load_weights(
     gives for others. Where neither does, a grid is taken to be square: as many positions as a
     square model has are copied as they lie, another square number is resampled, and anything else
     (every model that is not square itself and has as many) is refused. Windows are square where
-    their table's rows allow it.
+    their table's rows allow it. A position code that follows from the grid and is not in the file
+    (``key_value`` with ``pos_dim``) lies where position embeddings do, or else on the model's own.
 
     Args:
         model: Any model; it changes in place, unless an error is raised.
@@ -82,16 +84,17 @@ def load_weights(
         UserError: If the file is damaged or of another kind; nothing of it fits, or it gives less
             than half of the parameters outside mixers and classifier while it holds others; a
             tensor is of another size than the model's of that name, or holds infinities or NaN;
-            nothing tells the grid of its positions; or keys that ``resize="pool_values"`` keeps on
-            their grid are of another.
+            nothing tells the grid of its positions; or keys, or a position code, that
+            ``resize="pool_values"`` keeps on their grid are of another.
     """
     read = read_source(source)
     state, called = read.tensors, read.called
     own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
-    geometry = geometry_at(model, read.img_size if img_size is None else img_size)
     names, idle = target_names(model, state)
+    size: int | Grid | None = read.img_size if img_size is None else img_size
+    geometry = geometry_at(model, _size_told(model, names, state) if size is None else size)
     classifier = _classifier(model)
     found: dict[str, Tensor] = {}
     resized: list[str] = []
@@ -129,6 +132,10 @@ def load_weights(
                 f"{called}: {theirs} is {list(state[theirs].shape)}, and in the model {name} is "
                 f"{list(wanted.shape)}; build the model with the sizes of the weights"
             )
+    for path in _other_kinds(model, names.keys() - found.keys(), (*in_mixers, *classifier)):
+        for name in _below({n: n for n in found}, path).values():
+            del found[name]
+    resized = [name for name in resized if name in found]
     if not any(not name.startswith(classifier) for name in found):
         theirs, mine = next(iter(state)), next(iter(own), "none")
         raise UserError(
@@ -136,7 +143,7 @@ def load_weights(
             f"is {one_line(theirs)!r}, the model's {mine!r}"
         )
     _check_finite(found, own, names, called)
-    took = {names[name] for name in found} | idle
+    took = {names[name] for name in found if name in names} | idle
     left = [name for name in state if name not in took]
     _check_kin(model, found, left, (*in_mixers, *classifier), called)
     model.load_state_dict(found, strict=False)
@@ -155,8 +162,9 @@ def _check_finite(found: State, own: State, names: Mapping[str, str], called: st
         infinite_here = here is not None and not bool(here.isfinite().all())
         if not infinite_here and not bool(tensor.isfinite().all()):
             raise UserError(
-                f"{called}: {one_line(names[name])} holds numbers that are not finite; take "
-                "weights from before that, such as the best epoch's or an earlier checkpoint's"
+                f"{called}: {one_line(names.get(name, name))} holds numbers that are not finite; "
+                "take weights from before that, such as the best epoch's or an earlier "
+                "checkpoint's"
             )
 
 
@@ -182,6 +190,28 @@ def _check_kin(
             f"tensors, such as {one_line(odd)!r}, fit nothing; give weights of this model, or "
             "leave those tensors out"
         )
+
+
+def _other_kinds(model: nn.Module, left: Iterable[str], spared: tuple[str, ...]) -> set[str]:
+    """Paths of layers that a checkpoint has more in than the model: it computes something else.
+
+    A layer is what holds modules without modules of their own, as an MLP or a patch merging.
+
+    Args:
+        model: The model.
+        left: Names in the model's words that go unused.
+        spared: Paths that other weights may have more in: mixers and classifier.
+    """
+    modules, found, gone = dict(model.named_modules()), set(), nn.Identity()
+    for name in left:
+        path = name.rpartition(".")[0]
+        while path and isinstance(modules.get(path, gone), nn.Identity):
+            path = path.rpartition(".")[0]
+        parts = [*modules[path].children()]
+        flat = parts and not any([*part.children()] for part in parts)
+        if path and flat and not name.startswith(spared):
+            found.add(path)
+    return found
 
 
 def _below(names: Mapping[str, str], path: str) -> dict[str, str]:
@@ -221,16 +251,42 @@ def _placed(
     return found
 
 
-def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor, geometry: Geometry) -> Tensor:
-    """Resample position embeddings ``[1, P + H W, C]``; as they are where that cannot be."""
+def _laid_out(model: nn.Module, tensor: Tensor, wanted: Tensor) -> tuple[Grid, int] | None:
+    """Return the model's grid of patches and its prefix; None if position embeddings fit none."""
     patch_embed: Any = getattr(model, "patch_embed", None)
     size = getattr(patch_embed, "grid_size", None)
     if size is None or tensor.ndim != 3 or tensor.shape[2] != wanted.shape[2]:
-        return tensor
+        return None
     grid: Grid = (size[0], size[1])
     prefix = wanted.shape[1] - math.prod(grid)
-    if prefix < 0 or tensor.shape[1] <= prefix:
+    return None if prefix < 0 or tensor.shape[1] <= prefix else (grid, prefix)
+
+
+def _size_told(model: nn.Module, names: Mapping[str, str], state: State) -> Grid | None:
+    """Image size of square position embeddings, where a mixer's code lies on their grid unsaid."""
+    wanted: Any = getattr(model, "pos_embed", None)
+    unsaid = any(mixer.optional_state for mixer in find_mixers(model).values())
+    if not unsaid or wanted is None or "pos_embed" not in names:
+        return None
+    tensor = state[names["pos_embed"]]
+    lie = _laid_out(model, tensor, wanted)
+    if lie is None:
+        return None
+    grid, prefix = lie
+    count = tensor.shape[1] - prefix
+    side = math.isqrt(count)
+    if count == math.prod(grid) or side * side != count:
+        return None
+    patch: Any = model.get_submodule("patch_embed").patch_size
+    return side * patch[0], side * patch[1]
+
+
+def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor, geometry: Geometry) -> Tensor:
+    """Resample position embeddings ``[1, P + H W, C]``; as they are where that cannot be."""
+    lie = _laid_out(model, tensor, wanted)
+    if lie is None:
         return tensor
+    grid, prefix = lie
     old = geometry.resolve(tensor.shape[1] - prefix, grid, geometry.patches())
     if old == grid:
         return tensor
