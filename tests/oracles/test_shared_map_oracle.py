@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keymix.mixers.base import Site
 from keymix.mixers.shared_map import SharedMapAttention
 from keymix.models import create_model
+from keymix.ops import resample
 from mixer_cases import refused, stir
 from tolerances import close
 
@@ -89,6 +91,46 @@ def test_its_map_is_the_shared_one_and_then_what_multiplies_v() -> None:
     v = mixer.inputs(x, None)["v"]
     close(mixer.proj((final @ v).transpose(-3, -2).flatten(-2)), mixer(x, source=a))
     assert not torch.equal(before["norm.running_var"], mixer.norm.running_var)
+
+
+def test_entries_of_the_final_map_are_dropped() -> None:
+    mixer = layer(attn_drop=0.5, proj_drop=0.3).train()
+    x, a = some_tokens(2), some_map(2)
+    final = mixer.attention_map(x, stage="final", source=a)
+    torch.manual_seed(3)
+    y = F.dropout(final, 0.5) @ mixer.inputs(x, None)["v"]
+    wanted = F.dropout(mixer.proj(y.transpose(-3, -2).flatten(-2)), 0.3)
+    torch.manual_seed(3)
+    close(mixer(x, source=a), wanted)
+
+
+def test_values_are_averaged_to_where_the_maps_keys_stay() -> None:
+    mixer = layer(key_grid=(1, 3)).eval()
+    x, a = some_tokens(2), some_map(2)[..., :4]
+    v = mixer.inputs(x, None)["v"]
+    pooled = torch.cat((v[..., :1, :], v[..., 1:, :].unflatten(-2, (2, 3)).mean(-3)), -2)
+    final = mixer.attention_map(x, stage="final", source=a)
+    close(mixer(x, source=a), mixer.proj((final @ pooled).transpose(-3, -2).flatten(-2)))
+
+
+@pytest.mark.parametrize("size", [(16, 96), (48, 64)])
+def test_a_model_with_a_shared_map_of_pooled_keys_takes_another_size(size: tuple[int, int]) -> None:
+    """Also one with as many tokens, lying otherwise."""
+    small: dict[str, Any] = {"img_size": (32, 48), "embed_dim": 12, "depth": 3, "num_heads": 3}
+    options = {"mixer_options": {"resize": "pool_values"}, "shared_from": 1}
+    model = create_model("vit_12b", mixer="static_key", **small, **options).double().eval()
+    stir(model)
+    model.set_input_size(size)
+    seen: list[Tensor] = []
+    first, later = (model.blocks[i].attn.mixer for i in (0, 2))
+    first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    later.register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
+    model(torch.randn(1, 3, *size, dtype=torch.float64))
+    a = first.attention_map(seen[0])
+    assert a.shape[-1] == 7
+    v = resample.pool(later.inputs(seen[1], None)["v"], 1, first.site.grid, (2, 3))
+    final = later.attention_map(seen[1], stage="final", source=a)
+    close(seen[2], later.proj((final @ v).transpose(-3, -2).flatten(-2)))
 
 
 def test_without_a_map_or_with_a_mask_it_refuses() -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Queries, Site, Stage, check_stage, query_rows, take_rows
 from keymix.mixers.re_attention import Norm, ReMixing
+from keymix.mixers.site import as_grid
+from keymix.ops import resample
 
 
 class SharedMapAttention(ReMixing):
@@ -30,10 +32,13 @@ class SharedMapAttention(ReMixing):
         attn_drop: Probability of dropping an entry of the final map.
         proj_drop: Probability of dropping an output value.
         norm: ``"batch"`` (the paper's) or ``"layer"``, as in ``re_attention``.
+        key_grid: Where the map's keys stay whatever grid the tokens take, as those of a layer with
+            ``resize="pool_values"`` do; values are averaged there as that layer's are. None: keys
+            lie where the tokens do.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
-    Shape: x ``[*, M, C]`` and source ``[*, h, N, M]`` -> ``[*, N, C]``.
+    Shape: x ``[*, N, C]`` and source ``[*, h, N, M]`` -> ``[*, N, C]``; M = N without ``key_grid``.
     Cost: 2 N C^2 + N M C + h^2 N M multiply-adds, 2 C^2 + h^2 + 3 h weights besides biases.
     """
 
@@ -51,6 +56,7 @@ class SharedMapAttention(ReMixing):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         norm: Norm = "batch",
+        key_grid: Grid | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -64,6 +70,7 @@ class SharedMapAttention(ReMixing):
             device=device,
             dtype=dtype,
         )
+        self.key_grid = None if key_grid is None else as_grid("key_grid", key_grid)
         self._init_mixing(norm, theta_bias=True)
 
     def _handed(self, source: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -81,7 +88,7 @@ class SharedMapAttention(ReMixing):
         x: Float[Tensor, "*batch N C"],
         grid: Grid | None = None,
         bias: Tensor | None = None,
-        source: Float[Tensor, "*batch h N N"] | None = None,
+        source: Float[Tensor, "*batch h N M"] | None = None,
     ) -> Float[Tensor, "*batch N C"]:
         """Mix the tokens by the map of another layer.
 
@@ -95,7 +102,11 @@ class SharedMapAttention(ReMixing):
             UserError: If there is no map, or a bias.
         """
         maps = self.mix_after(self._handed(source, bias), track=self.training)
-        values = self.inputs(x, self.resolve_grid(x, grid))["v"]
+        grid = self.resolve_grid(x, grid)
+        values = self.inputs(x, grid)["v"]
+        if self.key_grid is not None and grid is not None:
+            prefix = self.site.num_prefix_tokens
+            values = resample.pool(values, prefix, grid, self.key_grid)
         y = self.attn_drop(maps) @ values
         out: Tensor = self.proj_drop(self.proj(y.transpose(-3, -2).flatten(-2)))
         return out
@@ -107,8 +118,8 @@ class SharedMapAttention(ReMixing):
         queries: Queries | None = None,
         stage: Stage = "softmax",
         bias: Tensor | None = None,
-        source: Float[Tensor, "*batch h N N"] | None = None,
-    ) -> Float[Tensor, "*batch h Q N"]:
+        source: Float[Tensor, "*batch h N M"] | None = None,
+    ) -> Float[Tensor, "*batch h Q M"]:
         """Return rows of the map: the shared one, or what this layer makes of it.
 
         Args:

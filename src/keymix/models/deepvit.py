@@ -58,7 +58,7 @@ class DeepBlock(Block):
         if shared is None:
             mixed = self.attn(tokens, attn_mask=attn_mask, is_causal=is_causal)
         else:
-            mixed = self.attn.mixer(tokens, source=shared)
+            mixed = self.attn.mixer(tokens, grid=self.attn.grid_of(tokens), source=shared)
         mixed = self.drop_path1(self.ls1(mixed))
         x = x + (mixed if s == 1 else mixed / s)
         changed = self.drop_path2(self.ls2(self.mlp(self.norm2(x if s == 1 else s * x))))
@@ -171,6 +171,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
             site = replace(place.site, num_heads=source.num_heads)
             wanted = {"head_dim": source.head_dim, **place.defaults, **common, **mine}
             options = {k: v for k, v in wanted.items() if k in known} | source.factory
+            options["key_grid"] = source.site.grid if source.keeps_grid else None
             host.put(self, place, SharedMapAttention(site, **options))
 
     def _embed(self, x: Tensor) -> Tensor:
