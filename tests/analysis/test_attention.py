@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import keymix
 from keymix.analysis.attention import attention_maps, select_mixers
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts import find_mixers
 from keymix.mixers.map_mixer import MapMixer
 
 MODEL = "vit_nano_p2_12"
@@ -84,7 +85,7 @@ def test_the_model_is_left_as_it_was(images: Tensor) -> None:
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), before)
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(m._forward_pre_hooks for m in find_mixers(model).values())
 
 
 def test_everything_is_restored_after_an_error(images: Tensor) -> None:
@@ -92,7 +93,7 @@ def test_everything_is_restored_after_an_error(images: Tensor) -> None:
     with pytest.raises(NoAttentionMap):
         attention_maps(model, images)
     assert all(m.training for m in model.modules())
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(m._forward_pre_hooks for m in find_mixers(model).values())
 
 
 def test_the_forward_pass_stays_fused(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

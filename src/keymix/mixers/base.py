@@ -217,7 +217,7 @@ class TokenMixer(nn.Module):
         if grid is not None and tuple(grid) != self.site.grid and self.tied_to_grid:
             reason = self.refuses_grid(grid)
             if reason is not None:
-                raise UserError(reason)
+                raise UserError(f"got {x.shape[-2]} tokens on a grid of {grid}: {reason}")
         placed = self.traits.permutation == "positional" or self.site.project is not None
         if grid is not None and (given or placed):
             wanted = self.site.num_prefix_tokens + grid[0] * grid[1]
