@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,6 +192,21 @@ def test_weights_that_are_not_there_are_told_before_training(digits, tmp_path: P
         data="digits", recipe=None, overrides={"model.weights": str(tmp_path / "gone")}
     )
     with pytest.raises(UserError, match="gone"):
+        _plan(digits, "mhsa,ska", recipe=recipe)
+
+
+def test_weights_that_do_not_fit_are_told_before_training(digits, tmp_path: Path):
+    path = tmp_path / "own.pth"
+    recipe = choose_recipe(data="digits", recipe=None, overrides={"model.weights": str(path)})
+    state = meta_builder(recipe, digits)(parse_mixer("ska")).to_empty(device="cpu").state_dict()
+    state = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    torch.save(state, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = _plan(digits, "mhsa,ska", recipe=recipe)
+    assert plan.recipe.model.weights == str(path)
+    torch.save({**state, "pos_embed": torch.zeros(1, 5, 3)}, path)
+    with pytest.raises(UserError, match=r"own\.pth.*pos_embed is \[1, 5, 3\]"):
         _plan(digits, "mhsa,ska", recipe=recipe)
 
 

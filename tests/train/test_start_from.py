@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import nn
 
 from keymix.errors import KeymixWarning, UserError
 from keymix.models import create_model
+from keymix.train.engine import train
 from keymix.train.model import start_from
+from keymix.train.recipe import Recipe, from_dict
 
 SMALL: dict[str, dict[str, Any]] = {
     "vit_micro_p4_32": {"embed_dim": 16, "depth": 2, "num_heads": 2},
@@ -85,3 +88,32 @@ def test_a_run_tells_how_its_positions_lie_and_broken_numbers_are_refused(tmp_pa
     nn.init.constant_(theirs.norm.weight, torch.nan)
     with pytest.raises(UserError, match=r"weights_last.*norm\.weight.*not finite"):
         start_from(mine, saved(theirs, tmp_path, image_size=[8, 32]))
+
+
+def test_a_run_refused_for_its_weights_writes_and_clears_nothing(
+    vary: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    others = saved(made("swin_micro_p2_32"), tmp_path, image_size=[16, 16])
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(others.read_bytes()[:1000])
+    run = tmp_path / "run"
+    short = {"schedule.epochs": 1, "schedule.warmup_epochs": 0.0}
+    for path, says in ((others, "sizes of the weights"), (broken, "damaged")):
+        with pytest.raises(UserError, match=says):
+            train(vary({"model.weights": str(path), **short}), run)
+        assert not run.exists()
+    train(vary(short), run)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with pytest.raises(UserError, match="sizes of the weights"):
+        train(vary({"model.weights": str(others), **short}), run, overwrite=True)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["mixer", "weights"])
+def test_an_empty_name_is_not_taken_as_none(vary: Callable[..., Recipe], name: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.{name} = ''.*leave it out"):
+        vary({f"model.{name}": ""})
+    values = vary({}).to_dict()
+    values["model"][name] = " "
+    with pytest.raises(UserError, match=rf"model\.{name} = ' '.*leave it out"):
+        from_dict(values)

@@ -99,6 +99,8 @@ def sort_words(
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"option {name} needs a value.")
             value = rest.pop(0)
+        if not value.strip():
+            raise UserError(f"option {name} is empty: give it a value, or leave it out.")
         if name in options:
             words.options.setdefault(name, []).append(value)
         else:

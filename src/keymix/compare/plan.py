@@ -217,26 +217,46 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
 
     The function raises a `UserError` that names the mixer where it does not fit the model.
     """
+
+    def build(spec: MixerSpec) -> nn.Module:
+        return _built(recipe, data, spec, "meta")
+
+    return build
+
+
+def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.Module:
     import torch
 
     from keymix.train.model import build_model
 
-    def build(spec: MixerSpec) -> nn.Module:
-        mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            try:
-                return build_model(
-                    mixed,
-                    num_classes=len(data.classes),
-                    in_chans=data.in_chans,
-                    image_size=data.image_size,
-                )
-            except UserError as error:
-                if str(error).startswith("unknown model"):
-                    raise
-                raise UserError(f"{recipe.model.name} with mixer {spec.label}: {error}") from None
+    mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        try:
+            return build_model(
+                mixed,
+                num_classes=len(data.classes),
+                in_chans=data.in_chans,
+                image_size=data.image_size,
+            )
+        except UserError as error:
+            if str(error).startswith("unknown model"):
+                raise
+            raise UserError(f"{recipe.model.name} with mixer {spec.label}: {error}") from None
 
-    return build
+
+def _check_weights(path: Path, recipe: Recipe, data: ImageData, specs: Sequence[MixerSpec]) -> None:
+    """Load the weights that all runs start from into each model once; each run tells what is new.
+
+    Raises:
+        UserError: If they do not fit one.
+    """
+    from keymix.train.model import start_from
+
+    for spec in specs:
+        model = _built(recipe, data, spec, "cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", KeymixWarning)
+            start_from(model, path)
 
 
 def fitting(
@@ -278,12 +298,13 @@ def make_plan(
     """Check every model and settle what all of them share.
 
     Raises:
-        UserError: If a model cannot be built, or the recipe's readout starves a mixer.
+        UserError: If a model cannot be built or does not take the weights to start from, or the
+            recipe's readout starves a mixer.
     """
     from keymix.models.match import matched, trainable
     from keymix.train.model import find_weights
 
-    find_weights(recipe.model)  # or refuse, before anything trains
+    weights = find_weights(recipe.model)  # or refuse, before any model is built
     if match not in (None, "params"):
         raise unknown("match", str(match), ["params"])
     build = meta_builder(recipe, data)
@@ -303,7 +324,7 @@ def make_plan(
         models = {spec.label: build(spec) for spec in specs}
         pooling, unheard = "avg", deaf
     target = trainable(models[baseline.label])
-    entrants = []
+    entrants, all_chosen = [], []
     for spec in specs:
         note, chosen, params = "", spec, trainable(models[spec.label])
         if match == "params" and spec != baseline and not spec.control:
@@ -311,6 +332,7 @@ def make_plan(
             note, chosen, params = found.note, found.spec, found.params
         elif match == "params" and spec != baseline:
             note = f"not matched: a control keeps its size, {params:,} parameters."
+        all_chosen.append(chosen)
         entrants.append(
             Entrant(
                 label=chosen.label,
@@ -321,6 +343,8 @@ def make_plan(
                 note=note,
             )
         )
+    if weights is not None:
+        _check_weights(weights, recipe, data, all_chosen)
     return Plan(
         recipe=recipe,
         entrants=tuple(entrants),

@@ -86,7 +86,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
 
 
 def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
-    if type(None) in choices and (value is None or value in ("null", "None", "none", "")):
+    if type(None) in choices and (value is None or value in ("null", "None", "none")):
         return None
     rest = [choice for choice in choices if choice is not type(None)]
     for choice in rest[:-1]:

@@ -139,13 +139,17 @@ def train(
             image_size=images.image_size,
         )
         _refuse_deaf(model)
+        checkpoint = None if overwrite else _resumed_from(folder, images)
+        weights = find_weights(recipe.model) if checkpoint is None else None
+        if weights is not None:  # before anything is written, and before the average of weights
+            start_from(model, weights)
         if overwrite:
             clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
             _start(folder, recipe)
             keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
             with interrupts.held():
-                record, task = _fit(recipe, folder, images, model, progress, keeper)
+                record, task = _fit(recipe, folder, images, model, checkpoint, progress, keeper)
             interrupts.look()
             _finish(recipe, folder, images, record, task)
         except WriteError as error:
@@ -195,6 +199,7 @@ def _fit(
     folder: Path,
     data: ImageData,
     model: nn.Module,
+    checkpoint: Checkpoint | None,
     progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
     keeper: Keeper,
 ) -> tuple[EpochRecord, ClassificationTask]:
@@ -212,10 +217,6 @@ def _fit(
         device=device_of_this_machine(),
     )
     val_loader = _eval_loader(recipe, data, "val")
-    checkpoint = _resumed_from(folder, data)
-    weights = find_weights(recipe.model) if checkpoint is None else None
-    if weights is not None:  # before the task, which may keep an average of the weights
-        start_from(model, weights)
     task = ClassificationTask(
         recipe,
         model,

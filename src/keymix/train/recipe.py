@@ -107,6 +107,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "model.name", self.name, "name a model; `keymix list models`")
+        for name in ("mixer", "weights"):
+            text = getattr(self, name)
+            named = text is None or bool(text.strip())
+            _require(named, f"model.{name}", text, "give one, or leave it out")
         _require_probability(model__drop_path=self.drop_path, model__drop_rate=self.drop_rate)
 
 
