@@ -36,6 +36,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--optim.lrr", "1"], ["--optim.lr"]),
         (["--optim.lr"], ["--optim.lr", "needs a value"]),
         (["--optim.lr", "fast"], ["--optim.lr", "fast"]),
+        (["--optim.lr", "nan"], ["--optim.lr", "'nan'", "a finite number"]),
+        (["--data.image_size", "32,"], ["--data.image_size = '32,': expected a whole number or 2"]),
+        (["--data.image_size", "a"], ["--data.image_size = 'a': expected a whole number or 2"]),
+        (["--data.image_size", "3,4,5"], ["--data.image_size = '3,4,5'", "a comma between"]),
+        (["--data.image_size", "0"], ["data.image_size = 0", "height,width"]),
+        (["--model.options.depth", "[2"], ["--model.options.depth = '[2'", "YAML"]),
         (["--epochs", "0"], ["schedule.epochs"]),
         (["--mixer", "skaa"], ["skaa", "ska"]),
         (["--model", "vit_nano_p4_13"], ["vit_nano_p4_12"]),
@@ -94,11 +100,13 @@ def test_printed_config_is_the_recipe_and_runs_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--optim.betas", "0.9,0.95", "--model.options.depth", "2", "--mixer", "ska"]
+    words += ["--data.image_size", "12,16"]
     assert main(["train", "digits_vit", *words, "--print_config"]) == 0
     printed = capsys.readouterr().out
     values = yaml.safe_load(printed)
     assert values["optim"]["betas"] == [0.9, 0.95]
     assert values["model"]["options"]["depth"] == 2
+    assert values["data"]["image_size"] == [12, 16]
     (tmp_path / "mine.yaml").write_text(printed)
     assert main(["train", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
     assert capsys.readouterr().out == printed

@@ -124,6 +124,18 @@ def test_boxes_that_cannot_fit_are_said_not_to() -> None:
     assert resized_crop(0, 4, 400, (0.5, 1.0), **RUN) == (0, 197, 4, 5)
 
 
+def test_crops_have_shapes_around_that_of_the_images_they_become() -> None:
+    """A box is stretched by at most 4/3, as evaluation's crop is not at all."""
+    for shape in (0.5, 1.5, 2.0):
+        made = np.array(
+            [resized_crop(i, 90, 90, (0.2, 0.5), shape=shape, **RUN) for i in range(99)]
+        )
+        ratio = made[:, 3] / made[:, 2] / shape
+        assert ratio.min() > 0.7
+        assert ratio.max() < 1.4
+    assert resized_crop(0, 400, 4, (0.5, 1.0), shape=2.0, **RUN) == (198, 0, 3, 4)
+
+
 def test_erased_rectangles_do_not_depend_on_how_many_are_drawn_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

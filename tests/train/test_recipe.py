@@ -12,13 +12,25 @@ import pytest
 import yaml
 
 from keymix.errors import UserError
-from keymix.train.recipe import Recipe, from_dict, merge, paths, read_recipe, replace_path
+from keymix.train.recipe import (
+    DataConfig,
+    OptimConfig,
+    Recipe,
+    from_dict,
+    merge,
+    parse_value,
+    paths,
+    read_recipe,
+    replace_path,
+)
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
 
 def test_recipe_survives_json_and_yaml(tiny: Recipe, tmp_path: Path) -> None:
-    full = replace_path(tiny, {"optim.betas": [0.9, 0.95], "augment.rand_augment": [2, 9]})
+    several = {"optim.betas": [0.9, 0.95], "augment.rand_augment": [2, 9]}
+    full = replace_path(tiny, {**several, "data.image_size": [32, 48]})
+    assert full.data.image_size == (32, 48)
     (tmp_path / "a.json").write_text(json.dumps(full.to_dict()))
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(full.to_dict()))
     assert read_recipe(tmp_path / "a.json") == full
@@ -68,6 +80,47 @@ def test_missing_required_key_is_named() -> None:
 def test_unfit_value_is_refused_by_name(tiny: Recipe, path: str, value: object) -> None:
     with pytest.raises(UserError, match=path.rpartition(".")[2]):
         replace_path(tiny, {path: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("data.image_size", "48", 48),
+        ("data.image_size", "32,48", (32, 48)),
+        ("data.image_size", "[32, 48]", (32, 48)),
+        ("data.image_size", "null", None),
+        ("data.limit", "1e3", 1000),
+        ("optim.betas", "0.9,0.95", (0.9, 0.95)),
+        ("optim.lr", "1e-3", 1e-3),
+        ("augment.flip", "true", True),
+        ("model.options", "{depth: 2}", {"depth": 2}),
+        ("model.options.eps", "1e-5", 1e-5),
+        ("model.options.qk_norm", "true", True),
+    ],
+)
+def test_options_are_read_in_their_types(path: str, text: str, value: object) -> None:
+    assert parse_value(path, text) == value
+    assert type(parse_value(path, text)) is type(value)
+
+
+def test_equal_sides_are_one_size(tiny: Recipe) -> None:
+    square = replace_path(tiny, {"data.image_size": [32, 32]})
+    assert square == replace_path(tiny, {"data.image_size": 32})
+
+
+@pytest.mark.parametrize("size", [0, (3, 4, 5), (32,), (32, 0), (32, 4.5)])
+def test_image_size_is_a_side_or_height_and_width(size: object) -> None:
+    with pytest.raises(UserError, match=r"data\.image_size = .* or height,width\.$"):
+        DataConfig(spec="digits", image_size=size)  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_not_finite_are_called_so(tiny: Recipe) -> None:
+    with pytest.raises(UserError, match=r"optim\.lr = nan: must be a finite number"):
+        OptimConfig(lr=float("nan"))
+    for path in ("optim.lr", "model.drop_path", "schedule.warmup_epochs", "augment.erasing"):
+        for told in (float("nan"), ".inf", "nan", float("-inf")):
+            with pytest.raises(UserError, match=f"{path} = .*: expected a finite number"):
+                replace_path(tiny, {path: told})
 
 
 def test_yaml_1_1_numbers_are_numbers(tiny: Recipe, tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from keymix.errors import UserError
 from keymix.train.engine import train
-from keymix.train.recipe import Recipe
+from keymix.train.memory import enough_memory
+from keymix.train.model import load_data
+from keymix.train.recipe import Recipe, replace_path
 
 Vary = Callable[[dict[str, Any]], Recipe]
 CLASS_TOKEN = {"model.options.class_token": True, "model.global_pool": "token"}
@@ -42,3 +45,34 @@ def test_what_the_data_says_is_no_option_of_the_model(
     recipe = vary({f"model.options.{option}": 24})
     with pytest.raises(UserError, match=rf"model\.options\.{option}.*{says}"):
         train(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize("image_size", [48, (32, 48)])
+def test_running_out_of_memory_is_one_line_that_names_the_images(
+    image_size: int | tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = r"^out of memory for images of (48x48|32x48) pixels: name a smaller image size\.$"
+    with pytest.raises(UserError, match=line), enough_memory(image_size):
+        torch.empty(1 << 50)  # on a CPU: a plain RuntimeError with the allocator's text
+    told = UserError("model 'vit' cannot be built with img_size=48")
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to")):
+        for cause in (None, error):  # as it comes, or as the cause of what a constructor tells
+            with pytest.raises(UserError, match=line), enough_memory(image_size):
+                raise told if cause else error from cause
+    for other in (RuntimeError("shapes differ"), UserError("no such data")):
+        with pytest.raises(type(other), match=str(other)), enough_memory(image_size):
+            raise other
+    monkeypatch.setattr("keymix.train.memory._of_this_machine", lambda: 4000.0)
+    with pytest.raises(UserError, match=line), enough_memory(image_size):
+        pytest.fail("an image that fits no memory was begun")
+
+
+def test_images_beyond_memory_are_refused_by_every_way_to_use_them(
+    tiny: Recipe, tmp_path: Path
+) -> None:
+    huge = replace_path(tiny, {"data.image_size": [1_000_000, 2_000_000]})
+    line = "out of memory for images of 1000000x2000000 pixels: name a smaller image size"
+    with pytest.raises(UserError, match=rf"{line}, data.batch_size \(16\)"):
+        train(huge, tmp_path / "run")
+    with pytest.raises(UserError, match=line):
+        load_data(huge.data)

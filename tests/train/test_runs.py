@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from keymix.data.decode import fit
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.engine import train
@@ -102,6 +103,31 @@ def test_prediction_of_files_repeats_the_runs_own(done: Run, tmp_path: Path) -> 
         assert list(answer.probabilities) == sorted(answer.probabilities, reverse=True)
 
 
+@pytest.mark.parametrize("size", [16, (16, 12)])
+def test_prediction_at_a_size_is_what_evaluation_scores_there(
+    done: Run, tmp_path: Path, size: int | tuple[int, int]
+) -> None:
+    scores = evaluate(done, image_size=size)
+    targets = _digit_files(done, tmp_path, scores["images"])
+    answers = predict(done, [tmp_path], top=1, image_size=size)
+    right = sum(answer.classes[0] == Path(answer.path).parent.name for answer in answers)
+    assert right / len(targets) == scores["top1"]
+    own = predict(done, [tmp_path], top=1)
+    assert [a.probabilities for a in own] != [a.probabilities for a in answers]
+
+
+def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:
+    """Held in memory or not: what evaluation crops does not hang on the size."""
+    from keymix.train.runs import _data_for
+
+    seen = done.weights()[1]["data"] | {"crop_pct": 0.75}
+    for side in (14, 16, 100):
+        loaded, _ = _data_for(done, seen, None, (side, side))
+        assert loaded.crop_pct == 0.75
+        image = fit(loaded.test.table.open(0).convert("L"), (side, side), 0.75)
+        assert (loaded.test.read(0)[0].numpy() == image).all()
+
+
 def test_broken_image_is_named_and_the_others_answered(done: Run, tmp_path: Path) -> None:
     _digit_files(done, tmp_path, 3)
     (tmp_path / "broken.png").write_bytes(b"\x89PNG not really")
@@ -139,10 +165,13 @@ def test_run_on_images_that_are_not_square_is_evaluated(
             image.save(tmp_path / "set" / label / f"{i}.png")
     spec = f"folder:{tmp_path / 'set'}"
     recipe = replace_path(tiny_recipe, {"data.spec": spec, "schedule.epochs": 1})
-    run = train(recipe, tmp_path / "run")
-    assert run.summary["data"]["image_size"] == [12, 16]
-    told = evaluate(run)
-    assert {name: told[name] for name in run.summary["last"]["test"]} == run.summary["last"]["test"]
+    for given, size in ((None, [12, 16]), ((8, 20), [8, 20])):
+        recipe = replace_path(recipe, {"data.image_size": given})
+        run = train(recipe, tmp_path / str(given))
+        assert train(recipe, run.folder).recipe == recipe  # done: the record is the same recipe
+        assert run.summary["data"]["image_size"] == size
+        told, scored = evaluate(run), run.summary["last"]["test"]
+        assert {name: told[name] for name in scored} == scored
 
 
 def _photos(folder: Path, turned: bool = False) -> str:

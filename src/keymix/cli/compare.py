@@ -11,7 +11,7 @@ from typing import Any
 
 from keymix.cli import console
 from keymix.cli.compare_result import plain, tell, tell_open
-from keymix.cli.recipe_options import flat, recipe_parser, sort_words, typed
+from keymix.cli.recipe_options import flat, sort_words, typed
 from keymix.errors import UserError
 
 _SHORT = {
@@ -61,16 +61,11 @@ def main(argv: list[str]) -> int:
         raise UserError(
             f"unexpected {' '.join(words.names)!r}. Mixers go behind --mixers, data behind --data."
         )
-    from keymix.compare.plan import choose_recipe
-
     fields = dict(words.fields)
     named = {option: words.last(option) for option in _OPTIONS}
     short: dict[str, Any] = {path: fields.pop(path, None) for path in _SHORT.values()}
-    recipe = choose_recipe(data=short["data.spec"], recipe=named["--recipe"])
-    parser = recipe_parser("compare", recipe, _DESCRIPTION, "")
-    given = {path: text for path, text in short.items() if text is not None}
-    short |= typed(parser, recipe, given)
-    overrides = typed(parser, recipe, fields)
+    short |= typed({path: text for path, text in short.items() if text is not None})
+    overrides = typed(fields)
 
     from keymix.cli.compare_progress import watching
     from keymix.compare.run import compare

@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser, parse_size
-from keymix.errors import UserError
+from keymix.cli.parser import VerbParser, image_size_of
 
 EXAMPLES = """\
 examples:
@@ -47,27 +46,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
     )
-    parser.add_argument(
-        "--image-size",
-        metavar="S or H,W",
-        help="pixels of the images that the run is scored on; default: as it was trained",
-    )
-    parser.add_argument(
-        "--resize",
-        choices=("interpolate", "pool_values"),
-        help="what mixers with learned positions do at another size; default: as trained",
-    )
+    parser.add_image_size()
     parser.add_argument("--json", action="store_true", help="tell the result as JSON")
     parser.add_imports()
     given = parser.parse_args(argv)
     parser.run_imports(given)
 
-    if given.resize is not None and given.image_size is None:
-        raise UserError(f"--resize {given.resize} acts at another size: give --image-size too")
+    size = image_size_of(given)
 
     from keymix.train.runs import evaluate
 
-    size = None if given.image_size is None else parse_size(given.image_size)
     scores = evaluate(
         Path(given.run),
         given.data,

@@ -41,6 +41,19 @@ class VerbParser(argparse.ArgumentParser):
             help="a file that registers your own mixers",
         )
 
+    def add_image_size(self) -> None:
+        """Add ``--image-size`` and ``--resize`` of a trained run; `image_size_of` reads them."""
+        self.add_argument(
+            "--image-size",
+            metavar="S or H,W",
+            help="pixels of the images that the run is shown; default: as it was trained",
+        )
+        self.add_argument(
+            "--resize",
+            choices=("interpolate", "pool_values"),
+            help="what mixers with learned positions do at another size; default: as trained",
+        )
+
     @staticmethod
     def run_imports(given: argparse.Namespace) -> None:
         """Import the files given with ``--import``."""
@@ -49,6 +62,19 @@ class VerbParser(argparse.ArgumentParser):
 
             for file in given.imports:
                 import_file(file)
+
+
+def image_size_of(given: argparse.Namespace) -> tuple[int, int] | None:
+    """Read ``--image-size``; None if it was not given.
+
+    Raises:
+        UserError: If it is no size, or ``--resize`` stands alone.
+    """
+    if given.image_size is not None:
+        return parse_size(given.image_size)
+    if given.resize is not None:
+        raise UserError(f"--resize {given.resize} acts at another size: give --image-size too")
+    return None
 
 
 def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:

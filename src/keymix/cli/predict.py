@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser
+from keymix.cli.parser import VerbParser, image_size_of
 from keymix.errors import UserError
 from keymix.report import csv_cells
 
@@ -39,17 +39,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
     )
+    parser.add_image_size()
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     parser.add_imports()
     given = parser.parse_args(argv)
     target = None if given.out is None else Path(given.out)
     if target is not None and target.exists() and not given.overwrite:
         raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+    size = image_size_of(given)
     parser.run_imports(given)
 
     from keymix.train.runs import predict
 
-    answers = predict(Path(given.run), given.images, which=given.weights, top=given.top)
+    answers = predict(
+        Path(given.run),
+        given.images,
+        which=given.weights,
+        top=given.top,
+        image_size=size,
+        resize=given.resize,
+    )
     good = [answer for answer in answers if answer.error is None]
     broken = [answer for answer in answers if answer.error is not None]
     if given.format == "table" and target is None:

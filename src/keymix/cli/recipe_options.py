@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe fields as command-line options: ``--optim.lr 1e-3``, short forms, one-line refusals.
 
-jsonargparse reads types and help texts from the recipe's dataclasses. The words are sorted here
-before it sees them, so that a mistake is answered in one line that names the nearest option.
+The words are sorted and read here, so that a mistake is answered in one line that names the nearest
+option. jsonargparse shows types and help texts of the recipe's dataclasses in ``--help``.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from keymix.errors import UserError, unknown
-from keymix.train.recipe import Recipe, paths
+from keymix.train.recipe import Recipe, parse_value, paths
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -111,7 +110,7 @@ def sort_words(
 def recipe_parser(
     verb: str, recipe: Recipe | None, description: str, epilog: str
 ) -> ArgumentParser:
-    """A parser whose options are the fields of a recipe, for types and ``--help``.
+    """A parser whose options are the fields of a recipe, for ``--help``.
 
     Args:
         verb: The command's verb.
@@ -125,7 +124,6 @@ def recipe_parser(
         prog=f"keymix {verb}",
         description=description,
         epilog=epilog,
-        exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_class_arguments(Recipe, as_group=True)
@@ -158,29 +156,10 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-def typed(parser: ArgumentParser, recipe: Recipe, fields: Mapping[str, str]) -> dict[str, Any]:
+def typed(fields: Mapping[str, str]) -> dict[str, Any]:
     """The recipe fields of a command line, by dotted key, in their types.
 
     Raises:
         UserError: If a value does not fit its field.
     """
-    import yaml
-    from jsonargparse import ArgumentError
-
-    tuples = {path for path, value in flat(recipe).items() if isinstance(value, list)}
-    tuples.add("optim.betas")
-    made: dict[str, Any] = {}
-    for path, text in fields.items():
-        if path.startswith(_FREE):
-            made[path] = yaml.safe_load(text)
-            continue
-        value = f"[{text}]" if path in tuples and "[" not in text else text
-        try:
-            parsed = parser.parse_args([f"--{path}={value}"])
-        except (ArgumentError, argparse.ArgumentError) as error:
-            told = " ".join(str(error).split()).rstrip(".")
-            told = re.sub(r'^Parser key "[^"]*": ', "", told)
-            told = re.sub(r"<class '(\w+)'>", r"\1", told)
-            raise UserError(f"option --{path} {text!r}: {told}.") from None
-        made[path] = parsed[path]
-    return made
+    return {path: parse_value(path, text) for path, text in fields.items()}

@@ -51,8 +51,7 @@ def main(argv: list[str]) -> int:
         _help(named)
         return 0
     recipe = _recipe(named, words.options.get("--config", []))
-    parser = recipe_parser("train", recipe, _DESCRIPTION, _EPILOG)
-    recipe = replace_path(recipe, typed(parser, recipe, words.fields))
+    recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
         import yaml
 

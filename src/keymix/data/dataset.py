@@ -145,6 +145,7 @@ def load(
     spec: str,
     *,
     image_size: int | Size | None = None,
+    crop_pct: float | None = None,
     limit: int | None = None,
     val_fraction: float = 0.1,
     split_seed: int = 0,
@@ -160,6 +161,8 @@ def load(
         spec: ``digits``, ``cifar10``, ``folder:PATH`` or another of `keymix.data.specs`.
         image_size: Pixels a side, or height and width. None: the common size if all images have the
             same, else 224.
+        crop_pct: Share of the resized image's side that the evaluation crop keeps. None: all of it
+            in a set that is held in memory, else 0.875.
         limit: Most images of train and validation together, a stratified choice; test is cut to the
             same number.
         val_fraction: Share of train that becomes validation, in (0, 1).
@@ -181,7 +184,7 @@ def load(
     if skip_corrupt:
         parts, tables, left_out = sieve(parts, tables, source, spec)
         notes += left_out_note(left_out)
-    size, pixels = _pixels(tables, source.in_chans, size or source.image_size)
+    size, pixels = _pixels(tables, source.in_chans, size or source.image_size, crop_pct or 1.0)
     notes += _resized(tables, size)
     made = {
         name: Split(
@@ -193,7 +196,7 @@ def load(
             table=table,
             image_size=size,
             in_chans=source.in_chans,
-            crop_pct=LAZY_CROP_PCT if held is None else 1.0,
+            crop_pct=crop_pct or (LAZY_CROP_PCT if held is None else 1.0),
         )
         for name, table in tables.items()
     }
@@ -222,7 +225,7 @@ def load(
 
 
 def _pixels(
-    tables: dict[str, Table], in_chans: int, wanted: Size | None
+    tables: dict[str, Table], in_chans: int, wanted: Size | None, crop_pct: float
 ) -> tuple[Size, dict[str, NDArray[np.uint8] | None]]:
     """Decode all images of a small set; check the headers of a large one."""
     count = sum(map(len, tables.values()))
@@ -237,7 +240,9 @@ def _pixels(
         size = measure.header_size(tables["train"], 0)
         if small(size):
             pixels = {
-                name: measure.decode_all(table, size, in_chans, only_this_size=True)
+                name: measure.decode_all(
+                    table, size, in_chans, crop_pct=crop_pct, only_this_size=True
+                )
                 for name, table in tables.items()
             }
             if all(held is not None for held in pixels.values()):
@@ -248,7 +253,10 @@ def _pixels(
         measure.header_sizes(list(tables.values()))
     if not small(size):
         return size, dict.fromkeys(tables)
-    return size, {name: measure.decode_all(table, size, in_chans) for name, table in tables.items()}
+    return size, {
+        name: measure.decode_all(table, size, in_chans, crop_pct=crop_pct)
+        for name, table in tables.items()
+    }
 
 
 def _resized(tables: dict[str, Table], size: Size) -> list[str]:

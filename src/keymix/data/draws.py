@@ -52,17 +52,28 @@ def operations(index: IntArray, count: int, *, seed: int, epoch: int) -> IntArra
 
 
 def resized_crop(
-    i: int, height: int, width: int, area: tuple[float, float], *, seed: int, epoch: int
+    i: int,
+    height: int,
+    width: int,
+    area: tuple[float, float],
+    *,
+    shape: float = 1.0,
+    seed: int,
+    epoch: int,
 ) -> tuple[int, int, int, int]:
     """Choose a box of random area and shape in image ``i`` (Inception's crop).
 
-    An image too long for any try gets the largest centre box of an allowed shape.
+    An image too long for any try gets the largest centre box of an allowed shape. Where the box is
+    resized to an oblong, shapes vary around that oblong's (torchvision's and timm's around the
+    square), so that training stretches images by at most 4/3 and evaluation, which keeps
+    proportions, sees what it saw.
 
     Args:
         i: Sample index.
         height: Of the image, pixels.
         width: Likewise.
         area: Smallest and largest share of the image's area.
+        shape: Width over height of what the box is resized to.
         seed: Seed.
         epoch: Epoch.
 
@@ -70,9 +81,10 @@ def resized_crop(
         Top, left, height, width.
     """
     draws = uniforms(4 * TRIES, seed, epoch, Stream.CROP, i)
-    (box,), (fits,) = boxes(draws, height, width, area, CROP_RATIO)
+    ratio = (CROP_RATIO[0] * shape, CROP_RATIO[1] * shape)
+    (box,), (fits,) = boxes(draws, height, width, area, ratio)
     if not fits:
-        return _centre_box(height, width)
+        return _centre_box(height, width, ratio)
     top, left, h, w = box.tolist()
     return top, left, h, w
 
@@ -119,7 +131,7 @@ def boxes(
     return np.stack([top, left, h, w], axis=-1)[every, first], good[every, first]
 
 
-def _centre_box(height: int, width: int) -> tuple[int, int, int, int]:
-    w = min(width, round(height * CROP_RATIO[1]))
-    h = min(height, round(width / CROP_RATIO[0]))
+def _centre_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
+    w = min(width, max(1, round(height * ratio[1])))
+    h = min(height, max(1, round(width / ratio[0])))
     return (height - h) // 2, (width - w) // 2, h, w

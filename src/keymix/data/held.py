@@ -54,8 +54,8 @@ class HeldImages:
         if augment is not None and augment.auto_augment:
             raise UserError(
                 f"augment.auto_augment={augment.auto_augment!r} changes images one by one, and at "
-                f"{images.shape[-1]} pixels (data.image_size) this set is held in memory. Use "
-                "augment.rand_augment, operations and magnitude such as 2,9."
+                f"{images.shape[-2]}x{images.shape[-1]} pixels (data.image_size) this set is held "
+                "in memory. Use augment.rand_augment, operations and magnitude such as 2,9."
             )
         self.images = images.to(device)
         self.augment = augment

@@ -155,10 +155,11 @@ class _Maker:
         """Cut a box out of each image and resize it."""
         split = self.split
         pixels = np.empty((len(index), split.in_chans, *split.image_size), dtype=np.uint8)
+        shape = split.image_size[1] / split.image_size[0]
         for k, i in enumerate(index.tolist()):
             image = split.decoded(i)
             top, left, h, w = resized_crop(
-                i, image.height, image.width, area, seed=self.seed, epoch=epoch
+                i, image.height, image.width, area, shape=shape, seed=self.seed, epoch=epoch
             )
             pixels[k] = to_array(resize(image, split.image_size, (left, top, left + w, top + h)))
         return pixels

@@ -65,7 +65,12 @@ def header_sizes(tables: Sequence[Table]) -> set[Size]:
 
 
 def decode_all(
-    table: Table, size: Size, in_chans: int, *, only_this_size: bool = False
+    table: Table,
+    size: Size,
+    in_chans: int,
+    *,
+    crop_pct: float = 1.0,
+    only_this_size: bool = False,
 ) -> NDArray[np.uint8] | None:
     """Decode a table through the evaluation transform, uint8 ``[N, C, H, W]``.
 
@@ -73,13 +78,14 @@ def decode_all(
         table: The images.
         size: Height and width of the result.
         in_chans: Channels of the result.
+        crop_pct: Share of the resized image's side that the centre crop keeps.
         only_this_size: Give None if an image has another size of its own.
 
     Raises:
         UserError: If an image is damaged; it is named.
     """
     if table.held is not None:
-        return _fitted(table, table.held, size, in_chans)
+        return _fitted(table, table.held, size, in_chans, crop_pct)
     pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
 
     def decode(rows: range) -> bool:
@@ -87,21 +93,23 @@ def decode_all(
             with reading(table.name(i), REMEDY), table.open(i) as image:
                 if only_this_size and (image.height, image.width) != size:
                     return False
-                pixels[i] = evaluation_array(image, size, in_chans, 1.0)
+                pixels[i] = evaluation_array(image, size, in_chans, crop_pct)
         return True
 
     return pixels if all(_in_chunks(len(table), decode)) else None
 
 
-def _fitted(table: Table, held: NDArray[np.uint8], size: Size, in_chans: int) -> NDArray[np.uint8]:
+def _fitted(
+    table: Table, held: NDArray[np.uint8], size: Size, in_chans: int, crop_pct: float
+) -> NDArray[np.uint8]:
     """Resize pixels where they have another size, and repeat grey ones to ``in_chans``."""
     count, channels = held.shape[:2]
-    if held.shape[2:] != size:
+    if held.shape[2:] != size or crop_pct < 1.0:
         resized = np.empty((count, channels, *size), dtype=np.uint8)
 
         def resize(rows: range) -> None:
             for i in rows:
-                resized[i] = evaluation_array(table.open(i), size, channels, 1.0)
+                resized[i] = evaluation_array(table.open(i), size, channels, crop_pct)
 
         _in_chunks(count, resize)
         held = resized

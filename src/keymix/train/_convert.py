@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,12 +18,13 @@ T = TypeVar("T")
 
 _NAMES = {
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     bool: "true or false",
     str: "text",
     dict: "a mapping",
     type(None): "null",
 }
+_PLURALS = {int: "whole numbers", float: "finite numbers"}
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -38,6 +41,35 @@ def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(typing.cast(type, hint), f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, hint
+
+
+def parse(cls: type, path: str, text: str) -> Any:
+    """Read a field of nested dataclasses from the text that an option gives it.
+
+    Args:
+        cls: The outermost dataclass.
+        path: The field's dotted key; what stands below a dictionary's is read as YAML.
+        text: As typed: ``1e-3``, ``0.9,0.95``, ``true``.
+
+    Raises:
+        UserError: Naming the option, if the text does not fit the field.
+    """
+    option, hint = f"--{path}", dict(leaves(cls)).get(path)
+    if hint is None:
+        return _free(text, option)
+    return _value(hint, _free(text, option) if typing.get_origin(hint) is dict else text, option)
+
+
+def _free(text: str, option: str) -> Any:
+    """A value of any type, as YAML; 1e-5 is a number, though to YAML 1.1 only 1.0e-5 is one."""
+    import yaml
+
+    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
+        return float(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{option} = {text!r}: this is no value in YAML.") from None
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -89,24 +121,26 @@ def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if type(None) in choices and (value is None or value in ("null", "None", "none")):
         return None
     rest = [choice for choice in choices if choice is not type(None)]
-    for choice in rest[:-1]:
+    for choice in rest if len(rest) > 1 else ():
         try:
             return _value(choice, value, path)
         except UserError:
             continue
-    return _value(rest[-1], value, path)
+    if len(rest) == 1:
+        return _value(rest[0], value, path)
+    raise UserError(f"{path} = {value!r}: expected {' or '.join(map(_name, rest))}.")
 
 
 def _tuple(items: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    parts = value
     if isinstance(value, str):
-        value = [part.strip() for part in value.strip("()[]").split(",") if part.strip()]
-    if not isinstance(value, list | tuple):
-        raise UserError(f"{path} = {value!r}: expected a list.")
-    if len(items) == 2 and items[1] is Ellipsis:
-        return tuple(_value(items[0], part, path) for part in value)
-    if len(value) != len(items):
-        raise UserError(f"{path} = {list(value)!r}: expected {len(items)} values.")
-    return tuple(_value(item, part, path) for item, part in zip(items, value, strict=True))
+        parts = [part.strip() for part in value.strip("()[]").split(",")]
+    if isinstance(parts, list | tuple) and len(parts) == len(items):
+        try:
+            return tuple(_value(item, part, path) for item, part in zip(items, parts, strict=True))
+        except UserError:
+            pass
+    raise UserError(f"{path} = {value!r}: expected {_name(tuple[items])}.")  # type: ignore[valid-type]
 
 
 def _plain(kind: Any, value: Any, path: str) -> Any:
@@ -115,25 +149,38 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
         return value
     if isinstance(value, bool) and kind is not bool:
         pass
+    elif kind is float:
+        if (number := _finite(value)) is not None:
+            return number
     elif isinstance(value, kind):
         return dict(value) if kind is dict else value
-    elif kind is float and isinstance(value, int | str):
-        try:
-            return float(value)
-        except ValueError:
-            pass
     elif kind is int and (number := _whole(value)) is not None:
         return number
     elif kind is bool and str(value).lower() in _TRUTHS:
         return _TRUTHS[str(value).lower()]
     elif kind is str and isinstance(value, int | float):
         return str(value)
-    raise UserError(f"{path} = {value!r}: expected {_NAMES.get(kind, str(kind))}.")
+    raise UserError(f"{path} = {value!r}: expected {_name(kind)}.")
+
+
+def _name(hint: Any) -> str:
+    """What a value of a type is, in words."""
+    if typing.get_origin(hint) is tuple:
+        items = typing.get_args(hint)
+        return f"{len(items)} {_PLURALS[items[0]]} with a comma between"
+    return _NAMES.get(hint, str(hint))
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
     if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
         return int(value)
-    return None
+    number = _finite(value)
+    return int(number) if number is not None and number.is_integer() else None

@@ -29,6 +29,7 @@ from keymix.train.checkpoints import AtomicCheckpointIO, Checkpoint, standing, u
 from keymix.train.environment import environment
 from keymix.train.folder import clear, is_done
 from keymix.train.lock import locked
+from keymix.train.memory import enough_memory
 from keymix.train.model import (
     build_model,
     device_of_this_machine,
@@ -108,8 +109,8 @@ def train(
 
     Raises:
         UserError: If the folder holds another run or other files, another process works in it, the
-            recipe does not fit the data, the loss became infinite or NaN, or (`WriteError`) the
-            disk does not take a file.
+            recipe does not fit the data or the memory, the loss became infinite or NaN, or
+            (`WriteError`) the disk does not take a file.
         Interrupted: On SIGINT or SIGTERM; it says what was saved.
     """
     folder = Path(out)
@@ -125,6 +126,7 @@ def train(
         torch.random.fork_rng(devices=cuda),
         _quiet(),
         interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
+        enough_memory(recipe.data.image_size, recipe.data.batch_size),
         locked(folder, "run"),
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile

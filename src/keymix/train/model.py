@@ -14,32 +14,42 @@ from torch import nn
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.train import files
 from keymix.train.folder import run_folder
+from keymix.train.memory import enough_memory
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 
-def load_data(config: DataConfig, *, image_size: int | tuple[int, int] | None = None) -> ImageData:
+def load_data(
+    config: DataConfig,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    crop_pct: float | None = None,
+) -> ImageData:
     """Load the images of a recipe.
 
     Args:
         config: Which.
         image_size: Side, or height and width, in place of the recipe's, pixels.
+        crop_pct: Share of an image that evaluation shows; None for what suits the data.
 
     Raises:
         UserError: If the spec names no data, or the data is unfit.
     """
     from keymix import data
 
-    return data.load(
-        config.spec,
-        image_size=config.image_size if image_size is None else image_size,
-        limit=config.limit,
-        val_fraction=config.val_fraction,
-        split_seed=config.split_seed,
-        skip_corrupt=config.skip_corrupt,
-    )
+    size = config.image_size if image_size is None else image_size
+    with enough_memory(size):
+        return data.load(
+            config.spec,
+            image_size=size,
+            crop_pct=crop_pct,
+            limit=config.limit,
+            val_fraction=config.val_fraction,
+            split_seed=config.split_seed,
+            skip_corrupt=config.skip_corrupt,
+        )
 
 
 def warn_of_left_out(data: ImageData) -> ImageData:

@@ -16,7 +16,7 @@ from typing import Any
 
 from keymix.data.augment import Augment
 from keymix.errors import UserError, unknown
-from keymix.train._convert import build, leaves
+from keymix.train._convert import build, leaves, parse
 
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
@@ -29,13 +29,27 @@ def _require(condition: bool, name: str, value: object, remedy: str) -> None:
 
 def _require_at_least(least: float, **values: float) -> None:
     for name, value in values.items():
-        ok = math.isfinite(value) and value >= least
-        _require(ok, name.replace("__", "."), value, f"must be {least} or more")
+        _require_finite(name.replace("__", "."), value)
+        _require(value >= least, name.replace("__", "."), value, f"must be {least} or more")
 
 
 def _require_probability(**values: float) -> None:
     for name, value in values.items():
+        _require_finite(name.replace("__", "."), value)
         _require(0 <= value < 1, name.replace("__", "."), value, "must lie in [0, 1)")
+
+
+def _require_finite(name: str, value: float) -> None:
+    _require(math.isfinite(value), name, value, "must be a finite number")
+
+
+def _sides(size: int | tuple[int, int]) -> int | tuple[int, int]:
+    """Check an image size; equal sides become one, so that equal settings are equal records."""
+    pair = (size, size) if isinstance(size, int) else size
+    ok = len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
+    _require(ok, "data.image_size", size, "give a side in pixels, such as 48, or height,width")
+    height, width = pair
+    return height if height == width else (height, width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +58,8 @@ class DataConfig:
 
     Args:
         spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
-        image_size: Side of the square images the model sees, pixels; None keeps the data's own.
+        image_size: Side of the images the model sees, pixels, or their height and width
+            (``32,48``); None keeps the data's own.
         limit: Use only this many training images, a stratified choice; None for all.
         val_fraction: Share of the training images carved off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
@@ -56,7 +71,7 @@ class DataConfig:
     """
 
     spec: str
-    image_size: int | None = None
+    image_size: int | tuple[int, int] | None = None
     limit: int | None = None
     val_fraction: float = 0.1
     split_seed: int = 0
@@ -73,7 +88,7 @@ class DataConfig:
         _require_at_least(1, data__eval_batch_size=self.eval_batch_size)
         _require_at_least(0, data__workers=self.workers, data__split_seed=self.split_seed)
         if self.image_size is not None:
-            _require_at_least(1, data__image_size=self.image_size)
+            object.__setattr__(self, "image_size", _sides(self.image_size))
         if self.limit is not None:
             _require_at_least(1, data__limit=self.limit)
 
@@ -135,8 +150,8 @@ class OptimConfig:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        ok = math.isfinite(self.lr) and self.lr > 0
-        _require(ok, "optim.lr", self.lr, "must be above 0")
+        _require_finite("optim.lr", self.lr)
+        _require(self.lr > 0, "optim.lr", self.lr, "must be above 0")
         _require_at_least(0, optim__weight_decay=self.weight_decay, optim__clip_grad=self.clip_grad)
         _require_at_least(1, optim__accumulate=self.accumulate)
         for beta in self.betas or ():
@@ -268,6 +283,19 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 def paths() -> list[str]:
     """Every dotted key of a recipe, e.g. ``optim.lr``, in reading order."""
     return [path for path, _ in leaves(Recipe)]
+
+
+def parse_value(path: str, text: str) -> Any:
+    """Read a recipe field from the text that an option gives it.
+
+    Args:
+        path: Dotted key, one of `paths` or below ``model.options``.
+        text: As typed: ``1e-3``, ``32,48``, ``true``.
+
+    Raises:
+        UserError: Naming the option, if the text does not fit the field.
+    """
+    return parse(Recipe, path, text)
 
 
 def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:

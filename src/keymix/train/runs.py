@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from keymix.data.decode import checked_size, read_image
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.image_size import set_image_size
 from keymix.train import files
 from keymix.train.folder import run_folder
+from keymix.train.memory import enough_memory
 from keymix.train.model import build_model, device_of_this_machine, load_data
 from keymix.train.recipe import Recipe, from_dict
 from keymix.train.scoring import ImageBatch, autocast, score
@@ -133,7 +135,7 @@ def evaluate(
     *,
     which: Which = "last",
     split: SplitName = "test",
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     resize: str | None = None,
 ) -> dict[str, Any]:
     """Score a run on its own test split or on other data with the same classes.
@@ -143,8 +145,8 @@ def evaluate(
         data_spec: Other data; None for the run's own.
         which: Weights of the ``last`` or the ``best`` epoch.
         split: The split to score; other data is split as training data would be.
-        image_size: Height and width of the images, pixels; those of the training if None. The
-            model takes another size through ``set_input_size``.
+        image_size: Side, or height and width, of the images, pixels; those of the training if
+            None. The model takes another size through ``set_input_size``.
         resize: Policy of mixers that hold something a position, ``"interpolate"`` or
             ``"pool_values"``, in place of the one the run was trained with.
 
@@ -153,25 +155,22 @@ def evaluate(
         ``weights``, ``image_size``, ``resize``.
 
     Raises:
-        UserError: If weights or data are unfit, the data has classes that the run never saw, or a
-            mixer cannot take the image size.
+        UserError: If weights or data are unfit, the data has classes that the run never saw, or
+            a mixer, or the memory, cannot take the image size.
     """
-    if resize is not None and image_size is None:
-        raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
+    _refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
-    model, seen = run._load(which)
-    size = tuple(seen["image_size"]) if image_size is None else tuple(image_size)
-    if image_size is not None:
-        set_image_size(model, image_size, resize=resize)
-    data, classes = _data_for(run, seen, data_spec, size)
-    batches = _relabelled(_loader(run, data, split), classes)
-    scored = score(
-        model,
-        batches,
-        num_classes=len(seen["classes"]),
-        device=device_of_this_machine(),
-        precision=run.recipe.precision,
-    )
+    with enough_memory(image_size):
+        model, seen, size = _at_size(run, which, image_size, resize)
+        data, classes = _data_for(run, seen, data_spec, size)
+        batches = _relabelled(_loader(run, data, split), classes)
+        scored = score(
+            model,
+            batches,
+            num_classes=len(seen["classes"]),
+            device=device_of_this_machine(),
+            precision=run.recipe.precision,
+        )
     return {
         **scored.metrics,
         "images": len(scored.index),
@@ -183,14 +182,31 @@ def evaluate(
     }
 
 
+def _refuse_lone(resize: str | None, image_size: object) -> None:
+    if resize is not None and image_size is None:
+        raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
+
+
+def _at_size(
+    run: Run, which: Which, image_size: int | tuple[int, int] | None, resize: str | None
+) -> tuple[nn.Module, dict[str, Any], tuple[int, int]]:
+    """A run's model for an image size, the record of its data, and the height and width."""
+    model, seen = run._load(which)
+    if image_size is None:
+        height, width = seen["image_size"]
+        return model, seen, (height, width)
+    set_image_size(model, image_size, resize=resize)
+    return model, seen, checked_size(image_size)
+
+
 def _data_for(
-    run: Run, seen: dict[str, Any], spec: str | None, size: tuple[int, ...]
+    run: Run, seen: dict[str, Any], spec: str | None, size: tuple[int, int]
 ) -> tuple[ImageData, Tensor]:
     """The data as the run's model wants it, and the run's class number of each of its classes."""
     config = run.recipe.data
     if spec is not None and spec != config.spec:
         config = replace(config, spec=spec, limit=None)
-    data = load_data(config, image_size=(size[0], size[1]))
+    data = load_data(config, image_size=size, crop_pct=seen["crop_pct"])
     if data.in_chans != seen["in_chans"]:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
@@ -208,13 +224,7 @@ def _data_for(
         told += "what is scored may have been trained on"
         warnings.warn(told, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
-    # images read from files at this size, and held in memory in training, are cropped as then
-    train, val, test = (
-        replace(split, crop_pct=seen["crop_pct"]) if split.images is None else split
-        for split in data.splits
-    )
-    mean, std = tuple(seen["mean"]), tuple(seen["std"])
-    return replace(data, mean=mean, std=std, train=train, val=val, test=test), numbers
+    return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
 
 
 def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -280,6 +290,8 @@ def predict(
     *,
     which: Which = "last",
     top: int = 5,
+    image_size: int | tuple[int, int] | None = None,
+    resize: str | None = None,
 ) -> list[Prediction]:
     """Classify images. A broken image gets its error as an answer; the others are answered.
 
@@ -288,56 +300,66 @@ def predict(
         paths: Image files and folders.
         which: Weights of the ``last`` or the ``best`` epoch.
         top: How many classes to name for an image.
+        image_size: As in `evaluate`.
+        resize: As in `evaluate`.
 
     Raises:
-        UserError: If a path does not exist, or the weights are unfit.
+        UserError: If a path does not exist, the weights are unfit, or a mixer, or the memory,
+            cannot take the image size.
     """
+    _refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     if top < 1:
         raise UserError(f"top = {top}: name at least one class.")
     wanted = image_files(paths)
-    model, seen = run._load(which)
-    device = device_of_this_machine()
-    model.to(device)
-    answers: list[Prediction] = []
-    for start in range(0, len(wanted), _PREDICT_BATCH):
-        read = [_read(path, seen) for path in wanted[start : start + _PREDICT_BATCH]]
-        whole = [image for image in read if isinstance(image, Tensor)]
-        told: Iterator[tuple[tuple[str, ...], tuple[float, ...]]] = iter(())
-        if whole:
-            told = _answer(model, torch.stack(whole), seen, top, device, run.recipe.precision)
-        for path, image in zip(wanted[start : start + _PREDICT_BATCH], read, strict=True):
-            if isinstance(image, str):
-                answers.append(Prediction(path=str(path), error=image))
-            else:
-                classes, probabilities = next(told)
-                answers.append(
-                    Prediction(path=str(path), classes=classes, probabilities=probabilities)
-                )
-    return answers
+    with enough_memory(image_size):
+        model, seen, size = _at_size(run, which, image_size, resize)
+        model.to(device_of_this_machine())
+        return [
+            answer
+            for start in range(0, len(wanted), _PREDICT_BATCH)
+            for answer in _answers(
+                model, wanted[start : start + _PREDICT_BATCH], seen, size, top, run.recipe.precision
+            )
+        ]
 
 
-def _read(path: Path, seen: dict[str, Any]) -> Tensor | str:
-    from keymix.data.decode import read_image
+def _answers(
+    model: nn.Module,
+    paths: Sequence[Path],
+    seen: dict[str, Any],
+    size: tuple[int, int],
+    top: int,
+    precision: str,
+) -> Iterator[Prediction]:
+    """Classify a batch of images; one that cannot be read gets its error as an answer."""
+    read = [_read(path, seen, size) for path in paths]
+    whole = [image for image in read if isinstance(image, Tensor)]
+    told: Iterator[tuple[tuple[str, ...], tuple[float, ...]]] = iter(())
+    if whole:
+        told = _told(model, torch.stack(whole), seen, top, precision)
+    for path, image in zip(paths, read, strict=True):
+        if isinstance(image, str):
+            yield Prediction(path=str(path), error=image)
+        else:
+            classes, probabilities = next(told)
+            yield Prediction(path=str(path), classes=classes, probabilities=probabilities)
 
-    height, width = seen["image_size"]
+
+def _read(path: Path, seen: dict[str, Any], size: tuple[int, int]) -> Tensor | str:
     try:
-        return read_image(path, (height, width), seen["in_chans"], crop_pct=seen["crop_pct"])
+        return read_image(path, size, seen["in_chans"], crop_pct=seen["crop_pct"])
     except UserError as error:
         return str(error)
 
 
 @torch.inference_mode()
-def _answer(
-    model: nn.Module,
-    pixels: Tensor,
-    seen: dict[str, Any],
-    top: int,
-    device: torch.device,
-    precision: str,
+def _told(
+    model: nn.Module, pixels: Tensor, seen: dict[str, Any], top: int, precision: str
 ) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
     mean = torch.tensor(seen["mean"]).view(-1, 1, 1)
     std = torch.tensor(seen["std"]).view(-1, 1, 1)
+    device = device_of_this_machine()
     images = ((pixels.float() / 255 - mean) / std).to(device)
     with autocast(device, precision):
         logits = model(images)

@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MeanMetric, Metric
 
 TOP5_FROM = 6  # classes; with five or fewer, top-5 is always right and told as null
 
@@ -31,8 +30,37 @@ class ImageBatch(Protocol):
     def index(self) -> Tensor: ...  # noqa: D102
 
 
+class Hits(Metric):
+    """Counts images and those whose class is among the k most likely, as whole numbers.
+
+    Args:
+        k: How many classes may be right.
+    """
+
+    right: Tensor
+    images: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+        for name in ("right", "images"):
+            self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch: logits [B, classes], targets [B]."""
+        best = logits.argmax(1, keepdim=True) if self.k == 1 else logits.topk(self.k, dim=1).indices
+        self.right += (best == targets[:, None]).sum()
+        self.images += len(targets)
+
+    def compute(self) -> Tensor:
+        """How many were right, of how many images [2]."""
+        return torch.stack([self.right, self.images])
+
+
 class Scores(nn.Module):
     """Mean loss and top-1 and top-5 accuracy over an evaluation, correct under distribution.
+
+    Accuracies are quotients of whole numbers: 21 of 200 is 0.105 and not its float32.
 
     Args:
         num_classes: Classes of the model; top-5 is told from six up.
@@ -41,14 +69,8 @@ class Scores(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.loss = MeanMetric()
-        self.top1 = self._accuracy(num_classes, 1)
-        self.top5 = self._accuracy(num_classes, 5) if num_classes >= TOP5_FROM else None
-
-    @staticmethod
-    def _accuracy(num_classes: int, top_k: int) -> MulticlassAccuracy:
-        return MulticlassAccuracy(
-            num_classes=num_classes, top_k=top_k, average="micro", validate_args=False
-        )
+        self.top1 = Hits(1)
+        self.top5 = Hits(5) if num_classes >= TOP5_FROM else None
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Take in a batch: logits [B, classes], targets [B]."""
@@ -62,13 +84,18 @@ class Scores(nn.Module):
         """The scores since the last call: ``loss``, ``top1``, ``top5`` as fractions or None."""
         scores: Metrics = {
             "loss": float(self.loss.compute()),
-            "top1": float(self.top1.compute()),
-            "top5": None if self.top5 is None else float(self.top5.compute()),
+            "top1": _share(self.top1),
+            "top5": None if self.top5 is None else _share(self.top5),
         }
         for metric in (self.loss, self.top1, self.top5):
             if metric is not None:
                 metric.reset()
         return scores
+
+
+def _share(hits: Hits) -> float:
+    right, images = hits.compute().tolist()
+    return float(right / images)
 
 
 @dataclass(frozen=True, kw_only=True)
