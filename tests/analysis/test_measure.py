@@ -110,7 +110,7 @@ def test_peak_memory_is_what_the_passes_hold() -> None:
     # each hidden layer keeps its result before ReLU or after it, and dropout's input
     assert 0.9 * (2 * depth - 2) * mib < peak.training_mib < (3 * depth + 2) * mib + weights
     assert peak.training_mib > 2 * peak.inference_mib
-    assert "batch 2048, 1 threads" in peak.note
+    assert "with 1 thread, at batch 2048" in peak.note
 
 
 @needs_proc

@@ -176,6 +176,20 @@ def test_ctrl_c_before_anything_says_so(
     assert not (tmp_path / "cost").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(studying, "_counted", lambda *_: pytest.fail("work was begun"))
+    run("--tokens", "4", "--out", str(tmp_path / "file" / "cost"), code=2)
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_numbers_of_tokens_may_have_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--tokens", "none", "--mixers", "mhsa", "--at", "1e4", "--json")
+    assert json.loads(capsys.readouterr().out)["setting"]["at"] == 10_000
+
+
 def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "picky.py"
     file.write_text(
@@ -204,7 +218,8 @@ def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path
         (["complexity", "--tokens", "4,x"], "--tokens '4,x': give numbers of tokens"),
         (["complexity", "--tokens", "0"], "tokens=0 must be at least 1"),
         (["complexity", "--tokens", ","], "or none"),
-        (["complexity", "--dim", "ten"], "argument --dim"),
+        (["complexity", "--dim", "ten"], "argument --dim: 'ten' is no whole number"),
+        (["complexity", "--at", "1.5"], "argument --at: '1.5' is no whole number"),
         (["complexity", "--dim", "10", "--heads", "3"], "dim=10 does not divide"),
         (["complexity", "--repeats", "-1"], "repeats=-1"),
         (["complexity", "--json", "--markdown"], "exclude each other"),

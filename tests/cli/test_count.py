@@ -76,6 +76,23 @@ def test_several_mixers_get_a_line_of_totals_each(capsys: pytest.CaptureFixture[
     ]
 
 
+def test_matched_mixers_are_as_wide_as_the_model_that_trains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("vit_nano_p2_12", "--mixer", "mhsa,ska,identity", "--match", "params")
+    head, own, wide, none = rows(run(capsys, *words))
+    assert head[:3] == ["mixer", "heads x width", "params"]
+    for row, mixer in ((own, "mhsa"), (wide, "ska")):
+        built = create_model("vit_nano_p2_12", mixer=mixer, match="params")
+        assert int(row[2]) == count(built).params
+    assert own[1] != wide[1]
+    assert none[1] == "none"
+    plain = rows(run(capsys, "vit_nano_p2_12", "--mixer", "mhsa,ska"))[2]
+    assert int(plain[1]) < int(wide[2])
+    record = json.loads(run(capsys, *words[:2], "ska", *words[3:], "--json"))
+    assert (record["inner_width"], record["params"]) == (wide[1], int(wide[2]))
+
+
 def test_any_timm_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(run(capsys, "vit_tiny_patch16_224", "--json"))["macs"] == 1_253_683_200
     small = json.loads(run(capsys, "resnet18", "--input-size", "1,32,32", "--json"))
@@ -107,6 +124,8 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
         (["vit_nano_p2_12", "--image-size", "0"], "a side in pixels"),
         (["vit_nano_p2_13", "--image-size", "24"], "vit_nano_p2_12"),
         (["vit_nano_p2_12", "--depth", "-1"], "--depth -1"),
+        (["vit_nano_p2_12", "--match", "params"], "give --mixer"),
+        (["vit_nano_p2_12", "--mixer", "ska", "--match", "macs"], "'params'"),
         (["resnet18", "--mixer", "softmax"], "ResNet"),
         (["vit_nano_p2_12", "--import", "nothing.py"], "no such file"),
     ],

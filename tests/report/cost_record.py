@@ -54,7 +54,7 @@ def _measured(mixer: str, rank: int, tokens: int) -> dict[str, Any]:
         "peak_inference_mib": None if fails else 0.0 if mixer == "identity" else 0.02 * tokens,
         "peak_training_mib": None if fails else 0.05 * rank * tokens,
         "peak_ratio": None if fails else rank / 6,
-        "peak_note": None if fails else "growth of a fresh process at batch 1, 2 threads",
+        "peak_note": None if fails else "growth of a fresh process with 2 threads, at batch 1",
         "reason": f"would need {EVIL}" if fails else None,
     }
 

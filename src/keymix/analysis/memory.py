@@ -219,12 +219,13 @@ def peak_memory(
         if line.startswith(('{"peak": ', '{"failed": ')):
             for kind, value in json.loads(line).items():
                 answers[kind].update(value)
+    used = "1 thread" if request["threads"] == 1 else f"{request['threads']} threads"
     ended = f"the measuring process ended with {done.returncode}. "
     ended += (done.stderr.strip().splitlines() or [""])[-1]
 
     def peak(name: str) -> Peak:
         known = {phase: answers["peak"].get(f"{name}/{phase}") for phase in PHASES}
-        note = f"growth of a fresh process at batch {batch_size}, {request['threads']} threads"
+        note = f"growth of a fresh process with {used}, at batch {batch_size}"
         if any(known[phase] is None for phase in phases):
             note = "unknown: " + answers["failed"].get(name, ended).strip()
         return Peak(inference_mib=known["inference"], training_mib=known["training"], note=note)

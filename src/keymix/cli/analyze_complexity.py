@@ -8,12 +8,12 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser
+from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -108,7 +108,11 @@ def main(argv: list[str]) -> int:
 
     known: list[Complexity] = []
     command = shlex.join(["keymix", "analyze", "complexity", *argv])
-    with interruptible(lambda: _stands(known, given.out)), _watching() as progress:
+    with (
+        interruptible(lambda: _stands(known, given.out)),
+        _made(folder, known),
+        _watching() as progress,
+    ):
         parts = complexity_parts(
             given.mixers,
             dim=given.dim,
@@ -138,7 +142,7 @@ def _tokens(text: str) -> tuple[int, ...]:
     if text.strip().lower() == "none":
         return ()
     try:
-        numbers = tuple(int(part) for part in text.split(",") if part.strip())
+        numbers = tuple(whole_number(part) for part in text.split(",") if part.strip())
     except ValueError:
         numbers = ()
     if not numbers:
@@ -167,6 +171,29 @@ def _folder(name: str, *, overwrite: bool) -> Path:
     if not overwrite:
         raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
     return folder
+
+
+@contextmanager
+def _made(folder: Path | None, known: list[Complexity]) -> Iterator[None]:
+    """Make the folder before the work, and take it away again if nothing came of the work.
+
+    Raises:
+        WriteError: If it cannot be made.
+    """
+    from keymix.train.files import make_folder
+
+    if folder is None:
+        yield
+        return
+    lacking = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        if not known:
+            for path in lacking:
+                with suppress(OSError):
+                    path.rmdir()
 
 
 def _stands(known: list[Complexity], out: str | None) -> str:
@@ -231,9 +258,8 @@ def _word(value: Any) -> str:
 def _write(record: dict[str, Any], folder: Path) -> None:
     from keymix.report.complexity import render
     from keymix.report.complexity_tables import tables
-    from keymix.train.files import make_folder, write_atomically
+    from keymix.train.files import write_atomically
 
-    make_folder(folder)
     csvs = {f"complexity-{table.key}.csv": table.csv() for table in tables(record) if table.saved}
     texts = {RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n", **csvs}
     for stale in folder.glob("complexity-*.csv"):

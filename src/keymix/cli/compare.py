@@ -11,6 +11,7 @@ from typing import Any
 
 from keymix.cli import console
 from keymix.cli.compare_result import plain, tell, tell_open
+from keymix.cli.parser import whole_number
 from keymix.cli.recipe_options import flat, sort_words, typed
 from keymix.errors import UserError
 
@@ -102,7 +103,7 @@ def _whole(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return int(text)
+        return whole_number(text)
     except ValueError:
         raise UserError(f"option {option} {text!r}: give a whole number.") from None
 
@@ -111,7 +112,7 @@ def _seeds(text: str | None) -> int | list[int]:
     if text is None:
         return 3
     try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
+        numbers = [whole_number(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise UserError(
             f"option --seeds {text!r}: give a number of seeds, or seeds with commas (0,1,5)."

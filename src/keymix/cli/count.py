@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli.console import out, say, table
@@ -13,6 +14,7 @@ from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
+    from torch import nn
 
     from keymix.analysis.counting import Count
     from keymix.mixers.spec import MixerSpec
@@ -26,6 +28,7 @@ EXAMPLES = """\
 examples:
   keymix count vit_small_p4_32
   keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line a mixer
+  keymix count swin_micro_p2_32 --mixer mhsa,ska --match params    widened as compare does
   keymix count vit_small_patch16_224 --mixer static_key --depth 3
   keymix count caformer_s18 --image-size 384 --json"""
 
@@ -57,6 +60,11 @@ def _parser() -> VerbParser:
         metavar="M",
         help="put this mixer in, as keymix compare takes it: ska(activation=relu); "
         "several with commas give one line of totals each",
+    )
+    parser.add_argument(
+        "--match",
+        choices=("params",),
+        help="widen each mixer to the parameters that the model has with its own",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
@@ -92,57 +100,92 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--depth {args.depth} must be 0 or more")
     if args.num_classes is not None and args.num_classes < 0:
         raise UserError(f"--num-classes {args.num_classes} must be 0 or more")
+    if args.match is not None and args.mixer is None:
+        raise UserError(f"--match {args.match} widens other mixers than the model's: give --mixer")
     from keymix.mixers.spec import parse_mixers
 
     VerbParser.run_imports(args)
     specs: list[MixerSpec | None] = [None]
     if args.mixer is not None:
         specs = [*parse_mixers(args.mixer)]
-    counts = {
-        "" if spec is None else spec.label: _count(args.model, spec, size, args.num_classes)
-        for spec in specs
-    }
+    counts: dict[str, Count] = {}
+    widths: dict[str, str] = {}
+    for spec in specs:
+        label = "" if spec is None else spec.label
+        options = _options(args.model, spec, size, args.num_classes, args.match)
+        counts[label], width = _count(args.model, options, size)
+        if args.match is not None:
+            widths[label] = width
     if args.json:
         records = [
-            {"model": args.model, "mixer": label or None, **c.to_dict()}
+            {
+                "model": args.model,
+                "mixer": label or None,
+                **({"inner_width": widths[label]} if widths else {}),
+                **c.to_dict(),
+            }
             for label, c in counts.items()
         ]
         say(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif len(counts) > 1:
-        _print_totals(args.model, counts)
+        _print_totals(args.model, counts, widths)
     else:
         label, counted = next(iter(counts.items()))
-        _print_layers(args.model, label, counted, args.depth)
+        inner = f"{label}, {widths[label]} inside" if widths else label
+        _print_layers(args.model, inner, counted, args.depth)
     return 0
 
 
+def _options(
+    name: str,
+    spec: MixerSpec | None,
+    size: tuple[int, int, int] | None,
+    classes: int | None,
+    match: str | None,
+) -> dict[str, Any]:
+    options: dict[str, Any] = {} if spec is None else spec.model_kwargs()
+    if classes is not None:
+        options["num_classes"] = classes
+    if match is not None:
+        options["match"] = match
+    return options if size is None else options | _sized(name, size)
+
+
 def _count(
-    name: str, spec: MixerSpec | None, size: tuple[int, int, int] | None, classes: int | None
-) -> Count:
-    """Build a model without weights where it can be, and count it."""
+    name: str, options: dict[str, Any], size: tuple[int, int, int] | None
+) -> tuple[Count, str]:
+    """Build a model without weights where it can be, and count it; tell its mixers' width."""
     import torch
 
     from keymix.analysis.counting import count
     from keymix.models import create_model
 
-    options: dict[str, Any] = {} if spec is None else spec.model_kwargs()
-    if classes is not None:
-        options["num_classes"] = classes
-    if size is not None:
-        options |= _sized(name, size)
     try:
         with torch.device("meta"):
-            return count(create_model(name, **options), size)
+            model = create_model(name, **options)
+            return count(model, size), _inner_width(model)
     except (RuntimeError, AssertionError):
         pass  # some models look at the numbers they are built from, which meta tensors lack
     model = create_model(name, **options)
     try:
-        return count(model, size)
+        return count(model, size), _inner_width(model)
     except (RuntimeError, AssertionError) as error:
         if size is None:
             raise
         why = str(error).strip().splitlines()[0]
         raise UserError(f"model {name!r} cannot take an input of {size}: {why}") from error
+
+
+def _inner_width(model: nn.Module) -> str:
+    """Heads times their width, where it changes along the model: ``2x33/4x33``."""
+    from keymix.hosts import find_mixers
+    from keymix.mixers.map_mixer import MapMixer
+
+    told = [
+        f"{mixer.num_heads}x{mixer.head_dim}" if isinstance(mixer, MapMixer) else "none"
+        for mixer in find_mixers(model).values()
+    ]
+    return "/".join(text for text, _ in groupby(told))
 
 
 def _config(name: str) -> PretrainedCfg | None:
@@ -196,7 +239,11 @@ def _print_layers(model: str, mixer: str, counted: Count, depth: int) -> None:
     table(["layer", "module", *HEADINGS], [*rows, ["total", "", *total]], title=title, left=2)
 
 
-def _print_totals(model: str, counts: dict[str, Count]) -> None:
-    rows = [[label, *_cells(c.params, c.macs, c.activation_bytes)] for label, c in counts.items()]
+def _print_totals(model: str, counts: dict[str, Count], widths: dict[str, str]) -> None:
+    rows = [
+        [label, *([widths[label]] if widths else []), *_cells(c.params, c.macs, c.activation_bytes)]
+        for label, c in counts.items()
+    ]
     size = "x".join(str(s) for s in next(iter(counts.values())).input_size)
-    table(["mixer", *HEADINGS], rows, title=f"{model}, one image of {size}")
+    heads = ["mixer", *(["heads x width"] if widths else []), *HEADINGS]
+    table(heads, rows, title=f"{model}, one image of {size}", left=2 if widths else 1)

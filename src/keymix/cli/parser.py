@@ -15,6 +15,7 @@ class VerbParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self.register("type", int, _whole)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line in one line."""
@@ -62,6 +63,28 @@ class VerbParser(argparse.ArgumentParser):
 
             for file in given.imports:
                 import_file(file)
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number: ``256``, or ``1e6``.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text.strip())
+    if not number.is_integer():
+        raise ValueError(f"{text!r} is no whole number")
+    return int(number)
+
+
+def _whole(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
 
 
 def image_size_of(given: argparse.Namespace) -> tuple[int, int] | None:
