@@ -54,8 +54,8 @@ def load_weights(
     (``blocks.0.attn.qkv`` is ``blocks.0.attn.mixer.qkv``). A mixer is taken over only if the
     checkpoint's attention is of its kind: all its projections are there, and nothing is left
     over; so one that loaded without a missing name computes the same. Nor is another layer (an
-    MLP, patch embedding or merging) of which something is left over. A classifier of another size stays as
-    it is.
+    MLP, patch embedding or merging) of which something is left over. A classifier of another size
+    stays as it is.
 
     Position embeddings, learned keys and tables of relative positions are resampled to the
     model's grid. A checkpoint holds how many positions there were, not how they lay; that follows
