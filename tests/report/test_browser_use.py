@@ -260,17 +260,30 @@ def test_runs_that_did_not_finish_cannot_be_chosen(driver, pages):
     assert complaints(driver) == []
 
 
+TITLES_ON_TICKS = """
+return [...document.querySelectorAll("svg")].filter((svg) => {
+  const title = svg.querySelector(".title[transform]")?.getBoundingClientRect();
+  const ticks = [...svg.querySelectorAll('.tick[text-anchor="end"]')];
+  return title && ticks.some((tick) => tick.getBoundingClientRect().left < title.right);
+}).map((svg) => svg.getAttribute("aria-label"));
+"""
+
+
 def test_one_epoch_and_one_pair_of_runs_draw(driver, tmp_path):
     record = make_record(seeds=1, accuracy={"softmax": 0.9, "static_key": 0.9, "identity": 0.4})
     lose(record, "identity", 0, "missing", "it was not started")
-    for run in record["runs"]:
+    for i, run in enumerate(record["runs"]):
         run["history"] = run.get("history", [])[:1]
+        for entry in run["history"]:
+            entry["train_loss"] = 2.3148 + 0.0002 * i  # tick labels of six characters
     page = tmp_path / "short.html"
     page.write_text(render(record), encoding="utf-8")
     visit(driver, page)
-    drawn = driver.find_elements("css selector", "#pair-result svg .curve")
+    drawn = driver.find_elements("css selector", "#pair-result svg .dot")
     assert len(drawn) == 6
-    assert not any("NaN" in curve.get_attribute("d") for curve in drawn)
+    assert all(dot.rect["width"] > 6 for dot in drawn)
+    assert not any("NaN" in dot.get_attribute("cx") for dot in drawn)
+    assert driver.execute_script(TITLES_ON_TICKS) == []
     assert complaints(driver) == []
 
 

@@ -52,7 +52,7 @@ def read(page: str) -> Reader:
 
 
 def words(page: str) -> str:
-    return " ".join(" ".join(read(page).text).split())
+    return " ".join(" ".join(read(page.replace("<wbr>", "")).text).split())
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +244,31 @@ def test_a_model_of_two_blocks_tells_its_similarity_in_a_table():
     page = render(record)
     assert "similarity of blocks 1–2" in page
     assert "0.44" in page
+
+
+def test_where_no_blocks_can_be_compared_the_section_says_why():
+    record = make_record()
+    why = "they cut the image into other windows"
+    missing = {m["label"]: why for m in record["mixers"]} | {"identity": "it forms no map"}
+    record["collapse"] |= {"similarity": {}, "missing": missing}
+    told = words(render(record)).partition("Do deep layers repeat themselves?")[2]
+    assert told.startswith(" No maps of neighbouring blocks can be compared in these models.")
+    assert told.count(why) == 1  # with all labels that it holds for
+    assert "softmax , static_key" in told.partition(why)[0]
+    assert "identity : it forms no map" in told
+
+
+def test_equal_differences_show_a_dash_and_the_reason():
+    record = make_record()
+    note = "the difference is the same at every seed, so its spread cannot be estimated"
+    row = next(r for r in record["outcome"]["last"] if r["mixer"] == "static_key")
+    row["seeds"] |= {"low": None, "high": None, "p": None, "p_holm": None, "note": note}
+    page = render(record)
+    told = words(page).partition("Accuracy After")[2].partition("best on validation")[0]
+    assert f"– over seeds of static_key : {note}." in told
+    assert "over seeds of static_key" not in words(render(make_record()))
+    one = make_record(seeds=1)
+    assert "– over seeds of" not in words(render(one))  # the caution says it of all
 
 
 def test_another_format_is_refused():

@@ -14,6 +14,7 @@ from keymix.report import formats, pictures
 from keymix.report.plots import Line, Point, Row, curves, forest, looks, pareto, scatter
 from keymix.report.svg import CHAR_WIDTH, Scale, el, place_labels, ticks
 
+SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity"]
 LOOKS = looks(NAMES, baseline="softmax", controls=["identity"])
 
@@ -93,6 +94,44 @@ def test_a_control_far_below_does_not_squash_the_axis():
     drawn = [t.text for t in ET.fromstring(chart).iter("{http://www.w3.org/2000/svg}text")]
     assert "identity (30.0 %)" in drawn
     assert "40" not in drawn
+
+
+def test_the_front_goes_down_to_the_arrow_of_a_point_below():
+    root = ET.fromstring(scatter(_points([3, 2], [0.95, 0.94]), x_label="x", y_label="y", name="n"))
+    assert len(_front(root)) == 2
+    points = [
+        Point("softmax", LOOKS["softmax"], 3, 0.95),
+        Point("identity", LOOKS["identity"], 1, 0.3),
+    ]
+    root = ET.fromstring(scatter(points, x_label="x", y_label="y", name="n"))
+    (ax, ay), (bx, by) = _front(root)
+    arrow = next(e for e in root.iter(SVG + "path") if e.get("class") == "bar ctl")
+    assert arrow.get("d", "").startswith(f"M{ax:g} ")
+    assert ay < 280 - 44
+    assert (bx > ax, by < ay) == (True, True)
+
+
+def _front(root: ET.Element) -> list[tuple[float, float]]:
+    (line,) = [e for e in root.iter(SVG + "path") if e.get("class") == "front"]
+    steps = line.get("d", "").replace("M", "").split("L")
+    return [(float(step.split()[0]), float(step.split()[1])) for step in steps]
+
+
+@pytest.mark.parametrize("draw", ["curves", "scatter"])
+def test_tick_labels_keep_clear_of_the_axis_title(draw):
+    values = [2.3149, 2.31492]
+    if draw == "curves":
+        lines = [Line("softmax", LOOKS["softmax"], [1, 2], values)]
+        chart = curves(lines, x_label="epoch", y_label="training loss", name="n")
+    else:
+        narrow = [0.13149, 0.1314902]
+        points = [
+            Point(n, LOOKS[n], i, v) for i, (n, v) in enumerate(zip(NAMES, narrow, strict=False))
+        ]
+        chart = scatter(points, x_label="x", y_label="y", name="n")
+    for tick in ET.fromstring(chart).iter(SVG + "text"):
+        if tick.get("class") == "tick" and tick.get("text-anchor") == "end":
+            assert float(tick.get("x", "")) - 6.4 * len(tick.text or "") > 15
 
 
 def test_forest_draws_both_intervals_and_survives_missing_ones():

@@ -156,6 +156,8 @@ def test_mixers_a_stage_keep_the_stages_that_set_them_apart():
     brief = ["ska/mhsa", "mhsa/ska"]
     assert short_labels(brief) == {label: label for label in brief}
     assert short_labels(["sep_conv/" * 6 + "softmax"]) != {}
+    wide = "static_key(head_dim=33)/static_key(head_dim=33)/softmax"
+    assert short_labels([wide, "softmax"], 250)[wide] == "static_key/static_key/softmax"
 
 
 def test_json_in_the_page_cannot_end_its_element():

@@ -202,7 +202,8 @@ def map_similarity(
             if shifts[tally.first] != shifts[tally.second]:
                 raise UserError(
                     f"{tally.first} and {tally.second} cut the image into other windows, so that "
-                    "columns of their maps belong to other tokens; choose layers= of one shift"
+                    "columns of their maps belong to other tokens; only layers of one shift can be "
+                    "compared"
                 )
             tally.add(column_cosines(a, b), threshold)
         seen += len(batch)

@@ -63,6 +63,8 @@ def tell(result: Comparison) -> None:
     for row in result.rows:
         if row["headline"]:
             console.say(f"- {row['headline']}")
+        if row["seeds"] and (why := formats.no_spread(row["seeds"])):
+            console.say(f"  no interval over seeds: {why}.")
     if record["caution"]:
         console.say(record["caution"])
     console.say()

@@ -28,6 +28,10 @@ from scipy import stats
 LEVEL = 0.95
 """Confidence of every interval."""
 
+SAME = 1e-7
+"""Standard deviation of differences up to which they are the same: less than one image of ten
+million, and more than the rounding of accuracies that were stored in single precision."""
+
 VERDICT_SEEDS = 5
 """Pairs of runs from which on a verdict is given."""
 
@@ -110,7 +114,7 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
         notes.append("one seed has no spread, so nothing can be said about retraining")
         return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
     sd = float(d.std(ddof=1))
-    if sd <= 1e-12:
+    if sd <= SAME:
         notes.append("the difference is the same at every seed, so its spread cannot be estimated")
         return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
     error = sd / math.sqrt(n)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 MISSING = "–"
 
 
@@ -22,6 +25,11 @@ def points(value: float | None) -> str:
 def span(low: float | None, high: float | None) -> str:
     """Write an interval of a difference in percentage points."""
     return MISSING if low is None or high is None else f"{points(low)} to {points(high)}"
+
+
+def no_spread(interval: Mapping[str, Any]) -> str:
+    """Say why several seeds have no interval; empty where they have, and for one seed."""
+    return str(interval["note"]) if interval["low"] is None and interval["n"] > 1 else ""
 
 
 def count(value: float | None) -> str:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from keymix.report.svg import shorten, text_width
+
+_OPTIONS = re.compile(r"\([^()]*\)")
 
 ROOM = 190.0
 """Labels of at most this width, px, stay whole."""
@@ -16,15 +19,21 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
 
     ``static_key(activation=relu,pos_dim=3)`` beside others of ``static_key(activation=relu,...)``
     becomes ``static_key(…,pos_dim=3)``; of mixers a stage, ``a/b/c/c`` beside ``a/a/c/c``, what
-    all begin and end with goes: ``…/b/…``. What is still too long loses its middle.
+    all begin and end with goes: ``…/b/…``. If that is too long, the stages' options go where the
+    names alone tell the labels apart. What is still too long loses its middle.
 
     Args:
         labels: All labels shown together.
         room: Width that a label may take, px of 11.5 px label text.
     """
-    staged = _stages_apart([label for label in labels if "/" in label])
+    several = [label for label in labels if "/" in label]
+    staged = _stages_apart(several)
     if all(text_width(label) <= room for label in staged):
         staged = {}
+    whole = {label: staged.get(label, label) for label in several}
+    names = {label: _OPTIONS.sub("", text) for label, text in whole.items()}
+    if len(set(names.values())) == len(names):
+        staged |= {label: names[label] for label in several if text_width(whole[label]) > room}
     parts = {label: _parts(label) for label in labels}
     table = {}
     for label, (name, options) in parts.items():

@@ -57,6 +57,8 @@ def environment() -> jinja2.Environment:
         "mib": formats.mib,
         "duration": formats.duration,
         "breakable": _breakable,
+        "by_reason": _by_reason,
+        "no_spread": formats.no_spread,
         "nice_json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)
@@ -74,6 +76,14 @@ def script(names: Sequence[str]) -> str:
 def digest(text: str) -> str:
     """Return a script's hash as a content policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Tell each reason once, with the labels it holds for."""
+    told: dict[str, list[str]] = {}
+    for label, reason in missing.items():
+        told.setdefault(reason, []).append(label)
+    return list(told.items())
 
 
 def _breakable(label: str) -> Markup:

@@ -29,6 +29,9 @@ WIDTH, HEIGHT = 400.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 12.0, 44.0
 MARKERS = ("square", "diamond", "triangle", "down", "circle")
 HUES = 8
+TICK = 0.92
+"""Width of a tick label over that of the same text in a label."""
+
 LABEL = 150.0
 """Room for a label beside its point, px; longer ones lose their middle."""
 
@@ -116,6 +119,20 @@ def _tick_format(values: Sequence[float]) -> Callable[[float], str]:
     return lambda v: f"{v:.{decimals}f}"
 
 
+def _rows(y: Scale, *, percent: bool) -> list[tuple[float, str]]:
+    """Return the grid lines of a y axis and what stands at them."""
+    values = ticks(y.low, y.high, 5)
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    plain = _tick_format(values)
+    return [(value, _percent(value, step) if percent else plain(value)) for value in values]
+
+
+def _left(y: Scale, *, percent: bool) -> float:
+    """Return where a chart begins, so that its tick labels keep clear of the axis title."""
+    widest = max((text_width(label) for _, label in _rows(y, percent=percent)), default=0.0)
+    return max(LEFT, 28 + TICK * widest)
+
+
 def _frame(
     x: Scale,
     y: Scale,
@@ -127,13 +144,9 @@ def _frame(
 ) -> list[Markup]:
     """Draw grid lines, tick labels and axis titles."""
     parts: list[Markup] = []
-    rows = ticks(y.low, y.high, 5)
-    step = rows[1] - rows[0] if len(rows) > 1 else 1.0
-    plain = _tick_format(rows)
-    for value in rows:
+    for value, label in _rows(y, percent=percent):
         at = y(value)
         parts.append(el("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
-        label = _percent(value, step) if percent else plain(value)
         parts.append(text(x.start - 6, at + 4, label, anchor="end", class_="tick"))
     if x_ticks is None:
         values = ticks(x.low, x.high, 5)
@@ -194,21 +207,20 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -
     """
     below = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points])
     inside = [p for i, p in enumerate(points) if i not in below]
-    x = Scale.around([p.x for p in points], LEFT, WIDTH - RIGHT, pad=0.12)
     reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
     y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if below else 0.12)
+    left = _left(y, percent=True)
+    x = Scale.around([p.x for p in points], left, WIDTH - RIGHT, pad=0.12)
     parts = _frame(x, y, x_label, y_label, percent=True)
-    front = pareto(points)
-    steps = [(x(p.x), y(p.y)) for p in front if p in inside]
+    # the arrow at the foot stands for a point below, in the front too
+    marks = [(x(p.x), y.start - 9 if i in below else y(p.y)) for i, p in enumerate(points)]
+    steps = [marks[points.index(p)] for p in pareto(points)]
     if len(steps) > 1:
         parts.append(el("path", d=path(steps), class_="front"))
     bars = _along(steps)
-    marks: list[tuple[float, float]] = []
     labels: list[str] = []
     for i, p in enumerate(points):
-        px = x(p.x)
-        py = y.start - 9 if i in below else y(p.y)
-        marks.append((px, py))
+        px, py = marks[i]
         short = shorten(p.look.short, LABEL)
         labels.append(f"{short} ({p.y * 100:.1f} %)" if i in below else short)
         if i in below:
@@ -227,7 +239,7 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -
             bars.append((px - 2, top, px + 2, foot))
         hint = el("title", f"{p.label}: {p.y * 100:.2f} %")
         parts.append(el("g", hint, marker(p.look.marker, px, py, class_=f"dot {p.look.colour}")))
-    frame = (LEFT + 2, TOP - 8, WIDTH - 2, y.start)
+    frame = (left + 2, TOP - 8, WIDTH - 2, y.start)
     for (px, py), label, spot, p in zip(
         marks, labels, place_labels(marks, labels, frame, bars), points, strict=True
     ):
@@ -268,8 +280,8 @@ def curves(
     room = 0.08 * (x_high - x_low) if markers else 0.0
     if x_high == x_low:
         room = 0.5
-    x = Scale(x_low - room, x_high + room, LEFT, WIDTH - RIGHT)
     y = Scale.around(ys, HEIGHT - BOTTOM, TOP, pad=0.06)
+    x = Scale(x_low - room, x_high + room, _left(y, percent=percent), WIDTH - RIGHT)
     if x_ticks is None:
         x_ticks = [(v, f"{v:.0f}") for v in ticks(x_low, x_high, 6) if v == round(v)]
     parts = _frame(x, y, x_label, y_label, percent=percent, x_ticks=x_ticks)

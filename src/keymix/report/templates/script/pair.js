@@ -106,7 +106,6 @@ function curveChart(a, b, { key, label, percent: isPercent }) {
   }));
   const all = lines.flatMap((line) => line.spots);
   if (all.length === 0) return null;
-  const [left, right, top, foot] = [54, 390, 12, 236];
   const range = (values, room) => {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const pad = (high - low) * room || Math.abs(high) * 0.05 || 1;
@@ -114,22 +113,30 @@ function curveChart(a, b, { key, label, percent: isPercent }) {
   };
   const [xLow, xHigh] = range(all.map(([x]) => x), 0);
   const [yLow, yHigh] = range(all.map(([, y]) => y), 0.06);
+  const rows = ticks(yLow, yHigh).map((y) => [y, plain(y)]);
+  // the labels of the ticks keep clear of the axis title
+  const left = Math.max(54, 28 + 6.5 * Math.max(...rows.map(([, label]) => label.length)));
+  const [right, top, foot] = [390, 12, 236];
   const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
   const toY = (y) => foot - ((y - yLow) / (yHigh - yLow)) * (foot - top);
   const text = (x, y, content, anchor, kind) => makeSvg("text", { x, y, "text-anchor": anchor, class: kind }, content);
   const svg = makeSvg("svg", { viewBox: "0 0 400 280", role: "img", "aria-label": `${label} by epoch, both runs` });
-  for (const y of ticks(yLow, yHigh)) {
+  for (const [y, label] of rows) {
     svg.append(makeSvg("line", { x1: left, x2: right, y1: toY(y), y2: toY(y), class: "grid" }),
-      text(left - 6, toY(y) + 4, plain(y), "end", "tick"));
+      text(left - 6, toY(y) + 4, label, "end", "tick"));
   }
   for (const x of ticks(xLow, xHigh).filter(Number.isInteger)) svg.append(text(toX(x), foot + 17, plain(x), "middle", "tick"));
   svg.append(makeSvg("line", { x1: left, x2: right, y1: foot, y2: foot, class: "axis" }),
     text((left + right) / 2, foot + 36, "epoch", "middle", "title"),
     makeSvg("text", { "text-anchor": "middle", class: "title", transform: "translate(11 124) rotate(-90)" }, label));
   for (const { kind, spots } of lines) {
+    if (spots.length === 1) { // one epoch is a point, not a curve
+      const [[x, y]] = spots;
+      svg.append(makeSvg("circle", { cx: toX(x), cy: toY(y), r: 4.5, class: `dot ${kind}` }));
+      continue;
+    }
     const drawn = spots.map(([x, y], i) => `${i ? "L" : "M"}${toX(x).toFixed(2)} ${toY(y).toFixed(2)}`).join("");
-    // a round cap draws a curve of one epoch as a point
-    svg.append(makeSvg("path", { d: drawn + (spots.length === 1 ? "h0" : ""), class: `curve ${kind}`, "stroke-linecap": "round" }));
+    svg.append(makeSvg("path", { d: drawn, class: `curve ${kind}` }));
   }
   return make("figure", {}, svg);
 }
@@ -150,7 +157,8 @@ function environmentLines(a, b) {
 }
 
 function legend(a, b) {
-  const item = (kind, letter, run) => make("li", {}, make("span", { class: `key ${kind}` }), `${letter}: ${runName(run)}`);
+  const item = (kind, letter, run) =>
+    make("li", {}, make("span", { class: `key ${kind}` }), make("span", {}, `${letter}: `, breakable(run.mixer), `, seed ${run.seed}`));
   return make("ul", { class: "legend" }, item("a", "A", a), item("b", "B", b));
 }
 
