@@ -11,7 +11,8 @@ import torch
 from keymix.mixers.base import Site
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.options import MapOptions
-from keymix.mixers.registry import _accepted, create_mixer
+from keymix.mixers.kinds import accepted
+from keymix.mixers.registry import create_mixer
 
 
 @pytest.mark.parametrize("name", ["re_attention", "static_key_re_attention"])
@@ -38,6 +39,6 @@ def test_a_subclass_default_goes_before_its_parents() -> None:
         ) -> None:
             super().__init__(site, qkv_bias=qkv_bias, **shared)
 
-    accepted = _accepted(Unbiased)
+    accepted = accepted(Unbiased)
     assert accepted["qkv_bias"][0].default is False
     assert accepted["proj_bias"][0].default is True
