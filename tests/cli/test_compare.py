@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from keymix.cli import main
+from keymix.cli.compare_result import tell
+from keymix.compare.run import Comparison
 
 SMALL = ["--mixers", "mhsa", "--seeds", "1", "--limit", "100", "--epochs", "1", "--processes", "1"]
 
@@ -130,3 +132,25 @@ class GlobalMean(TokenMixer):
     words = [*SMALL[2:], "--mixers", "mhsa,global_mean", "--import", str(own), "--no-controls"]
     assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 0
     assert "global_mean" in capsys.readouterr().out
+
+
+def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
+    note = "the difference is the same at every seed, so its spread cannot be estimated"
+    seeds = {"n": 2, "difference": 0.01, "low": None, "high": None, "note": note}
+    one = {**seeds, "n": 1, "note": "one seed has no spread"}
+    cost = dict.fromkeys(("params", "macs", "latency_ms", "images_per_s", "peak_mib"))
+    top1 = {"n": 2, "mean": 0.5, "sd": 0.0}
+    rows = [
+        {"mixer": name, "top1": top1, "seeds": told, "images": None, "headline": f"{name} stands."}
+        for name, told in (("softmax", None), ("static_key", seeds), ("pooling", one))
+    ]
+    record = {
+        **{"title": "t", "lead": "l", "caution": "", "baseline": "softmax"},
+        "costs": {row["mixer"]: cost for row in rows},
+        "outcome": {"last": rows},
+    }
+    tell(Comparison(out=tmp_path, record=record))
+    out = capsys.readouterr().out
+    assert "\nstatic_key\t50.0 ± 0.0\t+1.0\t–\t" in out
+    assert f"- static_key stands.\n  no interval over seeds: {note}.\n- pooling stands.\n" in out
+    assert out.count("no interval") == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from keymix.cli import main
 from keymix.cli.parser import parse_size
@@ -59,6 +60,33 @@ def test_the_table_says_the_pixels(run: Path, capsys: pytest.CaptureFixture[str]
     assert main(words) == 0
     heads, row = (line.split() for line in capsys.readouterr().out.splitlines()[:2])
     assert row[heads.index("pixels")] == "16x20"
+
+
+def test_predict_takes_what_eval_takes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("L", (30, 20), 90).save(tmp_path / "grey.png")
+    words = ["predict", str(run), str(tmp_path), "--format", "json"]
+    seen = set()
+    for given in ([], ["--image-size", "12"], ["--image-size", "16,20", "--resize", "pool_values"]):
+        capsys.readouterr()
+        assert main([*words, *given]) == 0
+        seen.add(capsys.readouterr().out)
+    assert len(seen) == 2  # 12 is the run's own size
+    for given, told in (
+        (["--image-size", "16"], "--resize interpolate or pool_values"),
+        (["--resize", "interpolate"], "give --image-size too"),
+        (["--image-size", "wide"], "--image-size wide"),
+        (
+            ["--image-size", "4000000", "--resize", "pool_values"],
+            "out of memory for images of 4000",
+        ),
+    ):
+        for verb in (words[:3], ["eval", str(run)]):
+            assert main([*verb, *given]) == 2
+            said = capsys.readouterr().err
+            assert told in said
+            assert said.count("\n") == 1
 
 
 def test_the_scores_are_those_of_the_model_that_took_the_size(run: Path) -> None:
