@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from keymix.mixers.base import Site
+from keymix.mixers.kinds import accepted
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.options import MapOptions
-from keymix.mixers.kinds import accepted
 from keymix.mixers.registry import create_mixer
 
 
@@ -39,6 +39,6 @@ def test_a_subclass_default_goes_before_its_parents() -> None:
         ) -> None:
             super().__init__(site, qkv_bias=qkv_bias, **shared)
 
-    accepted = accepted(Unbiased)
-    assert accepted["qkv_bias"][0].default is False
-    assert accepted["proj_bias"][0].default is True
+    taken = accepted(Unbiased)
+    assert taken["qkv_bias"][0].default is False
+    assert taken["proj_bias"][0].default is True
