@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
 
+from keymix.report import page
 from keymix.report.class_plots import Spread, dots, histograms
 from keymix.report.html import render
 from keymix.report.labels import short_labels
@@ -171,3 +172,10 @@ def test_what_differs_between_environments_is_found():
     first, second = runs.environments(make_record())
     assert first["differs"] == second["differs"] == {"packages", "machine"}
     assert {who["seeds"] for who in second["who"]} == {"seed 1"}
+
+
+def test_labels_break_within_and_remarks_stay_whole() -> None:
+    broken = page._breakable("key_value(head_dim=43) loses here (−1.0 points) <b>")
+    assert broken == (
+        "key_<wbr>value(<wbr>head_<wbr>dim=<wbr>43) loses here (−1.0 points) &lt;b&gt;"
+    )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from keymix.report import formats
 
@@ -87,8 +88,9 @@ def _by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def _breakable(label: str) -> Markup:
-    """Let a long label break behind brackets, commas, slashes, equals signs and underscores."""
-    text = escape(label)
-    for mark in "(,/=_":
-        text = text.replace(mark, Markup(mark) + Markup("<wbr>"))
-    return text
+    """Let a long label break behind brackets, commas, slashes, equals signs and underscores.
+
+    A bracket that opens a remark in a sentence stays with its first word.
+    """
+    parts = re.split(r"(?<=\S[(,/=_])(?=\S)", label)
+    return Markup("<wbr>").join(parts)
