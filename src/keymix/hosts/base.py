@@ -97,6 +97,23 @@ class Host(ABC):
                 mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
 
 
+def projections_of(attention: Any) -> dict[str, Any]:
+    """Return the options of a timm attention with ``qkv`` and ``proj``: biases, dropouts, width.
+
+    The width of a head is among them only where heads do not share the model's.
+    """
+    options = {
+        "qkv_bias": attention.qkv.bias is not None,
+        "proj_bias": attention.proj.bias is not None,
+        "attn_drop": attention.attn_drop.p,
+        "proj_drop": attention.proj_drop.p,
+    }
+    inner = attention.proj.in_features
+    if inner != attention.qkv.in_features:
+        options["head_dim"] = inner // attention.num_heads
+    return options
+
+
 @cache
 def _hosts() -> tuple[Host, ...]:
     package = importlib.import_module("keymix.hosts")

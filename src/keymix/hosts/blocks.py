@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place
+from keymix.hosts.base import Host, Place, projections_of
 from keymix.hosts.call_grid import call_grid
 from keymix.hosts.hosted import HostedMixer
 from keymix.mixers.base import Site, TokenMixer
@@ -117,14 +117,4 @@ class BlockHost(Host):
     def _defaults(self, attention: Any) -> Mapping[str, Any]:
         if isinstance(attention, HostedMixer):
             return attention.place.defaults
-        defaults = {
-            "qkv_bias": attention.qkv.bias is not None,
-            "proj_bias": attention.proj.bias is not None,
-            "attn_drop": attention.attn_drop.p,
-            "proj_drop": attention.proj_drop.p,
-            **self.own_defaults(attention),
-        }
-        inner = attention.proj.in_features
-        if inner != attention.qkv.in_features:
-            defaults["head_dim"] = inner // attention.num_heads
-        return defaults
+        return {**projections_of(attention), **self.own_defaults(attention)}

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import get_init_weights_vit
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place
+from keymix.hosts.base import Host, Place, projections_of
 from keymix.hosts.windows import MASKED, HostedWindows, MixerSwinBlock, window_grid
 from keymix.mixers.base import Grid, Site, TokenMixer
 
@@ -107,16 +107,7 @@ class TimmSwin(Host):
     def _defaults(attention: Any) -> Mapping[str, Any]:
         if isinstance(attention, HostedWindows):
             return attention.place.defaults
-        defaults = {
-            "qkv_bias": attention.qkv.bias is not None,
-            "proj_bias": attention.proj.bias is not None,
-            "attn_drop": attention.attn_drop.p,
-            "proj_drop": attention.proj_drop.p,
-        }
-        head_dim = attention.proj.in_features // attention.num_heads
-        if head_dim * attention.num_heads != attention.dim:
-            defaults["head_dim"] = head_dim
-        return defaults
+        return projections_of(attention)
 
 
 def _windows(block: Any) -> Grid:

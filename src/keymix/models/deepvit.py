@@ -97,8 +97,8 @@ class DeepVisionTransformer(MixerVisionTransformer):
             named above, but take over their ``head_dim``, ``qkv_bias``, ``proj_bias``,
             ``attn_drop``, ``proj_drop`` and ``norm`` (for a norm, name ``re_attention`` there with
             ``last_mixer``). ``num_heads`` and what else shapes a map (``temperature``, ``scale``,
-            ``mask_diagonal``, …) is as
-            in the block whose map they take; Θ has its bias and no ``map_scale``.
+            ``mask_diagonal``, …) is as in the block whose map they take; Θ has its bias and no
+            ``map_scale``.
         timm: Arguments of timm's VisionTransformer.
 
     Raises:
