@@ -149,6 +149,18 @@ def test_forest_draws_both_intervals_and_survives_missing_ones():
     assert "−60.0" in text
 
 
+@pytest.mark.parametrize("difference", [0.0, 4e-4, -4e-4])
+def test_no_difference_has_no_sign(difference):
+    rows = [Row("key_value", LOOKS["key_value"], difference, None, None)]
+    root = ET.fromstring(forest(rows, baseline="softmax", name="n"))
+    told = [
+        e.text
+        for e in root.iter("{http://www.w3.org/2000/svg}text")
+        if "num" in (e.get("class") or "")
+    ]
+    assert told == ["0.0"]
+
+
 def test_a_control_within_the_axis_is_drawn_there():
     rows = [
         Row("static_key", LOOKS["static_key"], -0.02, (-0.12, 0.08), (-0.04, 0.0)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from keymix.report import formats
 from keymix.report.labels import short_labels
 from keymix.report.svg import (
     Box,
@@ -357,14 +358,12 @@ def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
 
 def _forest_row(row: Row, x: Scale, y: float, *, outside: bool) -> list[Markup]:
     colour = row.look.colour
-    sign = "−" if row.difference < 0 else "+"
-    value = f"{sign}{abs(row.difference) * 100:.1f}"
     label = row.look.short
     parts = [
         el("rect", x=8, y=y + 2, width=text_width(label) + 4, height=14, class_="ground"),
         el("rect", x=WIDTH - 46, y=y + 2, width=40, height=14, class_="ground"),
         el("g", el("title", row.label), text(8, y + 13, label, class_=f"label t-{colour}")),
-        text(WIDTH - 8, y + 13, value, anchor="end", class_="label num"),
+        text(WIDTH - 8, y + 13, formats.points(row.difference), anchor="end", class_="label num"),
     ]
     if outside:
         at = x.start

@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from keymix.report import plots
+from keymix.report.formats import points
 from keymix.report.plots import Look, Point, Row
 
 Record = Mapping[str, Any]
@@ -37,7 +38,7 @@ def forest(record: Record, looks: Mapping[str, Look]) -> Markup | None:
     ]
     if not rows:
         return None
-    name = "; ".join(f"{r.label} {r.difference * 100:+.1f} points" for r in rows)
+    name = "; ".join(f"{r.label} {points(r.difference)} points" for r in rows)
     baseline = record["baseline"]
     return plots.forest(rows, baseline=baseline, name=f"Difference from {baseline}: {name}")
 
