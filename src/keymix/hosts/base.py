@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.hosts.reading import Layout, Reading
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.registry import build, get_mixer_class, resolve
 from keymix.mixers.registry import mixer_options as all_options
@@ -80,6 +81,44 @@ class Host(ABC):
             options: The options it is about to get.
         """
         return place.site
+
+    def reading(
+        self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Reading:
+        """Return what the family's own attention makes of a call.
+
+        Leading axes are as mixers get them: ``[B, …]``, inside windows ``[B, windows, …]``.
+
+        Args:
+            attention: What sits at a place where no mixer was put.
+            args: Positional arguments of the call.
+            kwargs: The others.
+
+        Raises:
+            NoAttentionMap: If what sits there forms no map.
+            UserError: If it cannot be read.
+        """
+        raise UserError(f"{type(attention).__name__} of {self.name} cannot be read")
+
+    def weights(self, attention: nn.Module) -> dict[str, Tensor]:
+        """Return the own projections of the family's attention, by the role they have in a mixer.
+
+        ``q.weight [h * d, C]``, ``q.bias`` and so on for k, v, ``proj``, as ``nn.Linear`` lays
+        them; no entry where there is no bias. Further ones have the name that a mixer gives them.
+
+        Raises:
+            UserError: If it cannot be read.
+        """
+        raise UserError(f"{type(attention).__name__} of {self.name} cannot be read")
+
+    def layout(self, model: nn.Module, place: Place) -> Layout:
+        """Say where the tokens of a place lie on the image, as of the model's last call."""
+        site = place.site
+        if site.grid is None:
+            raise UserError(f"{place.path} does not know how its tokens lie on the image")
+        return Layout(
+            grid=site.grid, key_grid=site.key_grid or site.grid, prefix=site.num_prefix_tokens
+        )
 
     def tell(self, model: nn.Module) -> None:
         """Tell all mixers where they sit, after the model has taken another image size.

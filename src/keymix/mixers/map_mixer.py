@@ -26,6 +26,7 @@ from keymix.mixers.base import (
     query_rows,
     take_rows,
 )
+from keymix.mixers.finish import Finish
 from keymix.mixers.options import Backend, Scale, TalkingHeads
 from keymix.ops.attention import sdpa
 
@@ -136,6 +137,7 @@ class MapMixer(TokenMixer):
         else:
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
+        self.finish = Finish(site, self.roles) if site.finish is not None else None
         if temperature is True:
             self.temperature = nn.Parameter(torch.empty((), **factory))
         else:
@@ -239,9 +241,17 @@ class MapMixer(TokenMixer):
         else:
             parts = {role: self.get_submodule(role)(x) for role in self.roles}
         shape = (self.num_heads, self.head_dim)
-        return {
+        heads = {
             role: t.reshape(*t.shape[:-1], *shape).transpose(-3, -2) for role, t in parts.items()
         }
+        return heads if self.finish is None else self.finish.heads(heads)
+
+    def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
+        """Turn what the heads gathered for the tokens ``x`` into the mixer's output."""
+        y = y.transpose(-3, -2).flatten(-2)
+        y = y if self.finish is None else self.finish.output(y, x)
+        out: Tensor = self.proj_drop(self.proj(y))
+        return out
 
     def _project_apart(self, sources: Roles) -> Roles:
         if self.joint is None:
@@ -264,6 +274,18 @@ class MapMixer(TokenMixer):
             return own
         bias = take_rows(bias, rows)
         return bias if own is None else own + bias
+
+    def added_bias(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor | None:
+        """Return all that is added to the scaled logits of a call, the diagonal mask included."""
+        added = self._added(inputs, grid, bias, None)
+        if not self.mask_diagonal:
+            return added
+        v = inputs["v"]
+        mask = self._diagonal(None, v.shape[-2], v)
+        lowest = torch.finfo(v.dtype).min
+        if added is None:
+            added = torch.zeros(mask.shape, device=v.device, dtype=v.dtype)
+        return added.masked_fill(mask, lowest)
 
     def _diagonal(self, rows: Tensor | None, count: int, like: Tensor) -> Tensor:
         """Mark, for the query rows, the key at the query's own position: ``[Q, M]``, boolean."""
@@ -315,20 +337,14 @@ class MapMixer(TokenMixer):
         else:
             maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
             y = maps @ inputs["v"]
-        out: Tensor = self.proj_drop(self.proj(y.transpose(-3, -2).flatten(-2)))
-        return out
+        return self.output(y, x)
 
     def _fused(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
         both = self.factors(inputs)
         if both is None:
             raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
         q, k = both
-        added = self._added(inputs, grid, bias, None)
-        if self.mask_diagonal:
-            diagonal = torch.zeros(q.shape[-2], k.shape[-2], device=q.device, dtype=q.dtype)
-            mask = self._diagonal(None, k.shape[-2], q)
-            diagonal = diagonal.masked_fill(mask, torch.finfo(q.dtype).min)
-            added = diagonal if added is None else added.masked_fill(mask, diagonal.min())
+        added = self.added_bias(inputs, grid, bias)
         dropout = self.attn_drop_p if self.training else 0.0
         return sdpa.attention(q, k, inputs["v"], scale=self.gain(), bias=added, dropout=dropout)
 

@@ -108,8 +108,7 @@ class SharedMapAttention(ReMixing):
             prefix = self.site.num_prefix_tokens
             values = resample.pool(values, prefix, grid, self.key_grid)
         y = self.attn_drop(maps) @ values
-        out: Tensor = self.proj_drop(self.proj(y.transpose(-3, -2).flatten(-2)))
-        return out
+        return self.output(y, x)
 
     def attention_map(
         self,

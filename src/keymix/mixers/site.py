@@ -74,6 +74,11 @@ class Site:
         project: Makes, for a role of "q", "k", "v", the module that turns ``(x, grid)`` into that
             role's source tokens (CvT's convolutions); None for the tokens themselves. Its
             attribute ``stride``, if it has one, tells the step of keys and values in tokens.
+        finish: Makes, for a role, the module that its heads ``[*, h, N, d]`` pass through after
+            their projection (a norm of queries and keys, a rotation), and for ``"out"`` the one
+            that takes ``(y [*, N, h * d], x [*, N, C])``, what the heads gathered and the tokens,
+            before the output projection (a norm, a gate); it makes None for a role without one.
+            A learned key is not finished: it lives where finished queries do.
     """
 
     dim: int
@@ -84,6 +89,7 @@ class Site:
     windows: int = 1
     window_grid: Grid | None = None
     project: Callable[[str], nn.Module] | None = None
+    finish: Callable[[str], nn.Module | None] | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "num_heads", "windows"):
