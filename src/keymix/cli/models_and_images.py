@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and images as the analyses take them on the command line, read one way by all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from keymix.errors import UserError, one_line
+from keymix.report import formats
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor, nn
+
+    from keymix.data.sources.base import Table
+    from keymix.train.runs import Run
+
+SplitName = Literal["train", "val", "test"]
+
+RANDOM = "random weights"
+"""What `Loaded.weights` says of a model that nobody trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a model is shown an image: as in its evaluation.
+
+    Attributes:
+        size: Height and width, pixels.
+        in_chans: Channels, 1 or 3.
+        mean: Mean of each channel, of values 0..1.
+        std: Standard deviation of each channel.
+        crop_pct: Share of the resized image's side that the centre crop keeps.
+    """
+
+    size: tuple[int, int]
+    in_chans: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Turn uint8 ``[*, C, H, W]`` into what the model takes, float32."""
+        import torch
+
+        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+        shown: Tensor = (pixels.float() / 255 - mean[:, None, None]) / std[:, None, None]
+        return shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model, ready to be looked into.
+
+    Attributes:
+        label: What charts call it; no two of a command are the same.
+        name: As it was given.
+        model: In eval mode, on the CPU.
+        weights: Where its weights come from, in words; `RANDOM` where from nowhere.
+        view: How it is shown images.
+        run: The run, where it is one.
+    """
+
+    label: str
+    name: str
+    model: nn.Module
+    weights: str
+    view: View
+    run: Run | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Images for one model, read one by one.
+
+    Attributes:
+        origin: Where they come from, in words.
+        names: Of each: its file, or its file and row.
+        view: How they are shown.
+        left_out: Name and reason of each that could not be read, as `batches` meets them.
+    """
+
+    origin: str
+    names: tuple[str, ...]
+    view: View
+    open: Callable[[int], Image.Image]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pixels(self, i: int) -> Tensor:
+        """Read an image, resized and cropped, uint8 ``[C, H, W]``.
+
+        Raises:
+            UserError: If it is damaged; it is named.
+        """
+        import torch
+
+        from keymix.data.decode import evaluation_array, reading
+
+        view = self.view
+        with reading(one_line(self.names[i])), self.open(i) as image:
+            array = evaluation_array(image, view.size, view.in_chans, view.crop_pct)
+        return torch.from_numpy(array.copy())
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield normalised batches ``[B, C, H, W]``; what is damaged goes to `left_out`.
+
+        Raises:
+            UserError: If none can be read.
+        """
+        import torch
+
+        held: list[Tensor] = []
+        some = False
+        for i, name in enumerate(self.names):
+            try:
+                held.append(self.view.normalised(self.pixels(i)))
+            except UserError as error:
+                self.left_out[name] = str(error)
+                continue
+            if len(held) == size:
+                some = True
+                yield torch.stack(held)
+                held = []
+        if held:
+            yield torch.stack(held)
+        elif not some:
+            why = next(iter(self.left_out.values()), "there is none")
+            raise UserError(f"no image of {self.origin} can be read: {why}")
+
+
+def add_arguments(add: Callable[..., Any], *, several: bool = True, limit: int = 64) -> None:
+    """Add MODEL, ``--pretrained``, ``--images`` and ``--limit`` to a parser.
+
+    Args:
+        add: The parser's ``add_argument``.
+        several: Whether it takes more models than one.
+        limit: Most images where ``--limit`` is not given.
+    """
+    add(
+        "models" if several else "model",
+        metavar="MODEL",
+        **({"nargs": "+"} if several else {}),
+        help="folder of a run, or name of a model: keymix's or any of timm's",
+    )
+    add(
+        "--pretrained",
+        action="store_true",
+        help="load timm's weights into models given by name; else they are random",
+    )
+    add(
+        "--images",
+        nargs="+",
+        metavar="IMAGES",
+        help="image files, folders, or one data spec such as cifar10 or folder:PATH, of which the "
+        "test images are taken (default: test images of the run's own data)",
+    )
+    add(
+        "--limit",
+        type=int,
+        default=limit,
+        metavar="N",
+        help=f"most images, evenly over those that there are (default {limit})",
+    )
+
+
+def load_models(names: Sequence[str], *, pretrained: bool = False) -> list[Loaded]:
+    """Load models by folder of a run or by name.
+
+    Args:
+        names: As given on the command line.
+        pretrained: Load timm's weights into those given by name.
+
+    Raises:
+        UserError: If a name is unknown, a run is not fit, or weights cannot be had.
+    """
+    runs = [_is_run(name) for name in names]
+    if pretrained and all(runs):
+        raise UserError("--pretrained is of models given by name; here all are runs")
+    labels = _labels(names, runs)
+    return [
+        _run(name, label) if run else _named(name, label, pretrained)
+        for name, label, run in zip(names, labels, runs, strict=True)
+    ]
+
+
+def warn_of_random(loaded: Sequence[Loaded], note: Callable[[str], None]) -> None:
+    """Say of models that nobody trained that they are not trained."""
+    for one in loaded:
+        if one.weights == RANDOM:
+            note(
+                f"{one.name} has random weights: what is read off it says nothing of a trained "
+                "model. Add --pretrained, or name the folder of a run."
+            )
+
+
+def load_images(
+    loaded: Loaded,
+    words: Sequence[str] | None,
+    *,
+    limit: int | None,
+    split: SplitName = "test",
+) -> Images:
+    """Find the images that a model is shown.
+
+    Args:
+        loaded: The model.
+        words: What ``--images`` was given; None for the run's own data.
+        limit: Most images, evenly over those that there are; None for all.
+        split: Which images of a data spec or of a run's data.
+
+    Raises:
+        UserError: If there are none, or a word is neither a path nor a data spec.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit {limit}: take at least one image")
+    if words is None:
+        if loaded.run is None:
+            raise UserError(
+                f"{loaded.name!r} is a model by name and brings no images: give --images"
+            )
+        data = loaded.run.recipe.data
+        table = _split_of(
+            data.spec, split, limit=data.limit, val=data.val_fraction, seed=data.split_seed
+        )
+        return _of_table(table, f"{split} images of {data.spec}", loaded.view, limit)
+    if len(words) == 1 and _is_spec(words[0]):
+        table = _split_of(words[0], split)
+        return _of_table(table, f"{split} images of {words[0]}", loaded.view, limit)
+    return _of_files(words, loaded.view, limit)
+
+
+# ---- models ---------------------------------------------------------------------------------
+
+
+def _is_run(name: str) -> bool:
+    """Whether a word means a run's folder, be it one or not."""
+    import timm
+
+    from keymix.models.factory import list_models
+    from keymix.train.files import RECIPE
+
+    path = Path(name)
+    if "/" in name or (path / RECIPE).exists():
+        return True
+    return path.exists() and name not in list_models() and not timm.is_model(name)
+
+
+def _labels(names: Sequence[str], runs: Sequence[bool]) -> list[str]:
+    """Name each model as shortly as tells it apart."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise UserError(f"model {twice!r} is given twice")
+    short = [
+        Path(name).resolve().name if run else name for name, run in zip(names, runs, strict=True)
+    ]
+    return [
+        one_line(label if short.count(label) == 1 else name)
+        for name, label in zip(names, short, strict=True)
+    ]
+
+
+def _run(name: str, label: str) -> Loaded:
+    from keymix.train import files
+    from keymix.train.runs import load_run
+
+    run = load_run(name)
+    told = f"last epoch of {name}"
+    if not (run.folder / files.weights_file("last")).exists():
+        raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
+    model, data = run.model(), run.weights()[1]["data"]
+    height, width = data["image_size"]
+    view = View(
+        size=(height, width),
+        in_chans=data["in_chans"],
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+        crop_pct=data["crop_pct"],
+    )
+    return Loaded(label=label, name=name, model=model, weights=told, view=view, run=run)
+
+
+def _named(name: str, label: str, pretrained: bool) -> Loaded:
+    import torch
+
+    from keymix.models.factory import create_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if not pretrained:
+            model = create_model(name)
+        else:
+            try:
+                model = create_model(name, pretrained=True)
+            except UserError:
+                raise
+            except (OSError, RuntimeError, ValueError) as error:
+                why = one_line(str(error).strip().splitlines()[0] if str(error) else repr(error))
+                raise UserError(f"weights of {name!r} cannot be loaded: {why}") from error
+    told = "pretrained" if pretrained else RANDOM
+    view = _view_of(model)
+    return Loaded(label=label, name=name, model=model.eval(), weights=told, view=view, run=None)
+
+
+def _view_of(model: nn.Module) -> View:
+    """Read off timm's configuration how a model is shown images."""
+    from timm.data import resolve_model_data_config
+
+    config = resolve_model_data_config(model)
+    channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise UserError(f"{type(model).__name__} takes {channels} channels; images have 1 or 3")
+    mean, std = (tuple(float(v) for v in config[key]) for key in ("mean", "std"))
+    if channels == 1 and len(mean) == 3:
+        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
+    return View(
+        size=(height, width), in_chans=channels, mean=mean, std=std, crop_pct=config["crop_pct"]
+    )
+
+
+# ---- images ---------------------------------------------------------------------------------
+
+
+def _is_spec(word: str) -> bool:
+    from keymix.data.specs import SPECS
+
+    return not Path(word).exists() and word.partition(":")[0] in {spec.name for spec in SPECS}
+
+
+def _evenly(count: int, limit: int | None) -> list[int]:
+    """Choose rows at equal distances."""
+    number = count if limit is None else min(limit, count)
+    return [i * count // number for i in range(number)]
+
+
+def _split_of(
+    spec: str, split: SplitName, *, limit: int | None = None, val: float = 0.1, seed: int = 0
+) -> Table:
+    """Open the images of a data spec's split, as training would split them."""
+    from keymix.data.carve import carve
+    from keymix.data.sources.base import Faults
+    from keymix.data.specs import parse
+
+    entry, argument = parse(spec)
+    parts, _ = carve(entry.open(argument, Faults()), spec, limit, val, seed)
+    return parts[split].table.select(parts[split].rows)
+
+
+def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Images:
+    import numpy as np
+
+    chosen = table.select(np.asarray(_evenly(len(table), limit), dtype=np.int64))
+    names = tuple(chosen.name(i) for i in range(len(chosen)))
+    return Images(origin=origin, names=names, view=view, open=chosen.open)
+
+
+def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
+    from PIL import Image
+
+    from keymix.train.runs import image_files
+
+    for word in words:
+        if not Path(word).exists():
+            if _is_spec(word):
+                raise UserError(f"data {word!r} stands among other images: give it alone")
+            raise UserError(
+                f"there is no image or folder {word!r}, and no data spec of that name; "
+                "`keymix list data` shows those"
+            )
+    found = image_files(words)
+    chosen = [found[i] for i in _evenly(len(found), limit)]
+    few = len(words) == 1
+    origin = one_line(words[0]) if few else f"{formats.count(len(found))} files"
+    return Images(
+        origin=origin,
+        names=tuple(map(str, chosen)),
+        view=view,
+        open=lambda i: Image.open(chosen[i]),
+    )
