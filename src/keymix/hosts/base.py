@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.reading import Layout, Reading
-from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.registry import build, get_mixer_class, resolve
 from keymix.mixers.registry import mixer_options as all_options
+from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import spec_of
 
 MixerNames = str | Sequence[str]
@@ -111,14 +112,20 @@ class Host(ABC):
         """
         raise UserError(f"{type(attention).__name__} of {self.name} cannot be read")
 
+    def listen(self, model: nn.Module) -> None:  # noqa: B027 - most need not
+        """Hear, from now on, what calls of the model alone tell: the size of their images.
+
+        It is what :meth:`layout` and :meth:`reading` know of a call besides its tokens. A family
+        whose modules tell all of it needs none.
+        """
+
     def layout(self, model: nn.Module, place: Place) -> Layout:
-        """Say where the tokens of a place lie on the image, as of the model's last call."""
-        site = place.site
-        if site.grid is None:
-            raise UserError(f"{place.path} does not know how its tokens lie on the image")
-        return Layout(
-            grid=site.grid, key_grid=site.key_grid or site.grid, prefix=site.num_prefix_tokens
-        )
+        """Say where the tokens of a place lie on the image, as of the model's last call.
+
+        Raises:
+            UserError: If nothing tells.
+        """
+        return laid_out(model, place, place.site.grid)
 
     def tell(self, model: nn.Module) -> None:
         """Tell all mixers where they sit, after the model has taken another image size.
@@ -184,6 +191,28 @@ def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
     return {path: m for path, m in model.named_modules() if isinstance(m, TokenMixer)}
 
 
+def laid_out(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
+    """Say where tokens lie that fill one grid, and the keys of what sits there.
+
+    Args:
+        model: The model.
+        place: Where.
+        grid: The grid of patch tokens.
+
+    Raises:
+        UserError: If the grid is None.
+    """
+    if grid is None:
+        raise UserError(f"{place.path} does not know how its tokens lie on the image")
+    mixer = find_mixers(model).get(f"{place.path}.mixer")
+    keys: Grid | None = None
+    if isinstance(mixer, GridBound) and mixer.bound:
+        keys = mixer.keys_grid(grid)
+    elif mixer is not None:
+        keys = mixer.site.key_grid_on(grid)
+    return Layout(grid=grid, key_grid=keys or grid, prefix=place.site.num_prefix_tokens)
+
+
 def hears_image(model: nn.Module) -> bool:
     """Whether a class token that passes through a model's mixers hears of the image.
 
@@ -226,6 +255,35 @@ def _spread_options(
     return [own[place.stage] for place in places]
 
 
+def known_of(name: str, place: Place, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options that a mixer knows of a place's, its family's form and ``shared``."""
+    known = all_options(name)
+    wanted = {**place.defaults, **place.forms.get(name, {}), **shared}
+    return {k: v for k, v in wanted.items() if k in known}
+
+
+def build_for(
+    host: Host, place: Place, name: str, options: Mapping[str, Any], **factory: Any
+) -> TokenMixer:
+    """Build a mixer for a place, without putting it there.
+
+    Args:
+        host: The adapter that told of the place.
+        place: Where it shall sit.
+        name: Canonical name of the mixer.
+        options: All of its options.
+        factory: ``device`` and ``dtype``.
+
+    Raises:
+        UserError: If an option is bad, or the mixer cannot sit there.
+    """
+    site = host.site_for(place, get_mixer_class(name), options)
+    made = build(name, site, dict(options), **factory)
+    if place.needs_mask and not made.claims.maskable:
+        raise UserError(f"mixer {name!r} cannot sit at {place.path}: {place.needs_mask}")
+    return made
+
+
 def put_mixers(
     model: nn.Module,
     mixer: MixerNames,
@@ -257,17 +315,12 @@ def put_mixers(
     names = _spread_names(mixer, places)
     options = _spread_options(mixer_options, mixer, places)
     parameter = next(model.parameters())
-    built = []
+    factory = {"device": parameter.device, "dtype": parameter.dtype}
     family = [defaults or {}] * len(places) if not isinstance(defaults, Sequence) else defaults
-    for place, name, own, shared in zip(places, names, options, family, strict=True):
-        known = all_options(name)
-        wanted = {**place.defaults, **place.forms.get(name, {}), **shared}
-        chosen = {k: v for k, v in wanted.items() if k in known} | dict(own)
-        site = host.site_for(place, get_mixer_class(name), chosen)
-        made = build(name, site, chosen, device=parameter.device, dtype=parameter.dtype)
-        if place.needs_mask and not made.claims.maskable:
-            raise UserError(f"mixer {name!r} cannot sit at {place.path}: {place.needs_mask}")
-        built.append(made)
+    built = [
+        build_for(host, place, name, {**known_of(name, place, shared), **own}, **factory)
+        for place, name, own, shared in zip(places, names, options, family, strict=True)
+    ]
     for place, made in zip(places, built, strict=True):
         host.put(model, place, made)
     return [f"{place.path}.mixer" for place in places]
