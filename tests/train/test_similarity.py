@@ -206,7 +206,7 @@ def test_a_similarity_that_is_not_finite_ends_the_run(late: bool, tmp_path: Path
             loss=each.mean(),
             each=lambda: each,
             index=torch.arange(2),
-            similarity=torch.tensor(similarity),
+            terms={"similarity": torch.tensor(similarity)},
         )
 
     losses = Losses(nn.Linear(2, 2), str, tmp_path, late=late)

@@ -101,9 +101,8 @@ class EpochRecord(Callback):
         assert isinstance(pl_module, ClassificationTask)
         epoch = trainer.current_epoch
         means = pl_module.losses.means()
-        line: dict[str, Any] = {"epoch": epoch, "train_loss": means["loss"]}
-        if pl_module.recipe.loss.similarity:
-            line["train_similarity"] = means["similarity"]
+        line: dict[str, Any] = {"epoch": epoch}
+        line |= {f"train_{name}": mean for name, mean in means.items()}
         line |= {f"val_{name}": score for name, score in pl_module.val_scores.items()}
         line["lr"] = pl_module.last_lr
         line["seconds"] = self._elapsed()

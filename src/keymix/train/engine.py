@@ -26,6 +26,7 @@ from keymix.errors import UserError, WriteError
 from keymix.train import files
 from keymix.train.callbacks import SAME_DATA, EpochRecord, Keeper, ProgressBar, batches_done
 from keymix.train.checkpoints import AtomicCheckpointIO, Checkpoint, standing, usable
+from keymix.train.distill import Teacher, find_teacher, make_teacher
 from keymix.train.environment import environment
 from keymix.train.folder import clear, is_done
 from keymix.train.lock import locked
@@ -133,6 +134,7 @@ def train(
             return load_run(folder)
         if overwrite or not _has_checkpoints(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
+        find_teacher(recipe.loss)
         images = data if data is not None else warn_of_left_out(load_data(recipe.data))
         model = build_model(
             recipe,
@@ -145,13 +147,16 @@ def train(
         weights = find_weights(recipe.model) if checkpoint is None else None
         if weights is not None:  # before anything is written, and before the average of weights
             start_from(model, weights)
+        teacher = make_teacher(recipe.loss, images, device_of_this_machine())
         if overwrite:
             clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
             _start(folder, recipe)
             keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
             with interrupts.held():
-                record, task = _fit(recipe, folder, images, model, checkpoint, progress, keeper)
+                record, task = _fit(
+                    recipe, folder, images, model, teacher, checkpoint, progress, keeper
+                )
             interrupts.look()
             _finish(recipe, folder, images, record, task)
         except WriteError as error:
@@ -201,6 +206,7 @@ def _fit(
     folder: Path,
     data: ImageData,
     model: nn.Module,
+    teacher: Teacher | None,
     checkpoint: Checkpoint | None,
     progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
     keeper: Keeper,
@@ -225,6 +231,7 @@ def _fit(
         num_classes=len(data.classes),
         steps_per_epoch=len(train_loader),
         losses=Losses(model, data.train.ids, folder, late=device_of_this_machine().type != "cpu"),
+        teacher=teacher,
     )
     lines = files.read_metrics(
         folder / files.METRICS, epochs=0 if checkpoint is None else checkpoint.epochs

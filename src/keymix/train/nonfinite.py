@@ -8,8 +8,8 @@ a few steps stay on the device and are looked at together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Step:
         loss: The loss, 0-dimensional.
         each: Makes the loss of each image, ``[B]``.
         index: The images' positions in the split, ``[B]``.
-        similarity: Mean likeness of neighbouring attention maps, where the loss has that term.
+        terms: What else the loss has, by name and without weights, each 0-dimensional.
     """
 
     epoch: int
@@ -45,7 +45,7 @@ class Step:
     loss: Tensor
     each: Callable[[], Tensor]
     index: Tensor
-    similarity: Tensor | None = None
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Losses:
@@ -62,21 +62,22 @@ class Losses:
         self, model: nn.Module, name: Callable[[int], str], folder: Path, *, late: bool
     ) -> None:
         self._model, self._name, self._folder, self._late = model, name, folder, late
-        self._sum, self._similar, self._steps = 0.0, 0.0, 0
+        self._sum, self._steps = 0.0, 0
+        self._terms: dict[str, float] = {}
         self._seen: list[tuple[Step, Tensor | None, Tensor | None]] = []
         self._gradients: Tensor | None = None
         self._parameters: list[str] = []
         self._shrunk = 1.0  # what clipping multiplied the gradients by
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; every loss before it was finite."""
         self.look()
-        return {"sum": self._sum, "similar": self._similar, "steps": self._steps}
+        return {"sum": self._sum, "terms": dict(self._terms), "steps": self._steps}
 
-    def restore(self, state: dict[str, float]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._sum, self._steps = float(state["sum"]), int(state["steps"])
-        self._similar = float(state.get("similar", 0.0))
+        self._terms = dict(state.get("terms", {}))
 
     def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> None:
         """Clip gradients by their norm as torch does, and note by how much."""
@@ -112,15 +113,16 @@ class Losses:
             self.look()
 
     def means(self) -> dict[str, float]:
-        """The mean loss since the last call, which ends an epoch, and the mean likeness of maps.
+        """The mean loss since the last call, which ends an epoch, and the mean of each term.
 
         Raises:
             UserError: If a loss was not finite.
         """
         self.look()
         steps = max(1, self._steps)
-        means = {"loss": self._sum / steps, "similarity": self._similar / steps}
-        self._sum, self._similar, self._steps = 0.0, 0.0, 0
+        means = {"loss": self._sum / steps}
+        means |= {name: value / steps for name, value in self._terms.items()}
+        self._sum, self._terms, self._steps = 0.0, {}, 0
         return means
 
     def look(self) -> None:
@@ -132,16 +134,18 @@ class Losses:
         if not self._seen:
             return
         seen, self._seen = self._seen, []
-        losses = torch.stack([step.loss for step, _, _ in seen]).double().tolist()
-        likeness = [step.similarity for step, _, _ in seen if step.similarity is not None]
-        similar = torch.stack(likeness).double().tolist() if likeness else [0.0] * len(seen)
-        for loss, alike, (step, each, gradients) in zip(losses, similar, seen, strict=True):
-            if not math.isfinite(loss + alike):
+        names = [*seen[0][0].terms]
+        every = [torch.stack([step.loss, *step.terms.values()]) for step, _, _ in seen]
+        losses = torch.stack(every).double().tolist()
+        for (loss, *terms), (step, each, gradients) in zip(losses, seen, strict=True):
+            whole = sum(terms, loss)
+            if not math.isfinite(whole):
                 if each is None:  # nothing has changed since
-                    raise self._error(step, loss + alike, step.each(), self._gradients_now())
-                raise self._error(step, loss + alike, each, gradients)
+                    raise self._error(step, whole, step.each(), self._gradients_now())
+                raise self._error(step, whole, each, gradients)
             self._sum += loss  # one by one: the sum does not depend on when it is looked at
-            self._similar += alike
+            for name, term in zip(names, terms, strict=True):
+                self._terms[name] = self._terms.get(name, 0.0) + term
         self._steps += len(losses)
 
     def _gradients_now(self) -> Tensor | None:

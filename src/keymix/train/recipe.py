@@ -8,7 +8,6 @@ Unknown keys and values of the wrong type are refused with the nearest names.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
@@ -16,40 +15,18 @@ from typing import Any
 
 from keymix.data.augment import Augment
 from keymix.errors import UserError, unknown
+from keymix.train._checks import (
+    require,
+    require_at_least,
+    require_finite,
+    require_probability,
+    sides,
+)
 from keymix.train._convert import build, leaves, parse
 
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
-
-
-def _require(condition: bool, name: str, value: object, remedy: str) -> None:
-    if not condition:
-        raise UserError(f"{name} = {value!r}: {remedy}.")
-
-
-def _require_at_least(least: float, **values: float) -> None:
-    for name, value in values.items():
-        _require_finite(name.replace("__", "."), value)
-        _require(value >= least, name.replace("__", "."), value, f"must be {least} or more")
-
-
-def _require_probability(**values: float) -> None:
-    for name, value in values.items():
-        _require_finite(name.replace("__", "."), value)
-        _require(0 <= value < 1, name.replace("__", "."), value, "must lie in [0, 1)")
-
-
-def _require_finite(name: str, value: float) -> None:
-    _require(math.isfinite(value), name, value, "must be a finite number")
-
-
-def _sides(size: int | tuple[int, int]) -> int | tuple[int, int]:
-    """Check an image size; equal sides become one, so that equal settings are equal records."""
-    pair = (size, size) if isinstance(size, int) else size
-    ok = len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
-    _require(ok, "data.image_size", size, "give a side in pixels, such as 48, or height,width")
-    height, width = pair
-    return height if height == width else (height, width)
+_TEMPERATURE = 2.0  # of distillation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +58,16 @@ class DataConfig:
     skip_corrupt: bool = False
 
     def __post_init__(self) -> None:
-        _require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
+        require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
         ok = 0 < self.val_fraction < 1
-        _require(ok, "data.val_fraction", self.val_fraction, "must lie between 0 and 1")
-        _require_at_least(1, data__batch_size=self.batch_size)
-        _require_at_least(1, data__eval_batch_size=self.eval_batch_size)
-        _require_at_least(0, data__workers=self.workers, data__split_seed=self.split_seed)
+        require(ok, "data.val_fraction", self.val_fraction, "must lie between 0 and 1")
+        require_at_least(1, data__batch_size=self.batch_size)
+        require_at_least(1, data__eval_batch_size=self.eval_batch_size)
+        require_at_least(0, data__workers=self.workers, data__split_seed=self.split_seed)
         if self.image_size is not None:
-            object.__setattr__(self, "image_size", _sides(self.image_size))
+            object.__setattr__(self, "image_size", sides(self.image_size))
         if self.limit is not None:
-            _require_at_least(1, data__limit=self.limit)
+            require_at_least(1, data__limit=self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +98,12 @@ class ModelConfig:
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        _require(bool(self.name), "model.name", self.name, "name a model; `keymix list models`")
+        require(bool(self.name), "model.name", self.name, "name a model; `keymix list models`")
         for name in ("mixer", "weights"):
             text = getattr(self, name)
             named = text is None or bool(text.strip())
-            _require(named, f"model.{name}", text, "give one, or leave it out")
-        _require_probability(model__drop_path=self.drop_path, model__drop_rate=self.drop_rate)
+            require(named, f"model.{name}", text, "give one, or leave it out")
+        require_probability(model__drop_path=self.drop_path, model__drop_rate=self.drop_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +127,12 @@ class OptimConfig:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        _require_finite("optim.lr", self.lr)
-        _require(self.lr > 0, "optim.lr", self.lr, "must be above 0")
-        _require_at_least(0, optim__weight_decay=self.weight_decay, optim__clip_grad=self.clip_grad)
-        _require_at_least(1, optim__accumulate=self.accumulate)
+        require_finite("optim.lr", self.lr)
+        require(self.lr > 0, "optim.lr", self.lr, "must be above 0")
+        require_at_least(0, optim__weight_decay=self.weight_decay, optim__clip_grad=self.clip_grad)
+        require_at_least(1, optim__accumulate=self.accumulate)
         for beta in self.betas or ():
-            _require(0 <= beta < 1, "optim.betas", self.betas, "each must lie in [0, 1)")
+            require(0 <= beta < 1, "optim.betas", self.betas, "each must lie in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,14 +159,14 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
             raise unknown("schedule.name", self.name, SCHEDULES)
-        _require_at_least(1, schedule__epochs=self.epochs)
-        _require_at_least(0, schedule__warmup_lr=self.warmup_lr, schedule__min_lr=self.min_lr)
+        require_at_least(1, schedule__epochs=self.epochs)
+        require_at_least(0, schedule__warmup_lr=self.warmup_lr, schedule__min_lr=self.min_lr)
         ok = 0 <= self.warmup_epochs <= self.epochs
         remedy = f"must be at least 0 and at most schedule.epochs = {self.epochs}; set both"
-        _require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)
+        require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)
         ok = self.cooldown_epochs == 0 or 0 < self.cooldown_epochs < self.epochs
         remedy = f"must be at least 0 and fewer than schedule.epochs = {self.epochs}; set both"
-        _require(ok, "schedule.cooldown_epochs", self.cooldown_epochs, remedy)
+        require(ok, "schedule.cooldown_epochs", self.cooldown_epochs, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +184,14 @@ class LossConfig:
             told beside it as ``train_similarity``.
         similarity_blocks: B of that sum, l = 0 ... B, which compares the first B + 2 layers (the
             paper: 4, 8, 12 in models of 16, 24, 32 blocks); None for all layers.
+        distill: Weight alpha, 0 to 1, of a teacher's answers (Hinton et al. 2015,
+            https://arxiv.org/abs/1503.02531, Sec. 2): the loss is (1 - alpha) times the cross
+            entropy plus alpha T^2 KL(softmax(teacher / T) || softmax(student / T)); 0 for none.
+            ``train_loss`` stays the cross entropy; T^2 KL is told beside it as ``train_distill``.
+        distill_teacher: Folder of the run whose model (its last epoch's weights) teaches, or one
+            that ``keymix swap`` wrote. It sees the images of the same step, augmented and mixed.
+        distill_temperature: T, above 0, of both softmaxes (the paper's Sec. 4.1 tries 1, 2, 5
+            and 10).
     """
 
     label_smoothing: float = 0.0
@@ -214,15 +199,33 @@ class LossConfig:
     cutmix: float = 0.0
     similarity: float = 0.0
     similarity_blocks: int | None = None
+    distill: float = 0.0
+    distill_teacher: str | None = None
+    distill_temperature: float = _TEMPERATURE
 
     def __post_init__(self) -> None:
-        _require_probability(loss__label_smoothing=self.label_smoothing)
-        _require_at_least(0, loss__mixup=self.mixup, loss__cutmix=self.cutmix)
-        _require_at_least(0, loss__similarity=self.similarity)
+        require_probability(loss__label_smoothing=self.label_smoothing)
+        require_at_least(0, loss__mixup=self.mixup, loss__cutmix=self.cutmix)
+        require_at_least(0, loss__similarity=self.similarity)
         if self.similarity_blocks is not None:
-            _require_at_least(0, loss__similarity_blocks=self.similarity_blocks)
+            require_at_least(0, loss__similarity_blocks=self.similarity_blocks)
             remedy = "does nothing without loss.similarity; set that weight too"
-            _require(self.similarity > 0, "loss.similarity_blocks", self.similarity_blocks, remedy)
+            require(self.similarity > 0, "loss.similarity_blocks", self.similarity_blocks, remedy)
+        self._check_distillation()
+
+    def _check_distillation(self) -> None:
+        teacher, temperature = self.distill_teacher, self.distill_temperature
+        require(0 <= self.distill <= 1, "loss.distill", self.distill, "must lie in [0, 1]")
+        require_finite("loss.distill_temperature", temperature)
+        require(temperature > 0, "loss.distill_temperature", temperature, "must be above 0")
+        if self.distill:
+            remedy = "needs a teacher: name a run's folder with loss.distill_teacher"
+            require(bool(teacher and teacher.strip()), "loss.distill", self.distill, remedy)
+            return
+        remedy = "does nothing without loss.distill; set that weight too"
+        require(teacher is None, "loss.distill_teacher", teacher, remedy)
+        own = temperature == _TEMPERATURE
+        require(own, "loss.distill_temperature", temperature, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,8 +260,8 @@ class Recipe:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        _require_probability(ema=self.ema)
-        _require_at_least(0, seed=self.seed)
+        require_probability(ema=self.ema)
+        require_at_least(0, seed=self.seed)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
 

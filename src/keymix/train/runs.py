@@ -80,9 +80,14 @@ class Run:
         Raises:
             UserError: If the weights are missing, damaged or do not fit the recipe.
         """
-        return self._load(which)[0]
+        return self.model_and_data(which)[0]
 
-    def _load(self, which: Which) -> tuple[nn.Module, dict[str, Any]]:
+    def model_and_data(self, which: Which = "last") -> tuple[nn.Module, dict[str, Any]]:
+        """The trained model as `model` gives it, and the record of the data it was trained on.
+
+        Raises:
+            UserError: If the weights are missing, damaged or do not fit the recipe.
+        """
         state, facts = self.weights(which)
         data = facts["data"]
         with torch.random.fork_rng(devices=[]):
@@ -191,7 +196,7 @@ def _at_size(
     run: Run, which: Which, image_size: int | tuple[int, int] | None, resize: str | None
 ) -> tuple[nn.Module, dict[str, Any], tuple[int, int]]:
     """A run's model for an image size, the record of its data, and the height and width."""
-    model, seen = run._load(which)
+    model, seen = run.model_and_data(which)
     if image_size is None:
         height, width = seen["image_size"]
         return model, seen, (height, width)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
+from collections.abc import Mapping
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -21,8 +23,9 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from keymix.data.mixing import Mixing
-from keymix.errors import UserError, unknown
+from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.checkpoints import OURS
+from keymix.train.distill import Teacher
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, Scores
@@ -93,6 +96,7 @@ class ClassificationTask(pl.LightningModule):
         num_classes: Its classes.
         steps_per_epoch: Batches a training epoch, for the schedule.
         losses: Keeps the training losses.
+        teacher: Whose answers the model learns too, where the recipe has that term.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class ClassificationTask(pl.LightningModule):
         num_classes: int,
         steps_per_epoch: int,
         losses: Losses,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__()
         self.recipe = recipe
@@ -113,7 +118,7 @@ class ClassificationTask(pl.LightningModule):
         self.scores = Scores(num_classes)
         self.val_scores: dict[str, float | None] = {}
         self.last_lr = recipe.optim.lr
-        self.losses = losses
+        self.losses, self._teacher = losses, teacher
         mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
         self._mix = Mixing(mixup, cutmix, num_classes, recipe.seed) if mixup or cutmix else None
         self._similarity = (
@@ -165,13 +170,15 @@ class ClassificationTask(pl.LightningModule):
         images, targets = batch.images, batch.targets
         if self._mix is not None:
             images, targets = self._mix(images, targets, batch.index, self.current_epoch)
-        similarity: Tensor | None = None
+        terms: dict[str, Tensor] = {}
         if self._similarity is None:
             logits = self.model(images).float()
         else:
             with self._similarity.listening() as calls:
                 logits = self.model(images).float()
-            similarity = self._similarity.mean(calls)
+            terms["similarity"] = self._similarity.mean(calls)
+        if self._teacher is not None:
+            terms["distill"] = self._teacher.term(images, logits)
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
@@ -188,12 +195,19 @@ class ClassificationTask(pl.LightningModule):
                 loss=loss.detach(),
                 each=each,
                 index=batch.index,
-                similarity=None if similarity is None else similarity.detach(),
+                terms={name: term.detach() for name, term in terms.items()},
             )
         )
-        if self._similarity is None or similarity is None:
-            return loss
-        return loss + self.recipe.loss.similarity * self._similarity.pairs * similarity
+        return self._whole(loss, terms)
+
+    def _whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+        """The loss that trains: the cross entropy and the weighted terms beside it."""
+        config = self.recipe.loss
+        if "distill" in terms:
+            loss = (1 - config.distill) * loss + config.distill * terms["distill"]
+        if self._similarity is not None:
+            loss = loss + config.similarity * self._similarity.pairs * terms["similarity"]
+        return loss
 
     def transfer_batch_to_device(
         self, batch: ImageBatch, device: torch.device, dataloader_idx: int
@@ -225,11 +239,16 @@ class ClassificationTask(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what the epoch's line needs of the steps that are done."""
         checkpoint[OURS] = {"losses": self.losses.state(), "lr": self.last_lr}
+        if self._teacher is not None:
+            checkpoint[OURS]["teacher"] = self._teacher.digest
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with the epoch's line."""
         self.losses.restore(checkpoint[OURS]["losses"])
         self.last_lr = float(checkpoint[OURS]["lr"])
+        if self._teacher is not None and checkpoint[OURS]["teacher"] != self._teacher.digest:
+            text = f"the teacher {self.recipe.loss.distill_teacher!r} has other weights than the "
+            warnings.warn(f"{text}one that this run began with", KeymixWarning, stacklevel=1)
 
     def on_validation_model_zero_grad(self) -> None:
         """Free the gradients for the validation."""
