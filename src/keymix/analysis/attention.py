@@ -3,20 +3,206 @@
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.analysis.capture import (
+    Asked,
+    At,
+    Call,
+    Layers,
+    Seat,
+    chosen,
+    class_token_of,
+    inference_mode_of,
+    read_map,
+    row_chunks,
+    run_once,
+    select_layers,
+    unwrapped,
+)
+from keymix.analysis.capture_image import WindowsOnImage, on_image
+from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.base import find_mixers
-from keymix.mixers.base import Queries, Stage, TokenMixer
+from keymix.hosts.reading import Layout
+from keymix.mixers.base import Queries, Stage, TokenMixer, check_stage
 
-Layers = str | int | Sequence[str | int]
+__all__ = [
+    "Asked",
+    "At",
+    "AttentionMaps",
+    "Heads",
+    "Layers",
+    "Windows",
+    "attention_maps",
+    "inference_mode_of",
+    "on_image",
+    "read_map",
+    "select_layers",
+    "select_mixers",
+]
+
+Heads = Literal["each", "mean"]
+Windows = Literal["separate", "image"]
+
+
+class AttentionMaps(dict[str, Tensor]):
+    """Module path to map, in the model's order.
+
+    Attributes:
+        layouts: Module path to where the layer's tokens lie on the image, for :func:`on_image`;
+            a path is missing where nobody knows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts: dict[str, Layout] = {}
+
+
+def attention_maps(
+    model: nn.Module,
+    images: Float[Tensor, "B C H W"],
+    *,
+    layers: Layers | None = None,
+    queries: Asked | None = None,
+    stage: Stage = "softmax",
+    heads: Heads = "each",
+    windows: Windows = "separate",
+    missing: dict[str, str] | None = None,
+) -> AttentionMaps:
+    """Read the attention maps of some layers for a batch of images.
+
+    The images go through the model once, in inference mode and without gradients, with fused
+    attention where the model uses it; each chosen layer then forms only the rows asked for from
+    the tokens it was given: k rows cost k x N numbers a head, never N x N. The model is left as
+    it was. A layer without a map is an error that says why, never an empty answer.
+
+    Args:
+        model: A model with keymix mixers, or any other that an adapter knows, with its own
+            attention: timm's, torchvision's, Hugging Face's.
+        images: A batch as the model takes it, normalised.
+        layers: Which layers: numbers in the model's order (-1 is the last), ranges such as
+            ``"6-11"``, patterns of module paths (``"blocks.3.*"``, ``"stages.2"``), or a list of
+            these; all if None.
+        queries: Whose rows: indices of tokens, prefix tokens first; ``"cls"``, the class token;
+            ``"mean"``, the mean over all patch tokens, which is the attention that keys receive;
+            :class:`At`, a place on the image; all tokens if None. One row of a ViT at 224 px is
+            197 numbers a head, the whole map 197 times as many.
+        stage: ``"softmax"`` for the weights right after the activation (entropy, rollout), or
+            ``"final"`` for the map that multiplies V, after any mixing of heads.
+        heads: ``"each"``, or ``"mean"`` for their mean, as one head.
+        windows: Where attention stays inside windows (Swin), ``"separate"`` returns the map of
+            each, with queries as indices inside a window; ``"image"`` lays them back on the image,
+            shift and padding undone: queries are tokens of the image, row by row, and a row has
+            zeros outside of its query's window.
+        missing: If given, layers without a map are put here, path to reason, and are no error.
+
+    Returns:
+        Module path to map, ``[B, h, Q, M]`` (separate windows: ``[B, windows, h, Q, M]``), in the
+        model's order, with the layers' ``layouts``.
+
+    Example:
+        >>> model = keymix.create_model("vit_micro_p4_32", mixer="static_key")
+        >>> maps = keymix.attention_maps(model, torch.randn(2, 3, 32, 32), layers=-1, queries=[0])
+        >>> [m.shape for m in maps.values()]
+        [torch.Size([2, 4, 1, 65])]
+
+    Raises:
+        NoAttentionMap: If a chosen layer forms no map; it names the layer and the reason.
+        UserError: If no adapter knows the model, no layer matches, or a query is no token.
+    """
+    check_stage(stage)
+    if heads not in ("each", "mean"):
+        raise UserError(f"{heads=} must be 'each' or 'mean'")
+    if windows not in ("separate", "image"):
+        raise UserError(f"{windows=} must be 'separate' or 'image'")
+    if isinstance(queries, str) and queries not in ("cls", "mean"):
+        raise UserError(f"{queries=} must be 'cls', 'mean', a place or indices of tokens")
+    seats = select_layers(model, layers)
+    maps = AttentionMaps()
+
+    def heard(seat: Seat, call: Call) -> None:
+        layout = seat.layout(unwrapped(model))
+        try:
+            read = _Rows(model, seat, call, stage, layout)
+            found = read.on_image(queries) if windows == "image" else read.separate(queries)
+        except NoAttentionMap as error:
+            if missing is None:
+                raise
+            missing[seat.path] = str(error.__cause__ or error)
+            return
+        if layout is not None:
+            laid = windows == "image" and layout.window is not None
+            maps.layouts[seat.path] = _whole(layout) if laid else layout
+        maps[seat.path] = found.mean(-3, keepdim=True) if heads == "mean" else found
+
+    run_once(model, images, seats, heard)
+    return maps
+
+
+def _whole(layout: Layout) -> Layout:
+    return replace(layout, window=None, windows=None, shift=(0, 0))
+
+
+class _Rows:
+    """The rows of one layer's call that queries mean."""
+
+    def __init__(
+        self, model: nn.Module, seat: Seat, call: Call, stage: Stage, layout: Layout | None
+    ) -> None:
+        self.model, self.seat, self.layout = model, seat, layout
+        self.call, self.stage = call, stage
+
+    def read(self, rows: Queries | None) -> Tensor:
+        """Form some rows."""
+        return self.seat.map(self.call, rows, self.stage)
+
+    def separate(self, queries: Asked | None) -> Tensor:
+        """Rows as the layer forms them."""
+        if queries == "cls":
+            return self.read([class_token_of(self.model, self.layout, self.seat.path)])
+        if queries == "mean":
+            layout = self._laid()
+            grid, total = layout.window or layout.grid, torch.zeros(())
+            count = grid[0] * grid[1]
+            for _, maps in row_chunks(count, lambda rows: self.read(layout.prefix + rows)):
+                total = total.to(maps) + maps.sum(-2, keepdim=True)
+            return total / count
+        if not isinstance(queries, At):
+            return self.read(queries)
+        if self._laid().window is not None:
+            raise UserError(
+                f"layer {self.seat.path} works in windows: a place on the image asks for "
+                "windows='image'"
+            )
+        return self.read([queries.token(self._laid())])
+
+    def on_image(self, queries: Asked | None) -> Tensor:
+        """Rows of tokens of the image, over keys of the image."""
+        layout = self._laid()
+        if layout.window is None:
+            return self.separate(queries)
+        laid = WindowsOnImage(layout, self.read)
+        if queries == "mean":
+            return laid.mean()
+        if queries == "cls":
+            class_token_of(self.model, layout, self.seat.path)  # windows have none
+        if queries is None:
+            queries = range(laid.tokens)
+        asked = [queries.token(layout)] if isinstance(queries, At) else queries
+        return laid.rows(torch.as_tensor(asked, dtype=torch.long).reshape(-1).cpu())
+
+    def _laid(self) -> Layout:
+        if self.layout is None:
+            raise UserError(
+                f"nobody knows where the tokens of layer {self.seat.path} lie on the image; ask "
+                "for queries= by their indices"
+            )
+        return self.layout
 
 
 def select_mixers(model: nn.Module, layers: Layers | None = None) -> dict[str, TokenMixer]:
@@ -24,8 +210,7 @@ def select_mixers(model: nn.Module, layers: Layers | None = None) -> dict[str, T
 
     Args:
         model: A model that hosts keymix mixers.
-        layers: Patterns of module paths such as ``"blocks.3.*"``, or numbers of the mixers in the
-            model's order (negative ones count from the end); all if None.
+        layers: Which mixers, as :func:`attention_maps` takes it, counted among mixers alone.
 
     Returns:
         Path to mixer, in the model's order.
@@ -39,132 +224,4 @@ def select_mixers(model: nn.Module, layers: Layers | None = None) -> dict[str, T
             f"{type(model).__name__} hosts no keymix mixer, so there are no maps to read; make it "
             "with keymix.create_model(name, mixer=...)"
         )
-    if layers is None:
-        return mixers
-    paths = list(mixers)
-    wanted: set[str] = set()
-    for layer in [layers] if isinstance(layers, (str, int)) else layers:
-        if isinstance(layer, int):
-            if not -len(paths) <= layer < len(paths):
-                raise UserError(f"layer {layer} is out of range: the model has {len(paths)} mixers")
-            wanted.add(paths[layer])
-            continue
-        matched = fnmatch.filter(paths, layer)
-        if not matched:
-            raise unknown("layer", layer, paths)
-        wanted.update(matched)
-    if not wanted:
-        raise UserError(f"{layers=} chooses no layer; leave it out for all {len(paths)}")
-    return {path: mixer for path, mixer in mixers.items() if path in wanted}
-
-
-@contextlib.contextmanager
-def inference_mode_of(model: nn.Module) -> Iterator[None]:
-    """Put every module into inference mode for a while; each gets its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def read_map(
-    mixer: TokenMixer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    queries: Queries | None = None,
-    stage: Stage = "softmax",
-) -> Float[Tensor, "*batch h Q M"]:
-    """Return the map of a forward pass, from the arguments that the mixer was called with.
-
-    Args:
-        mixer: The mixer.
-        args: Positional arguments of the call: tokens, grid, bias.
-        kwargs: The others, such as the map that a mixer shares with another.
-        queries: Indices of the query tokens wanted; all if None.
-        stage: As :func:`attention_maps` takes it.
-    """
-    named = dict(zip(("x", "grid", "bias"), args, strict=False)) | dict(kwargs)
-    return mixer.attention_map(**named, queries=queries, stage=stage)
-
-
-def attention_maps(
-    model: nn.Module,
-    images: Float[Tensor, "B C H W"],
-    *,
-    layers: Layers | None = None,
-    queries: Queries | None = None,
-    stage: Stage = "softmax",
-) -> dict[str, Float[Tensor, "*batch h Q M"]]:
-    """Read the attention maps of some layers for a batch of images.
-
-    The images go through the model once, in inference mode and without gradients, with fused
-    attention where the model uses it; each chosen mixer then forms only the rows asked for from
-    the tokens it was given. The model is left as it was.
-
-    Args:
-        model: A model that hosts keymix mixers.
-        images: A batch as the model takes it, normalised.
-        layers: Which mixers: patterns of module paths (``"blocks.3.*"``) or numbers in the
-            model's order (-1 is the last); all if None.
-        queries: Indices of the query tokens, prefix tokens first; all if None. One row of a
-            ViT at 224 px is 197 numbers a head, the whole map 197 times as many.
-        stage: ``"softmax"`` for the weights right after the activation (entropy, rollout), or
-            ``"final"`` for the map that multiplies V, after any mixing of heads.
-
-    Returns:
-        Module path to map, ``[B, h, Q, M]`` (``[B, windows, h, Q, M]`` inside windows), in the
-        model's order.
-
-    Example:
-        >>> model = keymix.create_model("vit_micro_p4_32", mixer="static_key")
-        >>> maps = keymix.attention_maps(model, torch.randn(2, 3, 32, 32), layers=-1, queries=[0])
-        >>> [m.shape for m in maps.values()]
-        [torch.Size([2, 4, 1, 65])]
-
-    Raises:
-        NoAttentionMap: If a chosen layer forms no map; it names the layer and the reason.
-        UserError: If no layer matches, or a query is no token.
-    """
-    chosen = select_mixers(model, layers)
-    maps: dict[str, Tensor] = {}
-
-    def reader(path: str) -> Any:
-        def read(mixer: TokenMixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if path in maps:
-                raise UserError(f"layer {path} runs more than once in a forward pass; leave it out")
-            maps[path] = _rows(path, mixer, queries, stage, *args, **kwargs)
-
-        return read
-
-    parameter = next(model.parameters(), None)
-    if parameter is not None:
-        images = images.to(device=parameter.device, dtype=parameter.dtype)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(inference_mode_of(model))
-        for path, mixer in chosen.items():
-            handle = mixer.register_forward_pre_hook(reader(path), with_kwargs=True)
-            stack.callback(handle.remove)
-        getattr(model, "_orig_mod", model)(images)
-    idle = [path for path in chosen if path not in maps]
-    if idle:
-        raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")
-    return {path: maps[path] for path in chosen}
-
-
-def _rows(
-    path: str,
-    mixer: TokenMixer,
-    queries: Queries | None,
-    stage: Stage,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
-    try:
-        return read_map(mixer, args, kwargs, queries, stage).detach()
-    except NoAttentionMap as error:
-        raise NoAttentionMap(f"layer {path}: {error}; choose other layers with layers=") from error
+    return {path: mixers[path] for path in chosen(list(mixers), layers, "mixers")}

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capturing: which layers are read, which of their queries, and the one forward pass it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.hosts.base import find_host, find_mixers
+from keymix.hosts.layers import Layer, find_layers
+from keymix.hosts.reading import Layout
+from keymix.mixers.base import Queries, Stage, TokenMixer
+
+Layers = str | int | Sequence[str | int]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_NUMBERS = re.compile(r"(-?\d+)(?:-(\d+))?")
+_BUDGET = 2**22
+"""Entries of a map that are formed at a time where all rows are wanted but none is kept."""
+
+
+@dataclass(frozen=True)
+class At:
+    """A query token by its place on the image.
+
+    Attributes:
+        row: Row of the layer's grid of patches, from 0; or, as a float in [0, 1), the height from
+            the top as a share of the image.
+        column: Likewise from the left.
+    """
+
+    row: float
+    column: float
+
+    def token(self, layout: Layout) -> int:
+        """Return the token's index in a layer.
+
+        Raises:
+            UserError: If it lies outside of the grid.
+        """
+        place = []
+        for given, side in zip((self.row, self.column), layout.grid, strict=True):
+            share = isinstance(given, float)
+            at = int(given * side) if share and given >= 0 else int(given)
+            if not 0 <= at < side or (share and not 0 <= given < 1):
+                raise UserError(
+                    f"the query at {self.row},{self.column} lies outside: give row and column of "
+                    f"a patch on the grid of {layout.grid[0]}x{layout.grid[1]}, or shares of the "
+                    "image from 0.0 to below 1.0"
+                )
+            place.append(at)
+        return layout.prefix + place[0] * layout.grid[1] + place[1]
+
+
+Asked = Queries | At | Literal["cls", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A layer that can be read: a host's place, or a mixer that sits outside of any.
+
+    Attributes:
+        path: Of the module that is called.
+        module: That module.
+        layer: What the host says of it, None outside of any host.
+    """
+
+    path: str
+    module: nn.Module
+    layer: Layer | None
+
+    def map(self, call: Call, rows: Queries | None, stage: Stage) -> Tensor:
+        """Return rows of the map of a call, ``[*, h, Q, M]``.
+
+        Raises:
+            NoAttentionMap: If there is none; layer and reason are named.
+            UserError: If a query is no token, or the attention cannot be read.
+        """
+        args, kwargs = call
+        try:
+            if self.layer is not None:
+                return self.layer.map(args, kwargs, rows, stage).detach()
+            assert isinstance(self.module, TokenMixer)  # find_seats made it
+            return read_map(self.module, args, kwargs, rows, stage).detach()
+        except NoAttentionMap as error:
+            told = f"layer {self.path}: {error}; choose other layers with layers="
+            raise NoAttentionMap(told) from error
+        except UserError as error:
+            raise UserError(f"layer {self.path}: {error}") from error
+
+    def layout(self, model: nn.Module) -> Layout | None:
+        """Say where the tokens of the model's present or last call lie; None if nobody knows."""
+        try:
+            if self.layer is not None:
+                return self.layer.layout(model)
+        except UserError:
+            return None
+        assert isinstance(self.module, TokenMixer)
+        site = self.module.site
+        if site.grid is None or site.windows > 1:
+            return None
+        keys = site.key_grid or site.grid
+        return Layout(grid=site.grid, key_grid=keys, prefix=site.num_prefix_tokens)
+
+
+def read_map(
+    mixer: TokenMixer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    queries: Queries | None = None,
+    stage: Stage = "softmax",
+) -> Tensor:
+    """Return the map of a forward pass, from the arguments that the mixer was called with.
+
+    Args:
+        mixer: The mixer.
+        args: Positional arguments of the call: tokens, grid, bias.
+        kwargs: The others, such as the map that a mixer shares with another.
+        queries: Indices of the query tokens wanted; all if None.
+        stage: ``"softmax"``, or ``"final"`` for the map that multiplies V.
+
+    Returns:
+        ``[*, h, Q, M]``.
+    """
+    named = dict(zip(("x", "grid", "bias"), args, strict=False)) | dict(kwargs)
+    return mixer.attention_map(**named, queries=queries, stage=stage)
+
+
+def find_seats(model: nn.Module) -> dict[str, Seat]:
+    """List all layers of a model that may have a map: path to seat, in the model's order.
+
+    Raises:
+        UserError: If no adapter knows the model and it holds no mixer, or it has no attention.
+    """
+    model = unwrapped(model)
+    mixers = find_mixers(model)
+    try:
+        find_host(model)
+    except UserError as error:
+        if not mixers:
+            told = f"{type(model).__name__} hosts no keymix mixer, and {error}"
+            raise UserError(told) from error
+        layers = []
+    else:
+        layers = find_layers(model)
+    seats = {each.path: Seat(path=each.path, module=each.module, layer=each) for each in layers}
+    for path, mixer in mixers.items():
+        seats.setdefault(path, Seat(path=path, module=mixer, layer=None))
+    if not seats:
+        raise UserError(f"{type(model).__name__} has no layer of attention, so it has no maps")
+    return seats
+
+
+def select_layers(model: nn.Module, layers: Layers | None = None) -> dict[str, Seat]:
+    """Choose layers of a model in which attention sits, the model's own or a mixer.
+
+    Args:
+        model: A model that an adapter knows, or that holds mixers.
+        layers: Numbers in the model's order (negative ones count from the end), or texts: ranges
+            of numbers (``"6-11"``, both ends in), patterns of module paths (``"blocks.3.*"``), or
+            what stands above some (``"stages.2"``); several in a list; all if None.
+
+    Returns:
+        Path to seat, in the model's order.
+
+    Raises:
+        UserError: If the model has no attention that can be read, or a layer matches none.
+    """
+    seats = find_seats(model)
+    wanted = chosen(list(seats), layers, "layers")
+    return {path: seats[path] for path in wanted}
+
+
+def chosen(paths: Sequence[str], layers: Layers | None, what: str) -> list[str]:
+    """Choose among paths, as :func:`select_layers` has it."""
+    if layers is None:
+        return list(paths)
+    wanted: set[str] = set()
+    for layer in [layers] if isinstance(layers, (str, int)) else layers:
+        wanted.update(_matching(paths, layer, what))
+    if not wanted:
+        raise UserError(f"{layers=} chooses no layer; leave it out for all {len(paths)}")
+    return [path for path in paths if path in wanted]
+
+
+def _matching(paths: Sequence[str], layer: str | int, what: str) -> Iterable[str]:
+    text = str(layer).strip()
+    numbers = _NUMBERS.fullmatch(text)
+    if numbers is not None:
+        first = int(numbers[1])
+        last = first if numbers[2] is None else int(numbers[2])
+        for number in (first, last):
+            if not -len(paths) <= number < len(paths):
+                raise UserError(f"layer {layer} is out of range: the model has {len(paths)} {what}")
+        if last < first:
+            raise UserError(f"layers {text!r} end before they begin")
+        return [paths[number] for number in range(first, last + 1)]
+    matched = fnmatch.filter(paths, text) or [p for p in paths if p.startswith(f"{text}.")]
+    if not matched:
+        raise unknown("layer", text, paths)
+    return matched
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return what ``torch.compile`` wrapped, or the model itself."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+@contextlib.contextmanager
+def inference_mode_of(model: nn.Module) -> Iterator[None]:
+    """Put every module into inference mode for a while; each gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def run_once(
+    model: nn.Module,
+    images: Tensor,
+    seats: Mapping[str, Seat],
+    heard: Callable[[Seat, Call], None],
+) -> None:
+    """Run the images through a model once and report every call of the chosen layers.
+
+    In inference mode and without gradients; a layer is reported when it has run, so that its
+    layout is that of the call. The model is left as it was, also after an error.
+
+    Args:
+        model: The model.
+        images: A batch as it takes them ``[B, C, H, W]``; moved to its device and type.
+        seats: Path to layer.
+        heard: Is told the layer and what it was called with.
+
+    Raises:
+        NoAttentionMap: If a layer does not run in the forward pass.
+        UserError: If one runs more than once.
+    """
+    ran: set[str] = set()
+
+    def hook(seat: Seat) -> Any:
+        def tell(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+            if seat.path in ran:
+                raise UserError(
+                    f"layer {seat.path} runs more than once in a forward pass; leave it out"
+                )
+            ran.add(seat.path)
+            heard(seat, (args, kwargs))
+
+        return tell
+
+    parameter = next(model.parameters(), None)
+    if parameter is not None:
+        images = images.to(device=parameter.device, dtype=parameter.dtype)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(inference_mode_of(model))
+        for seat in seats.values():
+            handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
+            stack.callback(handle.remove)
+        unwrapped(model)(images)
+    idle = [path for path in seats if path not in ran]
+    if idle:
+        raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")
+
+
+def row_chunks(count: int, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows and their map, in chunks of bounded size, until all rows were had.
+
+    Args:
+        count: Rows there are.
+        read: Forms the map of some rows ``[*, h, Q, M]``.
+    """
+    start, size = 0, 16
+    while start < count:
+        rows = torch.arange(start, min(start + size, count))
+        maps = read(rows)
+        yield rows, maps
+        start += len(rows)
+        size = max(16, _BUDGET * len(rows) // max(1, maps.numel()))
+
+
+def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
+    """Return the index of the class token in a layer.
+
+    Raises:
+        UserError: If none passes through the layer.
+    """
+    if layout is None or layout.prefix == 0 or getattr(unwrapped(model), "cls_token", 0) is None:
+        raise UserError(
+            f"no class token passes through layer {path}: ask for the mean over its patches "
+            "('mean') or for single ones"
+        )
+    return 0
