@@ -131,7 +131,7 @@ class Host(ABC):
         """Tell all mixers where they sit, after the model has taken another image size.
 
         Args:
-            model: A model all of whose places have mixers.
+            model: The model; places where its own attention sits are passed over.
 
         Raises:
             UserError: If a mixer cannot take its new grid.
@@ -139,8 +139,9 @@ class Host(ABC):
         mixers = find_mixers(model)
         for place in self.places(model):
             grid, windows = place.site.grid, place.site.window_grid
-            if grid is not None:
-                mixers[f"{place.path}.mixer"].set_grid(grid, window_grid=windows)
+            mixer = mixers.get(f"{place.path}.mixer")
+            if grid is not None and mixer is not None:
+                mixer.set_grid(grid, window_grid=windows)
 
 
 def projections_of(attention: Any) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place, projections_of
-from keymix.hosts.call_grid import call_grid
+from keymix.hosts.base import Host, Place, laid_out, projections_of
+from keymix.hosts.call_grid import CallGrid, call_grid, heard_by
 from keymix.hosts.hosted import HostedMixer
+from keymix.hosts.reading import Layout, Reading
+from keymix.hosts.timm_heads import own_weights, read_call
 from keymix.mixers.base import Site, TokenMixer
 
 
@@ -90,6 +92,28 @@ class BlockHost(Host):
         super().tell(model)
         owner: Any = model
         call_grid(owner.patch_embed).grid = None  # that of a call before
+
+    def reading(
+        self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Reading:
+        """Return what the family's own attention makes of a call."""
+        return read_call(attention, args, kwargs)
+
+    def weights(self, attention: nn.Module) -> dict[str, Tensor]:
+        """Return the own projections of the family's attention, by their role in a mixer."""
+        return own_weights(attention)
+
+    def listen(self, model: nn.Module) -> None:
+        """Hear the grid of patches of every call, from now on."""
+        owner: Any = model
+        call_grid(owner.patch_embed)
+
+    def layout(self, model: nn.Module, place: Place) -> Layout:
+        """Say where the patches of the model's last call lie; the prefix lies nowhere."""
+        owner: Any = model
+        call = heard_by(owner.patch_embed, CallGrid)
+        grid = call.grid if call is not None else None
+        return laid_out(model, place, grid or place.site.grid)
 
     @abstractmethod
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:

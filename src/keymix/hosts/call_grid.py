@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -61,13 +61,54 @@ class CallGrid:
         self.grid = grid
 
 
+class CallSize:
+    """Height and width of what a module was called with last: an image, or tokens on a grid.
+
+    Attributes:
+        size: Of the present or the last call; None before the first.
+    """
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis  # of the height; the width is next to it
+        self.size: Grid | None = None
+
+    def hear(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take the size of what a module is called with."""
+        height, width = args[0].shape[self.axis :][:2]
+        self.size = (height, width)
+
+
+Heard = TypeVar("Heard", CallGrid, CallSize)
+
+
+def heard_by(module: nn.Module, kind: type[Heard]) -> Heard | None:
+    """Return what hears a module's calls, None if nothing does."""
+    for hook in module._forward_pre_hooks.values():
+        heard = getattr(hook, "__self__", None)
+        if isinstance(heard, kind):
+            return heard
+    return None
+
+
+def call_size(module: nn.Module, axis: int = -2) -> CallSize:
+    """Return what hears the sizes that a module is called with, from now on if nothing did.
+
+    Args:
+        module: Called with one tensor first.
+        axis: Where the height lies in its shape.
+    """
+    call = heard_by(module, CallSize)
+    if call is None:
+        call = CallSize(axis)
+        module.register_forward_pre_hook(call.hear)
+    return call
+
+
 def call_grid(embed: nn.Module) -> CallGrid:
     """Return what hears a patch embedding, from now on if nothing did."""
-    for hook in embed._forward_pre_hooks.values():
-        heard = getattr(hook, "__self__", None)
-        if isinstance(heard, CallGrid):
-            return heard
-    call = CallGrid()
-    if hasattr(embed, "dynamic_feat_size"):
-        embed.register_forward_pre_hook(call.hear)
+    call = heard_by(embed, CallGrid)
+    if call is None:
+        call = CallGrid()
+        if hasattr(embed, "dynamic_feat_size"):
+            embed.register_forward_pre_hook(call.hear)
     return call

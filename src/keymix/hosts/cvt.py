@@ -16,8 +16,10 @@ from timm.layers import trunc_normal_
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place
+from keymix.hosts.base import Host, Place, laid_out
+from keymix.hosts.call_grid import CallSize, call_size, heard_by
 from keymix.hosts.grid_mixer import GridMixer
+from keymix.hosts.reading import Layout
 from keymix.layers.conv_projection import RoleProjections
 from keymix.layers.cvt_stage import CvTStage
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -95,6 +97,18 @@ class CvT(Host):
                 nn.init.zeros_(linear.bias)
         before = model.get_submodule(place.path)
         model.set_submodule(place.path, GridMixer(mixer, place).train(before.training))
+
+    def listen(self, model: nn.Module) -> None:
+        """Hear the size of the images of every call, from now on."""
+        call_size(stages_of(model)[0])
+
+    def layout(self, model: nn.Module, place: Place) -> Layout:
+        """Say where the tokens of the model's last call lie in the place's stage."""
+        heard = heard_by(stages_of(model)[0], CallSize)
+        owner: Any = model
+        size = heard.size if heard is not None else None
+        grid = stage_grids(model, size or owner.img_size)[place.stage]
+        return laid_out(model, place, grid)
 
 
 def _site(stage: CvTStage, grid: Grid) -> Site:

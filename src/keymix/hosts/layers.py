@@ -82,11 +82,15 @@ class Layer:
 def find_layers(model: nn.Module) -> list[Layer]:
     """List the layers of a model where attention sits, in the order of the forward pass.
 
+    From now on the model's calls are heard for the size of their images, see
+    :meth:`keymix.hosts.base.Host.listen`.
+
     Raises:
         UserError: If no adapter knows the model.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     host, mixers = find_host(model), find_mixers(model)
+    host.listen(model)
     layers = []
     for place in host.places(model):
         path = f"{place.path}.mixer"

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from timm.models.cait import Cait, TalkingHeadAttn
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.hosts.blocks import BlockHost
+from keymix.hosts.reading import Reading
+from keymix.hosts.timm_heads import own_weights, read_call
 
 
 class TimmCait(BlockHost):
@@ -38,6 +41,21 @@ class TimmCait(BlockHost):
     def own_defaults(self, attention: Any) -> Mapping[str, Any]:
         """Heads that talk, with a bias after the softmax where the model has one."""
         return {"talking_heads": True if attention.proj_w.bias is None else "bias"}
+
+    def reading(self, attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
+        """Return what talking-heads attention makes of a call."""
+        read = read_call(attention, args, kwargs)
+        return replace(read, pre=attention.proj_l, post=attention.proj_w)
+
+    def weights(self, attention: Any) -> dict[str, Tensor]:
+        """Return projections and what lets heads talk; the idle bias is left out."""
+        found = own_weights(attention)
+        for theirs, name in self.parts.items():
+            linear = attention.get_submodule(theirs.partition(".")[0])
+            tensor = getattr(linear, theirs.rpartition(".")[2])
+            if name is not None and tensor is not None:
+                found[name] = tensor.detach()
+        return found
 
 
 HOST = TimmCait()

@@ -9,12 +9,15 @@ from typing import Any
 
 from timm.layers import trunc_normal_
 from timm.models.metaformer import Attention, MetaFormer
-from torch import nn
+from torch import Tensor, nn
 
-from keymix.errors import UserError
-from keymix.hosts.base import Host, Place
+from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.base import Host, Place, laid_out
+from keymix.hosts.call_grid import CallSize, call_size, heard_by
 from keymix.hosts.grid_mixer import GridMixer
 from keymix.hosts.metaformer_block import grid_blocks
+from keymix.hosts.reading import Layout, Reading
+from keymix.hosts.timm_heads import own_weights, read_call
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 
@@ -65,6 +68,46 @@ class TimmMetaFormer(Host):
         block = stage.blocks[int(index)]
         block.token_mixer = GridMixer(mixer, place).train(block.training)
         block.set_layout(use_nchw=not isinstance(mixer, MapMixer))
+
+    def reading(
+        self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Reading:
+        """Return what attention makes of a call.
+
+        Raises:
+            NoAttentionMap: If a convolution or pooling sits there.
+        """
+        if not isinstance(attention, Attention):
+            raise NoAttentionMap(_no_attention(attention))
+        return read_call(attention, args, kwargs)
+
+    def weights(self, attention: nn.Module) -> dict[str, Tensor]:
+        """Return the own projections of attention, by their role in a mixer.
+
+        Raises:
+            UserError: If a convolution or pooling sits there, which has none.
+        """
+        if not isinstance(attention, Attention):
+            raise UserError(_no_attention(attention))
+        return own_weights(attention)
+
+    def listen(self, model: nn.Module) -> None:
+        """Hear the size of the images of every call, from now on."""
+        call_size(_stem(model))
+
+    def layout(self, model: nn.Module, place: Place) -> Layout:
+        """Say where the tokens of the model's last call lie in the place's stage."""
+        heard = heard_by(_stem(model), CallSize)
+        size = heard.size if heard is not None else None
+        return laid_out(model, place, stage_grids(model, size or image_size(model))[place.stage])
+
+
+def _stem(model: nn.Module) -> nn.Module:
+    return model.get_submodule("stem")
+
+
+def _no_attention(mixer: nn.Module) -> str:
+    return f"{type(mixer).__name__} of timm's MetaFormer is no attention: it forms no map"
 
 
 def image_size(model: nn.Module) -> Grid:

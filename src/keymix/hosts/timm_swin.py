@@ -9,12 +9,17 @@ from typing import Any
 
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import get_init_weights_vit
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place, projections_of
+from keymix.hosts.call_grid import CallSize, call_size, heard_by
+from keymix.hosts.reading import Layout, Reading
+from keymix.hosts.timm_heads import named_call, own_weights, project_heads
 from keymix.hosts.windows import MASKED, HostedWindows, MixerSwinBlock, window_grid
 from keymix.mixers.base import Grid, Site, TokenMixer
+
+_HEARD = "_grid_heard"  # attribute of an attention: what hears its block
 
 
 class TimmSwin(Host):
@@ -82,6 +87,60 @@ class TimmSwin(Host):
         block.attn = hosted.train(before.training)
         block.__class__ = MixerSwinBlock  # the same block, which now tells its mixer the windows
         block.init_non_persistent_buffers()  # its mask is exact from now on
+
+    def reading(self, attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
+        """Return what attention makes of a call, windows as an axis: ``q [B, nW, h, N, d]``.
+
+        Relative positions and the shift's mask are its bias.
+
+        Raises:
+            UserError: If nothing tells how many windows an image has.
+        """
+        call = named_call(attention, args, kwargs)
+        x, mask = call["x"], call["mask"]
+        heard: CallSize | None = getattr(attention, _HEARD, None)
+        if mask is not None:
+            count = len(mask)
+        elif heard is not None and heard.size is not None:
+            rows, columns = window_grid(heard.size, attention.window_size)
+            count = rows * columns
+        else:
+            raise UserError(
+                "nothing tells how many windows of Swin's attention make an image; find its layers "
+                "by keymix.hosts.layers.find_layers before the model is called"
+            )
+        if len(x) % count:
+            raise UserError(f"{len(x)} windows do not make images of {count} windows each")
+        q, k, v = project_heads(attention, x.reshape(-1, count, *x.shape[1:]))
+        bias = attention._get_rel_pos_bias()[0]
+        if mask is not None:
+            bias = bias + mask[:, None]
+        return Reading(q=q, k=k, v=v, scale=attention.scale, bias=bias)
+
+    def weights(self, attention: nn.Module) -> dict[str, Tensor]:
+        """Return projections by their role in a mixer; the table of positions stays the host's."""
+        return own_weights(attention)
+
+    def listen(self, model: nn.Module) -> None:
+        """Hear the grid of tokens at every block, from now on."""
+        assert isinstance(model, SwinTransformer)
+        for stage in model.layers:
+            for block in stage.blocks:
+                setattr(block.attn, _HEARD, call_size(block, axis=-3))
+
+    def layout(self, model: nn.Module, place: Place) -> Layout:
+        """Say how the windows of the model's last call lie."""
+        block: Any = model.get_submodule(place.path.rpartition(".")[0])
+        heard = heard_by(block, CallSize)
+        grid = heard.size if heard is not None else None
+        grid = grid or (block.input_resolution[0], block.input_resolution[1])
+        return Layout(
+            grid=grid,
+            key_grid=grid,
+            window=(block.window_size[0], block.window_size[1]),
+            windows=window_grid(grid, block.window_size),
+            shift=(block.shift_size[0], block.shift_size[1]),
+        )
 
     def _shares(self, attention: Any) -> bool:
         if self.shared_keys is not None:

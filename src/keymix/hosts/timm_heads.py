@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queries, keys and values of timm's attention modules, and their projections by role."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers.attention import resolve_self_attn_mask
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.hosts.reading import Reading
+
+
+def named_call(attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call by name, defaults included."""
+    bound = inspect.signature(type(attention).forward).bind(attention, *args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def read_call(attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
+    """Return what one of timm's attentions makes of its call, ``(x, [rope], [attn_mask], …)``.
+
+    Queries and keys come after their norms and rotation; a mask becomes a bias.
+    """
+    call = named_call(attention, args, kwargs)
+    q, k, v = project_heads(attention, call["x"])
+    rope = call.get("rope")
+    if rope is not None:
+        turn = attention.num_prefix_tokens, getattr(attention, "rotate_half", False)
+        q, k = (rotate(t, rope, *turn) for t in (q, k))
+    groups = q.shape[-3] // k.shape[-3]
+    if groups > 1:  # several heads of queries share one of keys and values
+        k, v = (t.repeat_interleave(groups, -3) for t in (k, v))
+    mask, causal = call.get("attn_mask"), call.get("is_causal", False)
+    bias = resolve_self_attn_mask(q.shape[-2], q, mask, causal)
+    return Reading(q=q, k=k, v=v, scale=attention.scale, bias=bias)
+
+
+def project_heads(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values ``[*, h, N, d]``, after norms where it has some."""
+    parts = _projected(attention, x)
+    width = attention.proj.in_features // attention.num_heads
+    q, k, v = (t.reshape(*t.shape[:-1], -1, width).transpose(-3, -2) for t in parts)
+    norms = (getattr(attention, f"{role}_norm", None) for role in "qk")
+    q, k = (t if norm is None else norm(t) for t, norm in zip((q, k), norms, strict=True))
+    return q, k, v
+
+
+def rotate(t: Tensor, rope: Tensor, prefix: int, half: bool) -> Tensor:
+    """Turn patch tokens of heads ``[*, h, P + N, d]`` by their rotary positions; prefix stays.
+
+    Args:
+        t: Heads.
+        rope: Sines and cosines one after another, ``[N, 2 d]`` or with leading axes.
+        prefix: Number of prefix tokens P.
+        half: Whether channel i turns with i + d / 2, not with its neighbour.
+    """
+    first, patches = t[..., :prefix, :], t[..., prefix:, :]
+    return torch.cat((first, apply_rot_embed_cat(patches, rope, half=half)), -2).to(t.dtype)
+
+
+def _projected(attention: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values side by side, ``[*, N, h * d]`` each (keys and values of groups)."""
+    fused: Any = getattr(attention, "qkv", None)
+    if fused is None:
+        return tuple(getattr(attention, f"{role}_proj")(x) for role in "qkv")
+    both: Tensor = fused(x)
+    bias = _bias_apart(attention)
+    return (both if bias is None else both + bias).chunk(3, -1)
+
+
+def _bias_apart(attention: Any) -> Tensor | None:
+    """EVA's bias of queries and values, that of keys being nought."""
+    q, v = getattr(attention, "q_bias", None), getattr(attention, "v_bias", None)
+    return None if q is None or v is None else torch.cat((q, torch.zeros_like(q), v))
+
+
+def own_weights(attention: Any) -> dict[str, Tensor]:
+    """Return weights and biases of ``q``, ``k``, ``v`` and ``proj``, as ``nn.Linear`` lays them.
+
+    Keys and values that heads share in groups come once a head. EVA has no bias of keys beside
+    those of queries and values; it comes as the nought that it is.
+
+    Raises:
+        UserError: If a projection is something else than a linear map.
+    """
+    fused: Any = getattr(attention, "qkv", None)
+    bias: Tensor | None
+    if fused is None:
+        weights, biases = _apart(attention)
+    else:
+        weights = list(_linear(attention, "qkv").weight.detach().chunk(3))
+        bias = fused.bias if fused.bias is not None else _bias_apart(attention)
+        biases = [None] * 3 if bias is None else list(bias.detach().chunk(3))
+    found = {f"{role}.weight": w for role, w in zip("qkv", weights, strict=True)}
+    found |= {f"{role}.bias": b for role, b in zip("qkv", biases, strict=True) if b is not None}
+    proj = _linear(attention, "proj")
+    found["proj.weight"] = proj.weight.detach()
+    if proj.bias is not None:
+        found["proj.bias"] = proj.bias.detach()
+    return found
+
+
+def _apart(attention: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+    weights: list[Tensor] = []
+    biases: list[Tensor | None] = []
+    width = attention.proj.in_features // attention.num_heads
+    for role in "qkv":
+        linear = _linear(attention, f"{role}_proj")
+        weight = linear.weight.detach()
+        bias: Tensor | None = linear.bias
+        if bias is None and attention.q_proj.bias is not None:
+            bias = weight.new_zeros(len(weight))
+        groups = attention.proj.in_features // len(weight)
+        weights.append(_spread(weight, width, groups))
+        biases.append(None if bias is None else _spread(bias.detach(), width, groups))
+    return weights, biases
+
+
+def _spread(rows: Tensor, width: int, groups: int) -> Tensor:
+    """Repeat the rows of each head for all heads of its group."""
+    if groups == 1:
+        return rows
+    heads = rows.reshape(-1, width, *rows.shape[1:])
+    return heads.repeat_interleave(groups, 0).flatten(0, 1)
+
+
+def _linear(attention: nn.Module, name: str) -> nn.Linear:
+    linear = getattr(attention, name)
+    if not isinstance(linear, nn.Linear):
+        kind = type(linear).__name__
+        raise UserError(f"{name} of {type(attention).__name__} is {kind}, not a linear map")
+    return linear
