@@ -55,7 +55,10 @@ def window_positions(layout: Layout) -> Int[Tensor, "windows M"]:
     tokens = torch.arange(height * width).view(height, width)
     pad = (0, across * w - width, 0, down * h - height)
     shift = (-layout.shift[0], -layout.shift[1])
-    tokens = F.pad(tokens.roll(shift, (0, 1)), pad, value=-1)
+    if layout.pads_first:
+        tokens = F.pad(tokens, pad, value=-1).roll(shift, (0, 1))
+    else:
+        tokens = F.pad(tokens.roll(shift, (0, 1)), pad, value=-1)
     return tokens.view(down, h, across, w).transpose(1, 2).reshape(down * across, h * w)
 
 

@@ -76,6 +76,7 @@ class Layout:
         windows: Windows under and beside one another; the last are padded where windows do not
             divide the grid.
         shift: Tokens by which the image is rolled up and left before it is cut into windows.
+        pads_first: Whether the image is padded before it is rolled (torchvision), not after.
     """
 
     grid: Grid
@@ -84,3 +85,4 @@ class Layout:
     window: Grid | None = None
     windows: Grid | None = None
     shift: Grid = (0, 0)
+    pads_first: bool = False
