@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a swap moves logits, maps and outputs; and the norm that keeps re-attention in place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import NoAttentionMap
+from keymix.hosts.layers import Layer
+from keymix.mixers.base import TokenMixer
+from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.re_attention import ReMixing
+from keymix.surgery.beside import Call, Pair, beside
+from keymix.surgery.images import CalibrationImages, evaluating, run
+from keymix.surgery.report import LayerDrift, OutputDrift
+from keymix.surgery.transfer import Fate
+
+MOST_NUMBERS = 2**24
+"""Rows of maps are compared in parts of at most so many numbers."""
+
+
+class _Sums:
+    """Sums of squares and distances of one layer over all images."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, float] = defaultdict(float)
+
+    def error(self, name: str, old: Tensor, new: Tensor) -> None:
+        """Add the square of a difference and that of what it is measured by."""
+        self.of[f"{name} error"] += float((new - old).double().square().sum())
+        self.of[f"{name} size"] += float(old.double().square().sum())
+
+    def relative(self, name: str) -> float | None:
+        """Root of the mean square error over that of the original; None if nothing was added."""
+        if f"{name} size" not in self.of:
+            return None
+        error, size = self.of[f"{name} error"], self.of[f"{name} size"]
+        if size == 0.0:
+            return 0.0 if error == 0.0 else None
+        return float((error / size) ** 0.5)
+
+
+def _parts(batch: int, heads: int, queries: int, keys: int) -> Iterator[Tensor | None]:
+    """Yield rows to compare at once."""
+    step = max(1, MOST_NUMBERS // max(1, batch * heads * keys))
+    if step >= queries:
+        yield None
+        return
+    for start in range(0, queries, step):
+        yield torch.arange(start, min(start + step, queries))
+
+
+def _compare(pair: Pair, sums: _Sums) -> None:
+    """Add what one batch says of one layer."""
+    sums.error("output", pair.old, pair.new)
+    mixer, layer = pair.mixer, pair.layer
+    if not isinstance(mixer, MapMixer):
+        return
+    x: Tensor = pair.after[0][0] if pair.after[0] else pair.after[1]["x"]
+    batch = x[..., 0, 0].numel()
+    for rows in _parts(batch, mixer.num_heads, x.shape[-2], mixer.site.num_keys):
+        try:
+            before = layer.map(*pair.before, queries=rows)
+        except NoAttentionMap:
+            return
+        after = mixer.attention_map(**_named(pair.after), queries=rows)
+        if after.shape != before.shape:
+            return
+        distance = 0.5 * (after - before).abs().sum(-1)
+        sums.of["map"] += float(distance.double().sum())
+        sums.of["rows"] += distance.numel()
+        new = _logits(mixer, pair.after, rows)
+        old = _old_logits(layer, pair.before, rows)
+        if old is not None:
+            sums.error("logits", old - old.mean(-1, True), new - new.mean(-1, True))
+
+
+def _named(call: Call) -> dict[str, Any]:
+    return dict(zip(("x", "grid", "bias"), call[0], strict=False)) | call[1]
+
+
+def _logits(mixer: MapMixer, call: Call, rows: Tensor | None) -> Tensor:
+    """Scaled logits of a mixer, without what its host adds to those of any mixer."""
+    named = _named(call)
+    grid = mixer.resolve_grid(named["x"], named.get("grid"))
+    inputs = mixer.inputs(named["x"], grid)
+    logits = mixer.logits(inputs, grid, rows) * mixer.gain()
+    own = mixer.own_bias(inputs, grid, rows)
+    return logits if own is None else logits + own
+
+
+def _old_logits(layer: Layer, call: Call, rows: Tensor | None) -> Tensor | None:
+    if isinstance(layer.mixer, MapMixer):
+        return _logits(layer.mixer, call, rows)
+    read = layer.reading(*call)
+    q = read.q if rows is None else read.q.index_select(-2, rows.to(read.q.device))
+    return q @ read.k.mT * read.scale
+
+
+def measure(
+    model: nn.Module,
+    copy: nn.Module,
+    layers: Sequence[Layer],
+    mixers: Mapping[str, TokenMixer],
+    images: CalibrationImages,
+) -> tuple[dict[str, LayerDrift], OutputDrift]:
+    """Compare a model with its swapped copy on calibration images.
+
+    Args:
+        model: The original.
+        copy: The same with ``mixers`` in the places of ``layers``.
+        layers: Layers of the original.
+        mixers: The new ones by path of their place.
+        images: What both are shown.
+
+    Returns:
+        Drift of each layer alone, on the original's tokens, and of the whole model's output.
+    """
+    sums = {layer.place.path: _Sums() for layer in layers}
+    whole, count, agreed = _Sums(), 0, 0
+    classes = 0
+
+    def look(pair: Pair) -> None:
+        _compare(pair, sums[pair.layer.place.path])
+
+    with evaluating(model, copy):
+        for batch in images.batches(model):
+            before = beside(model, copy, layers, mixers, batch, look)
+            after = run(copy, batch)
+            whole.error("output", before, after)
+            classes = before.shape[-1] if before.ndim == 2 else 0
+            if classes > 1:
+                agreed += int((before.argmax(-1) == after.argmax(-1)).sum())
+            count += len(batch)
+    rows = {
+        path: LayerDrift(
+            logits=each.relative("logits"),
+            map=each.of["map"] / each.of["rows"] if "rows" in each.of else None,
+            output=each.relative("output"),
+        )
+        for path, each in sums.items()
+    }
+    output = OutputDrift(
+        images=count,
+        top1_agreement=agreed / count if classes > 1 else None,
+        relative=whole.relative("output"),
+    )
+    return rows, output
+
+
+def settle_norms(
+    model: nn.Module,
+    copy: nn.Module,
+    layers: Sequence[Layer],
+    mixers: Mapping[str, TokenMixer],
+    images: CalibrationImages,
+    fates: Mapping[str, Fate],
+) -> None:
+    r"""Make the norm of new re-attentions the identity at inference.
+
+    With mean m and variance v of each head's maps on the calibration images as BatchNorm's running
+    statistics, weight :math:`\sqrt{v + \epsilon}` and bias m, a map leaves the norm as it came.
+
+    Args:
+        model: The original.
+        copy: The same with ``mixers``, their keys in place, in the places of ``layers``.
+        layers: Layers of the original.
+        mixers: The new ones by path of their place.
+        images: Whose maps are measured.
+        fates: What was copied; what is estimated here is added.
+    """
+    norms = {}
+    for path, mixer in mixers.items():
+        if not isinstance(mixer, ReMixing) or "norm.weight" in fates[path].copied:
+            continue
+        if isinstance(mixer.norm, nn.BatchNorm2d):
+            norms[path] = mixer
+        else:
+            fates[path].notes.append("norm='layer' over heads has no identity and starts afresh")
+    if not norms:
+        return
+    totals = {path: torch.zeros(3, m.num_heads, dtype=torch.float64) for path, m in norms.items()}
+
+    def look(pair: Pair) -> None:
+        path = pair.layer.place.path
+        if path not in norms:
+            return
+        mixer, named = norms[path], _named(pair.after)
+        x: Tensor = named["x"]
+        batch = x[..., 0, 0].numel()
+        for rows in _parts(batch, mixer.num_heads, x.shape[-2], mixer.site.num_keys):
+            maps = mixer.attention_map(**named, queries=rows)
+            maps = MapMixer.mix_after(mixer, maps, track=False)
+            # centred at 1/M, the mean of rows that sum to one, lest digits are lost
+            flat = (maps.movedim(-3, 0).flatten(1).double() - 1.0 / maps.shape[-1]).cpu()
+            number = torch.full((mixer.num_heads,), float(flat.shape[1]), dtype=torch.float64)
+            totals[path] += torch.stack((number, flat.sum(1), flat.square().sum(1)))
+            centres[path] = 1.0 / maps.shape[-1]
+
+    centres: dict[str, float] = {}
+    with evaluating(model, copy):
+        for batch in images.batches(model):
+            beside(model, copy, layers, mixers, batch, look)
+        for path, mixer in norms.items():
+            number, first, second = totals[path]
+            shift = first / number
+            _identity(mixer, shift + centres[path], second / number - shift.square())
+            fates[path].estimated |= {
+                f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var")
+            }
+
+
+def _identity(mixer: ReMixing, mean: Tensor, variance: Tensor) -> None:
+    norm = mixer.norm
+    if not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None:
+        raise TypeError("re-attention's BatchNorm has running statistics")
+    assert norm.running_var is not None  # the two go together
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    # from the rounded statistics, so that both cancel to the last digit
+    norm.weight.copy_((norm.running_var.double() + norm.eps).sqrt() / mixer.map_gain)
+    norm.bias.copy_(norm.running_mean.double() / mixer.map_gain)

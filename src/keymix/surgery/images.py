@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration images: checked once, read in batches as often as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keymix.analysis.counting import default_input_size
+from keymix.errors import UserError
+
+MIN_IMAGES = 8
+"""With fewer images a mean over them says little."""
+
+Images = Tensor | Iterable[Any]
+
+_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def input_size(model: nn.Module) -> tuple[int, int, int] | None:
+    """Return (channels, height, width) of the images a model is made for; None if it is silent."""
+    config: Any = getattr(model, "config", None)  # Hugging Face's
+    size = getattr(config, "image_size", None) or getattr(model, "image_size", None)
+    if size is not None:
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        return int(getattr(config, "num_channels", 3)), int(sides[-2]), int(sides[-1])
+    try:
+        return default_input_size(model)
+    except UserError:
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationImages:
+    """Images that a model is shown, normalised as in its own evaluation.
+
+    Attributes:
+        source: A tensor ``[n, C, H, W]``, or an iterable of such batches; of a batch with more
+            in it, ``(images, labels)``, the first is taken. An iterator that runs once is kept
+            whole.
+        batch_size: Most images at once.
+        number: How many are taken; all if None.
+    """
+
+    source: Images
+    batch_size: int = 32
+    number: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "number"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UserError(f"{name}={value!r} must be a whole number of at least 1")
+        if not isinstance(self.source, Iterable):
+            raise UserError(
+                f"calibration={type(self.source).__name__} must be images [n, C, H, W] or an "
+                "iterable of such batches"
+            )
+        if isinstance(self.source, Iterator):
+            object.__setattr__(self, "source", list(self.source))
+
+    def batches(self, model: nn.Module) -> Iterator[Tensor]:
+        """Yield batches of at most ``batch_size`` images, where the model is and in its type.
+
+        Raises:
+            UserError: If they are no images this model takes, or fewer than asked for.
+        """
+        anchor = next(model.parameters())
+        wanted, seen = input_size(model), 0
+        for given in (self.source,) if isinstance(self.source, Tensor) else self.source:
+            batch = _checked(given, wanted)
+            if self.number is not None:
+                batch = batch[: self.number - seen]
+            seen += len(batch)
+            for start in range(0, len(batch), self.batch_size):
+                part = batch[start : start + self.batch_size]
+                yield part.to(anchor.device, anchor.dtype)
+        if seen < (self.number or MIN_IMAGES):
+            least = "were asked for" if self.number else "are the least"
+            raise UserError(
+                f"{seen} calibration images were given and {self.number or MIN_IMAGES} {least}"
+            )
+
+
+def _checked(given: object, wanted: tuple[int, int, int] | None) -> Tensor:
+    """Return a batch's images; refuse what are none, or none for a model that takes ``wanted``."""
+    batch = given[0] if isinstance(given, tuple | list) and given else given
+    if not isinstance(batch, Tensor):
+        raise UserError(
+            f"calibration images must be tensors [n, C, H, W], got {type(batch).__name__}"
+        )
+    if batch.ndim != 4:
+        raise UserError(f"calibration images must be [n, C, H, W], got shape {tuple(batch.shape)}")
+    if not batch.is_floating_point():
+        raise UserError(
+            f"calibration images are {batch.dtype}; give floating point numbers, normalised as in "
+            "the model's evaluation"
+        )
+    if wanted is not None and tuple(batch.shape[1:]) != wanted:
+        raise UserError(
+            "calibration images are {}x{}x{} (channels, height, width) and the model takes "
+            "{}x{}x{}".format(*batch.shape[1:], *wanted)
+        )
+    if not batch.isfinite().all():
+        raise UserError("calibration images hold NaN or infinity")
+    return batch
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Run models in evaluation mode without gradients; every module gets its mode back."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def run(model: nn.Module, images: Tensor) -> Tensor:
+    """Call a model and return its class logits, or what it gives in their place.
+
+    Raises:
+        UserError: If the model cannot take these images.
+    """
+    try:
+        out = model(images)
+    except UserError:
+        raise
+    except (*_FAILURES, RuntimeError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"{type(model).__name__} cannot take calibration images of shape "
+            f"{tuple(images.shape)}: {type(error).__name__}: {why}"
+        ) from error
+    for name in ("logits", "pooler_output", "last_hidden_state"):
+        named = getattr(out, name, None)
+        if isinstance(named, Tensor):
+            return named
+    if isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise UserError(f"{type(model).__name__} returns {type(out).__name__}, not one tensor")
+    return out

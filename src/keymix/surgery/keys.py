@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Learned keys estimated from what a model's own keys do on calibration images.
+
+The mean key of position m is :math:`\bar K_m = E[k_m]`. Least squares asks for the logits: with
+:math:`\phi` what the key meets (the query, or its unfolded neighbourhood) and s the scale, each
+head's
+
+.. math:: \min_K \sum_{images, n} \lVert s\, \phi_n K^\top - L_n \rVert^2
+          + \lambda s^2 \lVert K - \bar K \rVert^2
+
+is solved by its normal equations. The ridge draws to the mean key, so that the fit is never worse
+than it on the same images, and is the mean key exactly where keys do not depend on the image.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from keymix.errors import UserError
+from keymix.mixers.conv_static_key import ConvStaticKeyAttention
+from keymix.mixers.static_key import LearnedKeys
+from keymix.ops import resample
+from keymix.surgery.statistics import PLAIN, PREFIX, Estimate, Moments
+from keymix.surgery.transfer import Fate
+
+RIDGE = 1e-4
+"""The ridge, relative to the mean square of a feature summed over all queries."""
+
+
+def estimate_keys(mixer: LearnedKeys, moments: Moments, estimate: Estimate, fate: Fate) -> None:
+    """Set what a mixer learns in place of keys, unless it was copied.
+
+    Args:
+        mixer: The new mixer, its other weights in place.
+        moments: Sums of the layer in whose place it comes.
+        estimate: ``"mean"`` or ``"least_squares"``.
+        fate: What was copied; what is estimated here is added.
+
+    Raises:
+        UserError: If the sums are those of another mixer.
+    """
+    if moments.why_not is not None or moments.keys is None:
+        fate.notes.append(f"keys start afresh: {moments.why_not}")
+        return
+    if moments.keys.shape[-3] != mixer.num_heads or moments.keys.shape[-1] != mixer.head_dim:
+        return  # told already: other heads
+    with torch.no_grad():
+        if isinstance(mixer, ConvStaticKeyAttention):
+            _convolution(mixer, moments, estimate, fate)
+        elif "key" not in fate.copied and mixer.key is not None:
+            mixer.key.copy_(_solve(mixer, moments, PLAIN, estimate))
+            fate.estimated.add("key")
+
+
+def _convolution(
+    mixer: ConvStaticKeyAttention, moments: Moments, estimate: Estimate, fate: Fate
+) -> None:
+    """Set the filters, ``[groups * M, d, k, k]`` with a bias, and the prefix queries' key."""
+    if "key_conv.weight" not in fate.copied:
+        weight, bias = mixer.key_conv.weight, mixer.key_conv.bias
+        if bias is None:
+            raise UserError("a convolution of queries without a bias cannot be estimated")
+        side = mixer.key_conv.kernel_size[0]
+        solved = _solve(mixer, moments, f"unfolded {side}", estimate)
+        weight.copy_(solved[..., :-1].reshape(weight.shape))
+        bias.copy_(solved[..., -1].reshape(bias.shape))
+        fate.estimated |= {"key_conv.weight", "key_conv.bias"}
+    if mixer.key is not None and "key" not in fate.copied:
+        mixer.key.copy_(_solve(mixer, moments, PREFIX, estimate))
+        fate.estimated.add("key")
+
+
+def _solve(mixer: LearnedKeys, moments: Moments, name: str, estimate: Estimate) -> Tensor:
+    """Return the weights of a set of features for every key, ``[*, h, M, F]``."""
+    gain = mixer.gain()
+    gain = gain.double() if isinstance(gain, Tensor) else gain
+    mean = _laid(mixer, moments, _mean(mixer, moments)) * (moments.scale / gain)
+    start = _embedded(mean, name)
+    if estimate == "mean":
+        return start
+    if name not in moments.gram:
+        raise UserError(
+            f"the statistics hold no least squares of {name} for mixer {mixer.mixer_name!r}; "
+            "gather them with mixer= and estimate= as in the swap"
+        )
+    gram, cross = (_shared(mixer, t[name]) for t in (moments.gram, moments.cross))
+    cross = _laid(mixer, moments, cross.mT).mT / gain
+    size = gram.shape[-1]
+    ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+    ridge = torch.where(ridge > 0, ridge, torch.ones_like(ridge))[..., None, None]
+    eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
+    change: Tensor = torch.linalg.solve(gram + ridge * eye, cross - gram @ start.mT)
+    return start + change.mT
+
+
+def _embedded(mean: Tensor, name: str) -> Tensor:
+    """Write mean keys as weights of a set of features: the centre of a window, and no bias."""
+    if not name.startswith("unfolded"):
+        return mean
+    side = int(name.split()[1])
+    filters = mean.new_zeros(*mean.shape, side * side)
+    filters[..., side * side // 2] = mean
+    flat = filters.flatten(-2)
+    return torch.cat((flat, flat.new_zeros(*flat.shape[:-1], 1)), -1)
+
+
+def _mean(mixer: LearnedKeys, moments: Moments) -> Tensor:
+    """Mean key by position, ``[(nW,) h, M, d]``, as the mixer's windows are."""
+    keys = moments.keys
+    assert keys is not None  # asked by estimate_keys
+    windows = keys.shape[0] if keys.ndim > 3 and mixer.site.windows == 1 else 1
+    return _shared(mixer, keys) / (moments.images * windows)
+
+
+def _shared(mixer: LearnedKeys, sums: Tensor) -> Tensor:
+    """Sum over windows where the mixer's windows share their keys."""
+    return sums.sum(0) if sums.ndim > 3 and mixer.site.windows == 1 else sums
+
+
+def _laid(mixer: LearnedKeys, moments: Moments, rows: Tensor) -> Tensor:
+    """Average rows, one a key, onto the grid of the mixer's keys, where it is another.
+
+    Logits are linear in the keys, so those of an averaged key are the averaged logits.
+    """
+    old, new = moments.key_grid, mixer.home
+    count = moments.prefix + old[0] * old[1]
+    if rows.shape[-2] != count:
+        raise UserError(
+            f"calibration images make {rows.shape[-2]} keys where the model was built for {count}; "
+            "give images of the size that it was built for"
+        )
+    return resample.pool(rows, moments.prefix, old, new)

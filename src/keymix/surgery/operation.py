@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Swap: put mixers into a model that exists, so that it starts near what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from torch import nn
+
+from keymix.analysis.counting import Count, count
+from keymix.errors import UserError, unknown
+from keymix.hosts.base import MixerOptions
+from keymix.hosts.layers import Layer, find_layers
+from keymix.mixers.base import TokenMixer
+from keymix.mixers.static_key import LearnedKeys
+from keymix.surgery.choose import Layers, choose
+from keymix.surgery.drift import measure, settle_norms
+from keymix.surgery.images import CalibrationImages, Images, input_size
+from keymix.surgery.keys import estimate_keys
+from keymix.surgery.plans import Plan, install, plans_for, shadow
+from keymix.surgery.report import LayerDrift, LayerRow, OutputDrift, SwapReport, Untouched
+from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
+from keymix.surgery.transfer import Fate, freeze_as, parts_of, stems, transfer
+
+Init = Literal["transfer", "fresh"]
+INITS = ("transfer", "fresh")
+
+
+def swap(
+    model: nn.Module,
+    mixer: str | Sequence[str],
+    layers: Layers = None,
+    *,
+    mixer_options: MixerOptions = None,
+    init: Init = "transfer",
+    calibration: Images | Statistics | None = None,
+    estimate: Estimate = "least_squares",
+    batch_size: int = 32,
+    drift: bool = True,
+) -> SwapReport:
+    """Put mixers in the place of a model's attention, in place, all of them or none.
+
+    Everything is planned, built and estimated on a copy that shares the model's parameters; the
+    model itself changes last. After a refusal it is what it was, bit for bit.
+
+    Heads, their width, biases, dropouts and scale are those of the present attention unless
+    ``mixer_options`` say otherwise. Copied weights train if those that they come from did, new
+    ones do; modes, device and type stay.
+
+    Args:
+        model: Any model that an adapter knows: timm's, torchvision's, Hugging Face's, or one of
+            keymix's, whose mixers are swapped then.
+        mixer: Name of a mixer, or one a chosen layer.
+        layers: None for all; a number; a range ``"6-11"`` (from 0, both ends count); a
+            shell-style pattern on module paths; or a sequence of these.
+        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        init: ``"transfer"`` copies what has the same meaning and estimates keys on the calibration
+            images; ``"fresh"`` starts as a new model does.
+        calibration: Images ``[n, C, H, W]`` or an iterable of such batches, normalised as in the
+            model's evaluation, at least 8; or the :class:`Statistics` of the model before any
+            swap. Without them learned keys start at random and no drift is measured.
+        estimate: How learned keys are estimated: least squares on the model's logits, or its mean
+            keys by position. Keys of all layers are those of the model as it is handed in, not of
+            one whose layers are partly swapped.
+        batch_size: Most calibration images at once.
+        drift: Whether drift is measured, which takes three passes over the images.
+
+    Returns:
+        What became of every layer.
+
+    Raises:
+        UserError: If no adapter knows the model, a name is unknown, no layer is meant, a mixer
+            cannot sit where it should, or the images are not what the model takes.
+    """
+    if init not in INITS:
+        raise unknown("init", init, INITS)
+    check_estimate(estimate)
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    found = find_layers(model)
+    chosen = choose(found, layers)
+    plans = plans_for(chosen, mixer, mixer_options)
+    copy = shadow(model)
+    mixers = install(copy, plans)  # refuses what cannot sit there
+    statistics, images = _read(
+        model, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
+    )
+    fates = {plan.path: Fate() for plan in plans}
+    if init == "transfer":
+        for layer in chosen:
+            path = layer.place.path
+            fates[path] = fate = transfer(layer, mixers[path])
+            new = mixers[path]
+            if isinstance(new, LearnedKeys) and statistics is not None:
+                _estimate(new, path, statistics, estimate, fate)
+        if images is not None:
+            settle_norms(model, copy, chosen, mixers, images, fates)
+    for layer in chosen:
+        freeze_as(layer, mixers[layer.place.path], fates[layer.place.path])
+    moved: tuple[dict[str, LayerDrift], OutputDrift | None] = ({}, None)
+    if images is not None and drift:
+        moved = measure(model, copy, chosen, mixers, images)
+    report = _report(model, copy, found, chosen, plans, fates, moved, init)
+    _become(model, copy, plans)
+    return report
+
+
+def _read(
+    model: nn.Module,
+    chosen: Sequence[Layer],
+    plans: Sequence[Plan],
+    calibration: Images | Statistics | None,
+    estimate: Estimate,
+    batch_size: int,
+    *,
+    needed: bool,
+) -> tuple[Statistics | None, CalibrationImages | None]:
+    """Return sums of the chosen layers and the images that they are of."""
+    if calibration is None:
+        return None, None
+    if isinstance(calibration, Statistics):
+        return calibration, calibration.images
+    images = CalibrationImages(calibration, batch_size)
+    return summed(model, chosen, plans, images, estimate) if needed else None, images
+
+
+def _estimate(
+    mixer: LearnedKeys, path: str, statistics: Statistics, estimate: Estimate, fate: Fate
+) -> None:
+    moments = statistics.layers.get(path)
+    if moments is None:
+        raise UserError(
+            f"the statistics hold nothing of {path} for mixer {mixer.mixer_name!r}; gather them "
+            "with the mixer and layers of the swap"
+        )
+    estimate_keys(mixer, moments, estimate, fate)
+
+
+def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:
+    """Do to the model what was done to its copy."""
+    install(model, plans)
+    for plan in plans:
+        there, here = copy.get_submodule(plan.path), model.get_submodule(plan.path)
+        here.load_state_dict(there.state_dict())
+        for (_, mine), (_, other) in zip(
+            here.named_parameters(), there.named_parameters(), strict=True
+        ):
+            mine.requires_grad_(other.requires_grad)
+
+
+def _report(
+    model: nn.Module,
+    copy: nn.Module,
+    found: Sequence[Layer],
+    chosen: Sequence[Layer],
+    plans: Sequence[Plan],
+    fates: Mapping[str, Fate],
+    moved: tuple[Mapping[str, LayerDrift], OutputDrift | None],
+    init: Init,
+) -> SwapReport:
+    before, after = _counted(model), _counted(copy)
+    both = None if before is None or after is None else (before, after)
+    rows = []
+    for layer, plan in zip(chosen, plans, strict=True):
+        path, fate = plan.path, fates[plan.path]
+        there = copy.get_submodule(path)
+        mixer = there.get_submodule("mixer")
+        assert isinstance(mixer, TokenMixer)  # install put it there
+        names = set(parts_of(mixer))
+        fresh = names - fate.copied - fate.estimated
+        rows.append(
+            LayerRow(
+                path=path,
+                before=_name(layer),
+                after=plan.mixer,
+                copied=stems(fate.copied, names - fate.copied),
+                estimated=stems(fate.estimated, names - fate.estimated),
+                fresh=stems(fresh, names - fresh),
+                dropped=stems(fate.dropped, ()),
+                params=(_params(model.get_submodule(path)), _params(there)),
+                macs=None if both is None else (_macs(both[0], path), _macs(both[1], path)),
+                drift=moved[0].get(path),
+                notes=tuple(fate.notes),
+            )
+        )
+    touched = {plan.path for plan in plans}
+    return SwapReport(
+        model=type(model).__name__,
+        host=chosen[0].host.name,
+        init=init,
+        estimate=None,
+        rows=tuple(rows),
+        untouched=tuple(
+            Untouched(path=layer.place.path, what=_name(layer), why="not among the layers chosen")
+            for layer in found
+            if layer.place.path not in touched
+        ),
+        params=(_params(model), _params(copy)),
+        macs=None if both is None else (both[0].macs, both[1].macs),
+        output=moved[1],
+    )
+
+
+def _name(layer: Layer) -> str:
+    if layer.mixer is None:
+        return type(layer.module).__name__
+    return layer.mixer.mixer_name or type(layer.mixer).__name__
+
+
+def _params(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _counted(model: nn.Module) -> Count | None:
+    """Count a model; None where it does not say its input or does something of unknown cost."""
+    try:
+        return count(model, input_size(model))
+    except UserError:
+        return None
+
+
+def _macs(counted: Count, path: str) -> int:
+    return sum(
+        layer.macs
+        for layer in counted.layers
+        if layer.path == path or layer.path.startswith(f"{path}.")
+    )

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be put where, with which options, and the putting itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, known_of
+from keymix.hosts.layers import Layer
+from keymix.mixers.base import TokenMixer
+from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.registry import mixer_options as options_of
+from keymix.mixers.spec import spec_of
+
+PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One mixer to put into a model.
+
+    Attributes:
+        path: Of the place, such as ``blocks.3.attn``.
+        mixer: Canonical name.
+        options: All options that it is built with.
+    """
+
+    path: str
+    mixer: str
+    options: dict[str, Any]
+
+
+def plans_for(
+    layers: Sequence[Layer], mixer: str | Sequence[str], mixer_options: MixerOptions
+) -> list[Plan]:
+    """Plan a mixer for each of some layers, with the options that its attention has now.
+
+    Raises:
+        UserError: If mixers or options are unknown or not as many as the layers.
+    """
+    spec = spec_of(mixer, mixer_options)
+    names, options = list(spec.names), [dict(pairs) for pairs in spec.options]
+    if len(names) == 1:
+        names, options = names * len(layers), options * len(layers)
+    if len(names) != len(layers):
+        raise UserError(
+            f"{len(names)} mixers were given; name one, or {len(layers)}, one a chosen layer"
+        )
+    return [
+        Plan(path=layer.place.path, mixer=name, options=_options(layer, name, own))
+        for layer, name, own in zip(layers, names, options, strict=True)
+    ]
+
+
+def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
+    shared = _of_mixer(layer) if layer.mixer is not None else _of_native(layer)
+    if {"scale", "temperature"} & own.keys():
+        shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
+    if "num_heads" in own:  # of the width that there is, unless told
+        shared = {k: v for k, v in shared.items() if k not in ("head_dim", "num_heads")}
+    heads = {k: v for k, v in shared.items() if k == "num_heads"}
+    if not issubclass_of_maps(name):
+        heads = {}
+    return {**known_of(name, layer.place, shared), **heads, **own}
+
+
+def issubclass_of_maps(name: str) -> bool:
+    """Whether a mixer of this name forms a map, and so has heads and a scale."""
+    return "scale" in options_of(name)
+
+
+def scale_of(layer: Layer) -> float:
+    """Return the factor of a layer's logits, 1 where it has none."""
+    if layer.mixer is not None:
+        if not isinstance(layer.mixer, MapMixer):
+            return 1.0
+        gain: float | Tensor = layer.mixer.gain()
+        return float(gain)
+    for name in ("scale", "scaling"):  # timm's word, Hugging Face's
+        value = getattr(layer.module, name, None)
+        if isinstance(value, float):
+            return value
+    return float(_width(layer) ** -0.5)
+
+
+def _of_native(layer: Layer) -> dict[str, Any]:
+    """The options that give a mixer the scale of the host's attention."""
+    return _scaled(scale_of(layer), _width(layer), layer.place.site.dim)
+
+
+def _width(layer: Layer) -> int:
+    """Width of a head of the host's own attention."""
+    site = layer.place.site
+    return int(layer.place.defaults.get("head_dim") or site.dim // site.num_heads)
+
+
+def _of_mixer(layer: Layer) -> dict[str, Any]:
+    """The options that a mixer was built with and another in its place shall have too."""
+    mixer = layer.mixer
+    if not isinstance(mixer, MapMixer):
+        return {}
+    made: dict[str, Any] = {
+        "head_dim": mixer.head_dim,
+        "qkv_bias": any(m.bias is not None for m in mixer.projections if m is not mixer.proj),
+        "proj_bias": mixer.proj.bias is not None,
+        "attn_drop": mixer.attn_drop_p,
+        "proj_drop": mixer.proj_drop.p,
+        "mask_diagonal": mixer.mask_diagonal,
+        "talking_heads": _talks(mixer),
+        "resize": getattr(mixer, "resize", None),
+    }
+    if mixer.num_heads != layer.place.site.num_heads:
+        made["num_heads"] = mixer.num_heads
+    made |= _scaled(mixer.scale, mixer.head_dim, mixer.site.dim)
+    if mixer.temperature is not None:
+        made["temperature"] = True
+    return made
+
+
+def _talks(mixer: MapMixer) -> bool | str:
+    if mixer.talking_post is None:
+        return False
+    return "bias" if mixer.talking_post.bias is not None else True
+
+
+def _scaled(scale: float, head_dim: int, dim: int) -> dict[str, Any]:
+    """Say a scale in a mixer's words; the default needs none."""
+    names: dict[float, Any] = {1.0: False, dim**-0.5: "dim", head_dim**-0.5: "head_dim"}
+    if scale in names:
+        return {} if names[scale] == "head_dim" else {"scale": names[scale]}
+    return {"scale": False, "temperature": 1.0 / scale}
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """Copy a model's modules and buffers; its parameters are the model's own."""
+    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    return copy.deepcopy(model, shared)
+
+
+def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
+    """Build all mixers of a plan, then put them where it says.
+
+    Args:
+        model: What to change.
+        plans: What to put where.
+
+    Returns:
+        The mixers by the path of their place, as the host starts them.
+
+    Raises:
+        UserError: If one cannot be built or cannot sit there; nothing was put then, unless the
+            host itself refused while putting.
+    """
+    host = find_host(model)
+    places = {place.path: place for place in host.places(model)}
+    for plan in plans:
+        if plan.path not in places:
+            raise UserError(f"{plan.path} is no layer of this model with attention")
+    built = {plan.path: _built(host, model, places[plan.path], plan) for plan in plans}
+    for path, mixer in built.items():
+        host.put(model, places[path], mixer)
+    return built
+
+
+def _built(host: Host, model: nn.Module, place: Place, plan: Plan) -> TokenMixer:
+    anchor = next(model.get_submodule(place.path).parameters(), next(model.parameters()))
+    factory = {"device": anchor.device, "dtype": anchor.dtype}
+    mixer = build_for(host, place, plan.mixer, plan.options, **factory)
+    setattr(mixer, PLAN, plan)
+    return mixer

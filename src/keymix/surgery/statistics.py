@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calibration images say of a model's keys and logits, gathered in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.hosts.base import MixerOptions
+from keymix.hosts.layers import Layer, find_layers
+from keymix.hosts.reading import Reading
+from keymix.mixers.base import Grid, to_image
+from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.registry import get_mixer_class
+from keymix.mixers.registry import mixer_options as options_of
+from keymix.mixers.static_key import LearnedKeys
+from keymix.surgery.choose import Layers, choose
+from keymix.surgery.images import CalibrationImages, Images, evaluating, run
+from keymix.surgery.plans import Plan, plans_for
+
+Estimate = Literal["least_squares", "mean"]
+ESTIMATES = ("least_squares", "mean")
+PLAIN, PREFIX = "queries", "prefix queries"
+
+
+def unfolded(name: str) -> int | None:
+    """Return the side of the window of queries that a set of features is made of, if any."""
+    return int(name.removeprefix("unfolded ")) if name.startswith("unfolded ") else None
+
+
+def features(name: str, q: Tensor, prefix: int, grid: Grid | None) -> Tensor:
+    """Return what a learned key meets: the unknowns of its least squares, ``[*, n, F]``.
+
+    All queries as they are, those of prefix tokens alone, or those of patches with their k x k
+    neighbours and a one for the bias, as a convolution of the query image sees them (zeros beyond
+    its edge).
+
+    Args:
+        name: ``"queries"``, ``"prefix queries"`` or ``"unfolded k"``.
+        q: Finished queries ``[*, N, d]``.
+        prefix: How many prefix tokens stand first.
+        grid: Where the patches lie.
+    """
+    side = unfolded(name)
+    if side is None:
+        return q if name == PLAIN else q[..., :prefix, :]
+    if grid is None:
+        raise UserError("a convolution of queries needs to know how tokens lie on the image")
+    patches = q[..., prefix:, :]
+    image = to_image(patches, grid)
+    near = F.unfold(image, side, padding=side // 2).mT
+    near = near.reshape(*patches.shape[:-1], near.shape[-1])
+    return torch.cat((near, near.new_ones(*near.shape[:-1], 1)), -1)
+
+
+@dataclass(eq=False)
+class Moments:
+    r"""Sums over images of one layer's keys and of products of its queries, in float64.
+
+    With logits :math:`L = s\, q k^\top` (and what the layer itself adds), :math:`\phi` the
+    features a learned key meets: ``gram`` is :math:`\sum \phi^\top \phi`, ``cross``
+    :math:`\sum \phi^\top L`. Leading axes are those of windows.
+
+    Attributes:
+        images: How many images are in the sums.
+        keys: Sum of finished keys ``[*, h, M, d]``; None where logits are no product.
+        gram: ``[*, h, F, F]`` by set of features.
+        cross: ``[*, h, F, M]`` likewise.
+        scale: The layer's factor of logits.
+        key_grid: Where its keys lie.
+        prefix: Its prefix tokens.
+        why_not: Why there is nothing to be had, where there is not.
+    """
+
+    images: int = 0
+    keys: Tensor | None = None
+    gram: dict[str, Tensor] = field(default_factory=dict)
+    cross: dict[str, Tensor] = field(default_factory=dict)
+    scale: float | Tensor = 1.0
+    key_grid: Grid = (1, 1)
+    prefix: int = 0
+    why_not: str | None = None
+
+    def add(
+        self, read: Reading, added: Tensor | None, wanted: Sequence[str], grid: Grid | None
+    ) -> None:
+        """Take in a batch.
+
+        Args:
+            read: Queries, keys and scale of a call.
+            added: What the layer itself adds to its logits, ``[*, N, M]``.
+            wanted: Which sets of features are summed.
+            grid: Where the patches lie.
+        """
+        q = read.q.double()
+        k = read.k.double().expand(*q.shape[:-2], *read.k.shape[-2:])
+        self.scale = read.scale.double() if isinstance(read.scale, Tensor) else read.scale
+        self.images += len(q)
+        self.keys = _plus(self.keys, k.sum(0))
+        for name in wanted:
+            phi = features(name, q, self.prefix, grid)
+            rows = features(PLAIN if name != PREFIX else PREFIX, q, self.prefix, grid)
+            rows = rows[..., self.prefix :, :] if unfolded(name) else rows
+            # sum over images and queries of phi^T (s q k^T), without the logits themselves
+            cross = ((phi.mT @ rows) @ k.mT * self.scale).sum(0)
+            if added is not None:
+                own = added.double().expand(*q.shape[:-1], k.shape[-2])
+                own = own[..., : self.prefix, :] if name == PREFIX else own
+                own = own[..., self.prefix :, :] if unfolded(name) else own
+                cross = cross + (phi.mT @ own).sum(0)
+            self.gram[name] = _plus(self.gram.get(name), (phi.mT @ phi).sum(0))
+            self.cross[name] = _plus(self.cross.get(name), cross)
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What :func:`gather` returns; :func:`keymix.surgery.swap` takes it as ``calibration=``.
+
+    Every layer's numbers are those of the model as it was then, with none of its layers swapped:
+    they serve any subset of the layers, one swap after another.
+
+    Attributes:
+        images: The calibration images, read again where drift is measured.
+        layers: Sums by path of the place.
+    """
+
+    images: CalibrationImages
+    layers: Mapping[str, Moments]
+
+
+def gather(
+    model: nn.Module,
+    images: Images,
+    mixer: str | Sequence[str] = "static_key",
+    layers: Layers = None,
+    *,
+    mixer_options: MixerOptions = None,
+    estimate: Estimate = "least_squares",
+    batch_size: int = 32,
+    number: int | None = None,
+) -> Statistics:
+    """Run a model on calibration images once and sum up what its attention does.
+
+    Memory does not grow with the number of images: a layer keeps h M d numbers for its mean keys
+    and, for least squares, h F (F + M), where F is the head's width d, or k^2 d + 1 under a
+    convolution of k x k.
+
+    Args:
+        model: Any model that an adapter knows. It runs in evaluation mode and is not changed.
+        images: A tensor ``[n, C, H, W]`` or an iterable of batches, normalised as in the model's
+            evaluation; at least 8 images. It is kept, since drift is measured on it too; an
+            iterator that runs once is kept whole.
+        mixer: What is to be swapped in, one name or one a layer: it says what is summed.
+        layers: Which layers; see :func:`keymix.surgery.swap`.
+        mixer_options: Options of the mixers.
+        estimate: ``"mean"`` saves the sums that only least squares need.
+        batch_size: Most images at once.
+        number: How many images are taken; fewer are refused. All if None.
+
+    Raises:
+        UserError: If no adapter knows the model, a name is unknown, no layer is meant, or the
+            images are not what the model takes.
+    """
+    check_estimate(estimate)
+    model = getattr(model, "_orig_mod", model)
+    chosen = choose(find_layers(model), layers)
+    plans = plans_for(chosen, mixer, mixer_options)
+    source = CalibrationImages(images, batch_size, number)
+    return summed(model, chosen, plans, source, estimate)
+
+
+def check_estimate(estimate: str) -> None:
+    """Refuse an estimate that does not exist."""
+    if estimate not in ESTIMATES:
+        raise unknown("estimate", estimate, ESTIMATES)
+
+
+def wanted_features(plan: Plan, layer: Layer) -> tuple[str, ...]:
+    """Return which sets of features the learned keys of a plan meet; none if it learns none."""
+    if not issubclass(get_mixer_class(plan.mixer), LearnedKeys):
+        return ()
+    known = options_of(plan.mixer)
+    if "kernel_size" not in known:
+        return (PLAIN,)
+    side = plan.options.get("kernel_size", known["kernel_size"].default)
+    prefix = (PREFIX,) if layer.place.site.num_prefix_tokens else ()
+    return (f"unfolded {side}", *prefix)
+
+
+def summed(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    plans: Sequence[Plan],
+    images: CalibrationImages,
+    estimate: Estimate,
+) -> Statistics:
+    """Do what :func:`gather` says, for plans that are made."""
+    sums: dict[str, Moments] = {}
+    hooks = []
+    for layer, plan in zip(layers, plans, strict=True):
+        wanted = wanted_features(plan, layer)
+        if not wanted:
+            continue
+        site = layer.place.site
+        moments = sums[plan.path] = Moments(prefix=site.num_prefix_tokens, key_grid=_home(layer))
+        take = partial(_take, layer, moments, wanted if estimate == "least_squares" else ())
+        hooks.append(layer.module.register_forward_pre_hook(take, with_kwargs=True))
+    try:
+        with evaluating(model):
+            for batch in images.batches(model):
+                run(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Statistics(images=images, layers=sums)
+
+
+def _home(layer: Layer) -> Grid:
+    """Where the keys lie that a layer has now."""
+    site = layer.place.site if layer.mixer is None else layer.mixer.site
+    return site.key_grid or site.grid or (1, 1)
+
+
+def _take(
+    layer: Layer,
+    moments: Moments,
+    wanted: Sequence[str],
+    _module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    if moments.why_not is not None:
+        return
+    try:
+        read = layer.reading(args, kwargs)
+    except NoAttentionMap as error:
+        moments.why_not = str(error)
+        return
+    added = own_bias(layer, args, kwargs)
+    moments.add(read, added, wanted, layer.place.site.grid)
+
+
+def own_bias(layer: Layer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return what a layer's mixer itself adds to its logits; a host adds its own to any mixer."""
+    mixer = layer.mixer
+    if not isinstance(mixer, MapMixer):
+        return None
+    x: Tensor = args[0] if args else kwargs["x"]
+    grid = mixer.resolve_grid(x, args[1] if len(args) > 1 else kwargs.get("grid"))
+    return mixer.own_bias(mixer.inputs(x, grid), grid, None)

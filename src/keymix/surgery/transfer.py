@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a new mixer takes over from the attention that sat in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import NoAttentionMap
+from keymix.hosts.layers import Layer
+from keymix.mixers.base import TokenMixer
+from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.re_attention import ReMixing
+from keymix.mixers.static_key import LearnedKeys
+from keymix.surgery.plans import scale_of
+
+PER_HEAD = ("q", "k", "v", "proj")
+COUNTER = "num_batches_tracked"  # of a BatchNorm, no weight and no table
+
+
+@dataclass(kw_only=True)
+class Fate:
+    """What became of the tensors of one layer, by name.
+
+    Attributes:
+        copied: Taken over as they were.
+        estimated: Set from calibration images, or to the neutral value that keeps the function.
+        dropped: Of the old attention, without a place in the new mixer.
+        notes: What else there is to say, a sentence each.
+    """
+
+    copied: set[str] = field(default_factory=set)
+    estimated: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+def parts_of(mixer: TokenMixer) -> dict[str, Tensor]:
+    """Return what a mixer's state holds, by role, as views that writing goes through.
+
+    One projection of several roles is cut into theirs: ``qkv.weight`` is ``q.weight``,
+    ``k.weight`` and ``v.weight``.
+    """
+    state = dict(mixer.state_dict())
+    if isinstance(mixer, MapMixer) and mixer.joint is not None:
+        for leaf in ("weight", "bias"):
+            joint = state.pop(f"{mixer.joint}.{leaf}", None)
+            if joint is not None:
+                roles = zip(mixer.roles, joint.chunk(len(mixer.roles)), strict=True)
+                state |= {f"{role}.{leaf}": part for role, part in roles}
+    return state
+
+
+def source_of(layer: Layer) -> dict[str, Tensor]:
+    """Return what sits at a layer now, by the names that mixers have.
+
+    Where there is no query apart from the keys, the keys' projection is the queries' too.
+    """
+    if layer.mixer is None:
+        try:
+            return {k: t.detach() for k, t in layer.host.weights(layer.module).items()}
+        except NoAttentionMap:
+            names = layer.host.parts
+            state = layer.module.state_dict()
+            told = {k: names.get(k, k) for k in state}
+            return {new: state[k] for k, new in told.items() if new is not None}
+    parts = parts_of(layer.mixer)
+    if isinstance(layer.mixer, MapMixer) and _of_keys_alone(layer.mixer):
+        for name in list(parts):
+            for stem in ("k.", "finish.k.", "project.k."):
+                if name.startswith(stem):
+                    parts[stem[:-2] + "q." + name[len(stem) :]] = parts[name]
+    return parts
+
+
+def _of_keys_alone(mixer: TokenMixer) -> bool:
+    """Whether keys meet keys, without queries apart from them."""
+    return isinstance(mixer, MapMixer) and "k" in mixer.roles and "q" not in mixer.roles
+
+
+def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
+    """Copy into a new mixer what has the same meaning in the layer's present attention.
+
+    Projections are copied by role, everything else by name where the shapes agree. Theta of a
+    re-attention starts at the identity. Where the mixer scales its logits otherwise than the layer
+    does, the ratio goes into the queries (into queries and keys alike, by its root, where these
+    are one; into learned keys), so that logits keep their size.
+
+    Args:
+        layer: What sits there now; it is not changed.
+        mixer: The new one.
+    """
+    fate, source, parts = Fate(), source_of(layer), parts_of(mixer)
+    alike = _heads_fit(layer, mixer, fate)
+    taken = set()
+    with torch.no_grad():
+        for name, target in parts.items():
+            role = name.partition(".")[0]
+            given = source.get(name)
+            if given is None and name.endswith(".bias") and f"{name[:-4]}weight" in source:
+                given = torch.zeros_like(target) if role in PER_HEAD else None
+            if given is None or given.shape != target.shape:
+                continue
+            if role in PER_HEAD and not alike:
+                continue
+            target.copy_(given)
+            fate.copied.add(name)
+            taken.add(name)
+        if isinstance(mixer, ReMixing):
+            _neutral(mixer, fate)
+        if isinstance(mixer, MapMixer):
+            _rescale(layer, mixer, parts, fate)
+    own = set(source) if layer.mixer is None else set(parts_of(layer.mixer))
+    fate.dropped |= own - taken
+    if _of_keys_alone(mixer) and "q.weight" in fate.dropped:
+        fate.notes.append("the keys were kept; they are the queries too, and the old ones dropped")
+    return fate
+
+
+def _heads_fit(layer: Layer, mixer: TokenMixer, fate: Fate) -> bool:
+    """Whether heads are as many and as wide as they were."""
+    if not isinstance(mixer, MapMixer):
+        return True
+    before = layer.mixer
+    if isinstance(before, MapMixer):
+        heads, width = before.num_heads, before.head_dim
+    else:
+        site = layer.place.site
+        heads = site.num_heads
+        width = layer.place.defaults.get("head_dim") or site.dim // heads
+    if (heads, width) == (mixer.num_heads, mixer.head_dim):
+        return True
+    fate.notes.append(
+        f"{mixer.num_heads} heads of {mixer.head_dim} in place of {heads} of {width}: projections "
+        "start afresh"
+    )
+    return False
+
+
+def _neutral(mixer: ReMixing, fate: Fate) -> None:
+    """Let the heads' mixing start at the identity, unless it was copied."""
+    if "theta" not in fate.copied:
+        nn.init.eye_(mixer.theta)
+        fate.estimated.add("theta")
+        if mixer.theta_bias is not None:
+            nn.init.zeros_(mixer.theta_bias)
+            fate.estimated.add("theta_bias")
+
+
+def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: Fate) -> None:
+    """Let logits keep their size under another scale."""
+    before = scale_of(layer)
+    if mixer.temperature is not None and "temperature" not in fate.copied:
+        mixer.temperature.fill_(before).log_()
+        fate.copied.add("temperature")
+    ratio = before / float(mixer.gain())
+    factor = ratio**0.5 if _of_keys_alone(mixer) else ratio
+    if isinstance(mixer, LearnedKeys):
+        bearers = {"key", "key_conv.weight", "key_conv.bias"}
+    elif "q" in mixer.roles:
+        bearers = {"q.weight", "q.bias"}
+    else:
+        bearers = {"k.weight", "k.bias"}
+    names = sorted(bearers & fate.copied)
+    if not names or abs(ratio - 1.0) < 1e-9:
+        return
+    role = names[0].partition(".")[0]
+    if mixer.finish is not None and role in mixer.finish:
+        fate.notes.append(
+            f"logits are {1 / ratio:.3g} times what they were: {role} is finished by the host, so "
+            "that no projection can take the other scale"
+        )
+        return
+    for name in names:
+        parts[name].mul_(factor)
+    fate.notes.append(f"{role} is {factor:.3g} times the host's, so that logits keep their size")
+
+
+def stems(names: Iterable[str], beside: Iterable[str]) -> tuple[str, ...]:
+    """Shorten names to their module where all of its tensors share a fate.
+
+    Args:
+        names: Tensors of one fate.
+        beside: Tensors of the other fates.
+    """
+    mine = sorted(name for name in names if not name.endswith(COUNTER))
+    others = {name for name in beside if not name.endswith(COUNTER)}
+    short = []
+    for name in mine:
+        stem, _, leaf = name.rpartition(".")
+        whole = stem and not any(other.startswith(f"{stem}.") for other in others)
+        short.append(stem if whole and leaf else name)
+    return tuple(dict.fromkeys(short))
+
+
+def trains(layer: Layer, name: str) -> bool:
+    """Whether what a name was copied from trains: the tensor itself, or any of the host's own."""
+    if layer.mixer is None:
+        own = list(layer.module.parameters())
+        return not own or any(p.requires_grad for p in own)
+    held = dict(layer.mixer.named_parameters())
+    joint = layer.mixer.joint if isinstance(layer.mixer, MapMixer) else None
+    if name in held:
+        return held[name].requires_grad
+    also = f"{joint}.{name.rpartition('.')[2]}"
+    return held[also].requires_grad if also in held else True
+
+
+def freeze_as(layer: Layer, mixer: TokenMixer, fate: Fate) -> None:
+    """Let what was copied train as what it was copied from, and everything new train."""
+    for name, parameter in mixer.named_parameters():
+        names = {name}
+        if isinstance(mixer, MapMixer) and name.rpartition(".")[0] == mixer.joint:
+            names = {f"{role}.{name.rpartition('.')[2]}" for role in mixer.roles}
+        new = any(n not in fate.copied for n in names)
+        parameter.requires_grad_(new or any(trains(layer, n) for n in names))
