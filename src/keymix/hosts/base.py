@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ class Place:
         forms: Options of single mixers, by canonical name, in the form that this family has of
             them (CAFormer's separable convolution is 7x7), over ``defaults``.
         needs_mask: Why the host hands a mask to the mixer, None if it never does.
+        extras: What the host's attention does besides, in its words (norms of queries and keys,
+            rotary positions, a gate): mixers with heads do it too, those without lose it.
     """
 
     path: str
@@ -47,6 +50,7 @@ class Place:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs_mask: str | None = None
+    extras: tuple[str, ...] = ()
 
 
 class Host(ABC):
@@ -54,11 +58,13 @@ class Host(ABC):
 
     Attributes:
         name: What errors call the family.
+        generic: Whether it knows attention by itself, not a family; it is asked last.
         parts: Names in the host's own attention to those of the same thing in a mixer, where they
             differ; None for what does nothing. Loading of weights asks.
     """
 
     name: str
+    generic: ClassVar[bool] = False
     parts: ClassVar[Mapping[str, str | None]] = {}
 
     @abstractmethod
@@ -112,6 +118,17 @@ class Host(ABC):
         """
         raise UserError(f"{type(attention).__name__} of {self.name} cannot be read")
 
+    def joined(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Join what the family's attention holds in pieces and a mixer in one.
+
+        Args:
+            tensors: Those of one attention, by their names in it.
+
+        Returns:
+            The same, names as :attr:`parts` knows them.
+        """
+        return dict(tensors)
+
     def listen(self, model: nn.Module) -> None:  # noqa: B027 - most need not
         """Hear, from now on, what calls of the model alone tell: the size of their images.
 
@@ -144,23 +161,6 @@ class Host(ABC):
                 mixer.set_grid(grid, window_grid=windows)
 
 
-def projections_of(attention: Any) -> dict[str, Any]:
-    """Return the options of a timm attention with ``qkv`` and ``proj``: biases, dropouts, width.
-
-    The width of a head is among them only where heads do not share the model's.
-    """
-    options = {
-        "qkv_bias": attention.qkv.bias is not None,
-        "proj_bias": attention.proj.bias is not None,
-        "attn_drop": attention.attn_drop.p,
-        "proj_drop": attention.proj_drop.p,
-    }
-    inner = attention.proj.in_features
-    if inner != attention.qkv.in_features:
-        options["head_dim"] = inner // attention.num_heads
-    return options
-
-
 @cache
 def _hosts() -> tuple[Host, ...]:
     package = importlib.import_module("keymix.hosts")
@@ -168,23 +168,43 @@ def _hosts() -> tuple[Host, ...]:
     for module in pkgutil.iter_modules(package.__path__):
         members = vars(importlib.import_module(f"keymix.hosts.{module.name}"))
         found += [m for m in members.values() if isinstance(m, Host)]
-    return tuple(found)
+    return tuple(sorted(found, key=lambda host: host.generic))
 
 
 def find_host(model: nn.Module) -> Host:
     """Return the adapter that knows a model.
 
     Raises:
-        UserError: If there is none; it names the model's class and the families that have one.
+        UserError: If there is none; it names the model's class, the attention in it, and the
+            families that have one.
     """
     for host in _hosts():
         if host.serves(model):
             return host
     families = ", ".join(host.name for host in _hosts())
     raise UserError(
-        f"no adapter knows {type(model).__module__}.{type(model).__qualname__}; mixers can be put "
-        f"into: {families}"
+        f"no adapter knows {_called(type(model))}{_attention_in(model)}; mixers can be put into: "
+        f"{families}"
     )
+
+
+def _called(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _attention_in(model: nn.Module) -> str:
+    """Say what in a model looks like attention: class, arguments, first path, how many more."""
+    kinds: dict[type[nn.Module], list[str]] = {}
+    for path, module in model.named_modules():
+        kind = type(module)
+        if any(word in kind.__name__.lower() for word in ("attention", "attn")) and path:
+            kinds.setdefault(kind, []).append(path)
+    told = []
+    for kind, paths in kinds.items():
+        takes = ", ".join(list(inspect.signature(kind.forward).parameters)[1:])
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        told.append(f"{_called(kind)}({takes}) at {paths[0]}{more}")
+    return f" or what attends in it, {'; '.join(told)}" if told else ", which holds no attention"
 
 
 def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
