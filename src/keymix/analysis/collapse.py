@@ -1,49 +1,153 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention collapse: how alike the attention maps of different layers are (DeepViT, Eq. 2)."""
+"""Attention collapse: how alike a model's attention maps are, and what its tokens become."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.analysis.attention import Layers, attention_maps, select_mixers
+from keymix.analysis.capture import Call, Layers, Seat, run_once, select_layers, unwrapped
+from keymix.analysis.collapse_layers import LayerReading
+from keymix.analysis.collapse_pairs import PairSimilarity, PairTally, column_cosines
+from keymix.analysis.collapse_pass import Pass, cut_of
+from keymix.analysis.collapse_record import Collapse, Unique
 from keymix.errors import UserError
+from keymix.models.deepvit import DeepVisionTransformer
+
+__all__ = [
+    "Collapse",
+    "LayerReading",
+    "Likeness",
+    "PairSimilarity",
+    "Unique",
+    "collapse",
+    "column_cosines",
+    "map_similarity",
+]
 
 Pairs = Literal["adjacent", "all"]
+Progress = Callable[[int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairSimilarity:
-    """How alike the maps of two layers are, over images, heads and tokens.
+def collapse(
+    model: nn.Module,
+    images: Tensor | Iterable[Tensor],
+    *,
+    layers: Layers | None = None,
+    threshold: float = 0.5,
+    similar: float = 0.8,
+    unique: float = 0.9,
+    nearest: int = 2,
+    batch_size: int = 8,
+    progress: Progress | None = None,
+) -> Collapse:
+    r"""Measure attention collapse and what goes with it, batch after batch.
 
-    Attributes:
-        first: Path of layer p.
-        second: Path of layer q.
-        mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
-        by_head: The same mean a head.
-        similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
-        columns: Columns that entered: images x windows x heads x tokens.
-        left_out: Columns of zero length in either map, which have no cosine.
+    From the map that multiplies V, column by column, over images, heads and tokens (DeepViT,
+    https://arxiv.org/abs/2103.11886):
+
+    - Eq. 2, the cosine of column t of two layers, averaged; Eq. 7 (appendix D), the share of
+      columns whose cosine exceeds tau; between every two layers that can be compared.
+    - Fig. 3a, the ratio with the nearest k blocks. The caption can be read in several ways; here a
+      column of a block counts if its Eq. 2, averaged over the k nearest blocks, exceeds tau.
+    - Fig. 3c, the same two between every two heads of a layer.
+    - The number of similar blocks (appendix D) and the last "unique" block (Sec. 5.2).
+
+    From the map after the softmax: the entropy of its rows, in nats and over ln M; the share of
+    attention on the token that receives most, and whether that is a prefix token (attention sinks:
+    Xiao et al. 2023, https://arxiv.org/abs/2309.17453; Darcet et al. 2023,
+    https://arxiv.org/abs/2309.16588). From the tokens after each block: their cosine with those
+    after the last (Fig. 4, 8b) and their effective rank (Roy and Vetterli 2007). And Theta, where
+    a layer has one (Fig. 8c).
+
+    In a hierarchical model, layers of a stage are compared, and tokens with those of the stage's
+    last block. Layers whose windows are cut elsewhere, or whose maps have another shape, cannot be
+    compared; neighbours are then the next ones that can, and `Collapse.apart` names the rest.
+
+    Only one batch's maps are held; nothing grows with the number of images.
+
+    Args:
+        model: A model that an adapter knows, or that holds mixers. It is left as it was.
+        images: Normalised images ``[B, C, H, W]``, or batches of them one after another.
+        layers: Which, as in :func:`keymix.attention_maps`; all if None.
+        threshold: Cosine tau above which columns count as similar; the paper takes 0.5.
+        similar: Share of similar columns above which a block counts as similar to the one before.
+        unique: Share of similar columns below which a block is "unique".
+        nearest: How many nearest blocks k a block is held against, on both sides; of two as near
+            the earlier. The paper does not give its k.
+        batch_size: Images at a time where ``images`` is one tensor.
+        progress: Is told the number of images read, after every batch.
+
+    Example:
+        >>> model = keymix.create_model("deepvit_micro_p4_32")
+        >>> found = keymix.collapse(model, torch.randn(4, 3, 32, 32))
+        >>> print(found.verdict.headline)
+
+    Raises:
+        UserError: If a value is out of range, no layer matches, images differ in size, or there
+            are none.
     """
+    _check(threshold, similar, unique, nearest, batch_size)
+    seats = select_layers(model, layers)
+    read = Pass(model, seats, threshold)
+    tallies: dict[tuple[Any, ...], PairTally] = {}
+    seen = 0
+    for batch in _batches(images, batch_size):
+        maps = read.run(batch)
+        held = {key: tally.paths for key, tally in tallies.items()}
+        if seen and held != read.groups:
+            raise UserError("the images differ in size from batch to batch; give them one size")
+        for key, paths in read.groups.items():
+            if key not in tallies:
+                tallies[key] = PairTally(paths, threshold=threshold, nearest=nearest)
+            tallies[key].add([maps[path] for path in paths])
+        seen += len(batch)
+        if progress is not None:
+            progress(seen)
+    if not seen:
+        raise UserError("similarity across layers needs at least one image, got none")
+    ratios = {path: r for tally in tallies.values() for path, r in tally.nearest().items()}
+    group_of = {path: i for i, tally in enumerate(tallies.values()) for path in tally.paths}
+    return Collapse(
+        layers=tuple(
+            tally.result(group_of.get(path), ratios.get(path, float("nan")))
+            for path, tally in read.layers.items()
+        ),
+        pairs=tuple(pair for tally in tallies.values() for pair in tally.pairs()),
+        groups=tuple(tally.paths for tally in tallies.values()),
+        apart=read.apart(),
+        threshold=threshold,
+        similar=similar,
+        unique=unique,
+        nearest=nearest,
+        images=seen,
+        takes_shared_from=isinstance(unwrapped(model), DeepVisionTransformer),
+    )
 
-    first: str
-    second: str
-    mean: float
-    by_head: tuple[float, ...]
-    similar_fraction: float
-    columns: int
-    left_out: int
+
+def _check(threshold: float, similar: float, unique: float, nearest: int, batch_size: int) -> None:
+    if not -1 <= threshold < 1:
+        raise UserError(f"{threshold=} is a cosine: give a number from -1 to below 1")
+    for name, share in (("similar", similar), ("unique", unique)):
+        if not 0 <= share < 1:
+            raise UserError(f"{name}={share} is a share: give a number from 0 to below 1")
+    for name, number in (("nearest", nearest), ("batch_size", batch_size)):
+        if number < 1:
+            raise UserError(f"{name}={number} must be 1 or more")
+
+
+def _batches(images: Tensor | Iterable[Tensor], size: int) -> Iterable[Tensor]:
+    return torch.split(images, size) if isinstance(images, Tensor) else images
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collapse:
-    """The similarity of a model's attention maps across its layers.
+class Likeness:
+    """How alike the maps of chosen layers are.
 
     Attributes:
         layers: Paths of the layers, in the model's order.
@@ -79,74 +183,8 @@ class Collapse:
             "threshold": self.threshold,
             "images": self.images,
             "similar_blocks": self.similar_blocks,
-            "pairs": [
-                {
-                    "first": p.first,
-                    "second": p.second,
-                    "mean": _or_none(p.mean),
-                    "by_head": [_or_none(v) for v in p.by_head],
-                    "similar_fraction": _or_none(p.similar_fraction),
-                    "columns": p.columns,
-                    "left_out": p.left_out,
-                }
-                for p in self.pairs
-            ],
+            "pairs": [pair.to_dict() for pair in self.pairs],
         }
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def column_cosines(
-    a: Float[Tensor, "*batch h N M"], b: Float[Tensor, "*batch h N M"]
-) -> Float[Tensor, "*batch h M"]:
-    r"""Compute DeepViT's Eq. 2 for two maps of the same images.
-
-    :math:`M_{h,t} = A_{h,:,t}^\top B_{h,:,t} / (\|A_{h,:,t}\| \|B_{h,:,t}\|)`: how token t's
-    contribution to all outputs changes from one layer to the other. In float64; NaN where a
-    column is zero throughout.
-
-    Args:
-        a: Map of layer p that multiplies V.
-        b: Map of layer q, of the same shape.
-    """
-    a, b = a.double(), b.double()
-    lengths = a.norm(dim=-2) * b.norm(dim=-2)
-    cosines: Tensor = (a * b).sum(-2) / lengths.masked_fill(lengths == 0, math.nan)
-    return cosines
-
-
-class _Tally:
-    """Running sums of one pair of layers over batches."""
-
-    def __init__(self, first: str, second: str) -> None:
-        self.first, self.second = first, second
-        self.sums: Tensor | float = 0.0
-        self.counts: Tensor | float = 0.0
-        self.similar = 0
-        self.left_out = 0
-
-    def add(self, cosines: Float[Tensor, "*batch h M"], threshold: float) -> None:
-        defined = ~cosines.isnan()
-        by_head = cosines.nan_to_num().movedim(-2, 0).flatten(1).sum(1).cpu()
-        self.sums = self.sums + by_head
-        self.counts = self.counts + defined.movedim(-2, 0).flatten(1).sum(1).cpu()
-        self.similar += int((cosines > threshold).sum())
-        self.left_out += int((~defined).sum())
-
-    def result(self) -> PairSimilarity:
-        sums, counts = torch.as_tensor(self.sums), torch.as_tensor(self.counts)
-        columns = int(counts.sum())
-        return PairSimilarity(
-            first=self.first,
-            second=self.second,
-            mean=float(sums.sum()) / columns if columns else math.nan,
-            by_head=tuple((sums / counts).tolist()),
-            similar_fraction=self.similar / columns if columns else math.nan,
-            columns=columns,
-            left_out=self.left_out,
-        )
 
 
 def map_similarity(
@@ -157,16 +195,17 @@ def map_similarity(
     pairs: Pairs = "adjacent",
     threshold: float = 0.5,
     batch_size: int = 16,
-) -> Collapse:
-    r"""Measure attention collapse: DeepViT's cross-layer similarity of attention maps.
+) -> Likeness:
+    r"""Measure DeepViT's cross-layer similarity alone, between layers that must be comparable.
 
     Eq. 2 on the map that multiplies V, column by column, averaged over images, heads and tokens;
-    batch after batch, so that only one batch's maps are ever held.
+    batch after batch, so that only one batch's maps are ever held. :func:`collapse` measures this
+    and more, and leaves out what cannot be compared instead of refusing it.
 
     Args:
-        model: A model that hosts keymix mixers with maps of one shape in the chosen layers.
+        model: A model whose chosen layers have maps of one shape.
         images: Normalised images ``[B, C, H, W]``, or batches of them one after another.
-        layers: Which mixers, as in :func:`keymix.attention_maps`; all if None.
+        layers: Which, as in :func:`keymix.attention_maps`; all if None.
         pairs: ``"adjacent"`` compares each chosen layer with the next, ``"all"`` every two.
         threshold: Cosine above which columns count as similar; the paper takes 0.5.
         batch_size: Images at a time where ``images`` is one tensor.
@@ -178,37 +217,44 @@ def map_similarity(
     """
     if pairs not in ("adjacent", "all"):
         raise UserError(f"{pairs=} must be 'adjacent' or 'all'")
-    paths = tuple(select_mixers(model, layers))
+    seats = select_layers(model, layers)
+    paths = tuple(seats)
     if len(paths) < 2:
         raise UserError(f"similarity across layers needs two layers, got {list(paths)}")
-    tallies = [
-        _Tally(paths[i], paths[j])
-        for i in range(len(paths))
-        for j in range(i + 1, len(paths) if pairs == "all" else min(i + 2, len(paths)))
-    ]
-    # what holds a mixer knows where its windows lie
-    shifts = {p: getattr(model.get_submodule(p.rpartition(".")[0]), "shift", None) for p in paths}
+    tally = PairTally(paths, threshold=threshold, nearest=1)
     seen = 0
-    for batch in torch.split(images, batch_size) if isinstance(images, Tensor) else images:
-        maps = attention_maps(model, batch, layers=list(paths), stage="final")
-        for tally in tallies:
-            a, b = maps[tally.first], maps[tally.second]
-            if a.shape != b.shape:
-                raise UserError(
-                    f"the maps of {tally.first} {tuple(a.shape)} and {tally.second} "
-                    f"{tuple(b.shape)} differ in shape and cannot be compared; choose layers= of "
-                    "one stage"
-                )
-            if shifts[tally.first] != shifts[tally.second]:
-                raise UserError(
-                    f"{tally.first} and {tally.second} cut the image into other windows, so that "
-                    "columns of their maps belong to other tokens; only layers of one shift can be "
-                    "compared"
-                )
-            tally.add(column_cosines(a, b), threshold)
+    for batch in _batches(images, batch_size):
+        maps: dict[str, Tensor] = {}
+        cuts: dict[str, object] = {}
+        run_once(model, batch, seats, partial(_keep, model, maps, cuts))
+        _check_comparable(maps, cuts)
+        tally.add([maps[path] for path in paths])
         seen += len(batch)
     if not seen:
         raise UserError("similarity across layers needs at least one image, got none")
-    return Collapse(
-        layers=paths, pairs=tuple(t.result() for t in tallies), threshold=threshold, images=seen
-    )
+    at = {path: i for i, path in enumerate(paths)}
+    found = [p for p in tally.pairs() if pairs == "all" or at[p.second] == at[p.first] + 1]
+    return Likeness(layers=paths, pairs=tuple(found), threshold=threshold, images=seen)
+
+
+def _keep(
+    model: nn.Module, maps: dict[str, Tensor], cuts: dict[str, object], seat: Seat, call: Call
+) -> None:
+    maps[seat.path] = seat.map(call, None, "final")
+    cuts[seat.path] = cut_of(seat.layout(model))
+
+
+def _check_comparable(maps: Mapping[str, Tensor], cuts: Mapping[str, object]) -> None:
+    first = next(iter(maps))
+    for path in maps:
+        if maps[path].shape != maps[first].shape:
+            raise UserError(
+                f"the maps of {first} {tuple(maps[first].shape)} and {path} "
+                f"{tuple(maps[path].shape)} differ in shape and cannot be compared; choose layers= "
+                "of one stage"
+            )
+        if cuts[path] != cuts[first]:
+            raise UserError(
+                f"{first} and {path} cut the image into other windows, so that columns of their "
+                "maps belong to other tokens; only layers of one shift can be compared"
+            )

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study of attention collapse comes to, in words, and on what evidence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keymix.analysis.collapse_record import Collapse
+
+FEW = 16
+"""Below so many images the verdict says that they are few."""
+
+EVEN = 0.95
+"""Entropy over ln M from which maps are called nearly even."""
+
+SINK = 0.3
+"""Share of attention on one token from which it is told as a sink."""
+
+_REMEDIES = {"re_attention", "static_key_re_attention"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found, in words.
+
+    Attributes:
+        collapsed: Whether neighbouring blocks share a map; None where that cannot be said.
+        headline: The finding.
+        evidence: What it rests on, a sentence each.
+        caveats: What it does not say.
+    """
+
+    collapsed: bool | None
+    headline: str
+    evidence: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON takes it."""
+        return {
+            "collapsed": self.collapsed,
+            "headline": self.headline,
+            "evidence": list(self.evidence),
+            "caveats": list(self.caveats),
+        }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Blocks that follow one another, each similar to the one before."""
+
+    paths: tuple[str, ...]
+    least: float  # share of similar columns of the two that are least alike
+    mean: float  # mean share over every two
+
+
+def verdict_of(study: Collapse) -> Verdict:
+    """Put a study into words.
+
+    Args:
+        study: What :func:`keymix.collapse` found.
+    """
+    tokens = _tokens(study)
+    if not study.with_maps:
+        headline = "No layer has an attention map, so nothing can be said about collapse."
+        return Verdict(
+            collapsed=None,
+            headline=headline,
+            evidence=(*tokens,),
+            caveats=(*_missing(study), *_few(study)),
+        )
+    if not study.pairs:
+        headline = "No two layers can be compared, so nothing can be said about collapse."
+        return Verdict(
+            collapsed=None,
+            headline=headline,
+            evidence=(*_sinks(study), *tokens),
+            caveats=(*_apart(study), *_missing(study), *_few(study)),
+        )
+    runs = _runs(study)
+    evidence = [_run_evidence(study, run) for run in runs] or [_most_alike(study)]
+    return Verdict(
+        collapsed=bool(runs),
+        headline=_headline(study, runs),
+        evidence=(*evidence, _counts(study), *_rule(study), *_sinks(study), *tokens),
+        caveats=(*_caveats(study, runs), *_apart(study), *_missing(study), *_few(study)),
+    )
+
+
+def _runs(study: Collapse) -> list[_Run]:
+    """Find the longest stretches of blocks each of which is similar to the one before."""
+    runs = []
+    for group in study.groups:
+        start = 0
+        for i in range(1, len(group) + 1):
+            goes_on = (
+                i < len(group)
+                and study.pair(group[i - 1], group[i]).similar_fraction > study.similar
+            )
+            if goes_on:
+                continue
+            if i - start > 1:
+                paths = group[start:i]
+                pairs = itertools.combinations(paths, 2)
+                shares = [study.pair(p, q).similar_fraction for p, q in pairs]
+                runs.append(_Run(paths, min(shares), sum(shares) / len(shares)))
+            start = i
+    return sorted(runs, key=lambda run: (-len(run.paths), study.blocks[run.paths[0]]))
+
+
+def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
+    if not runs:
+        return "Nothing collapses: no block has a map like that of the block before it."
+    one = [run for run in runs if run.least > study.similar]
+    drifting = [run for run in runs if run not in one]
+    told = []
+    if one:
+        where = _and([_blocks(study, run.paths) for run in one])
+        each = " each" if len(one) > 1 else ""
+        told.append(f"{where}{each} share one map")
+    if drifting:
+        where = _and([_blocks(study, run.paths) for run in drifting])
+        told.append(f"{where} change their map only little by little")
+    found = "; ".join(told)
+    found = found[0].upper() + found[1:]
+    if all(_remedied(study, run) for run in runs):
+        return f"{found}, though they have Re-attention or a shared map."
+    even = " (nearly even attention)" if _even(study, runs[0]) else ""
+    pay = "Re-attention or map sharing could pay there" if one else "Re-attention could pay there"
+    return f"{found}{even}: {pay}."
+
+
+def _remedied(study: Collapse, run: _Run) -> bool:
+    layers = [layer for layer in study.layers if layer.path in run.paths]
+    return all(layer.attention in _REMEDIES | {"shared_map"} for layer in layers[1:])
+
+
+def _even(study: Collapse, run: _Run) -> float | None:
+    """Return the mean entropy over ln M of a run whose maps are nearly even, else None."""
+    found = [
+        layer.entropy_normalised
+        for layer in study.layers
+        if layer.path in run.paths and layer.entropy_normalised is not None
+    ]
+    mean = sum(found) / len(found) if found else 0.0
+    return mean if mean >= EVEN else None
+
+
+def _run_evidence(study: Collapse, run: _Run) -> str:
+    where = _blocks(study, run.paths)
+    if len(run.paths) == 2:
+        text = f"The maps of {where} are alike in {_percent(run.least)} of their columns"
+    elif run.least > study.similar:
+        text = (
+            f"Every two maps of {where} are alike in at least {_percent(run.least)} of their "
+            f"columns, {_percent(run.mean)} on average"
+        )
+    else:
+        text = (
+            f"In {where} each map is like the one before in over {_percent(study.similar)} of its "
+            f"columns, but the two least alike in {_percent(run.least)} only"
+        )
+    text += f" (cosine above {study.threshold:g})"
+    even = _even(study, run)
+    if even is not None:
+        text += (
+            f". They are nearly even (entropy {even:.3f} of ln M): they are alike because each "
+            "attends to everything"
+        )
+    return text + "."
+
+
+def _most_alike(study: Collapse) -> str:
+    pair = max(study.neighbours, key=lambda p: (p.similar_fraction == p.similar_fraction, p.mean))
+    first, second = study.blocks[pair.first], study.blocks[pair.second]
+    return (
+        f"The most alike neighbours are blocks {first} and {second}: "
+        f"{_percent(pair.similar_fraction)} of their columns have a cosine above "
+        f"{study.threshold:g} (mean {pair.mean:.2f}), and it would take over "
+        f"{_percent(study.similar)}."
+    )
+
+
+def _counts(study: Collapse) -> str:
+    of = len(study.with_maps)
+    similar, near = len(study.similar_blocks), len(study.blocks_like_nearest)
+    return (
+        f"{similar} of {of} blocks ({_percent(similar / of)}) are similar to the one before, in "
+        f"over {_percent(study.similar)} of their columns (DeepViT, appendix D); {near} of {of} "
+        f"({_percent(near / of)}) to their {study.nearest} nearest blocks, in over "
+        f"{_percent(study.unique)} (as in its Fig. 3a)."
+    )
+
+
+def _rule(study: Collapse) -> list[str]:
+    """Say which block the rule for sharing takes, and how to share."""
+    told = []
+    for unique in study.unique_blocks:
+        if not unique.sharing:
+            continue
+        rule = f"By the {_percent(study.unique)} rule block {unique.block} is the last unique one"
+        count = len(unique.sharing)
+        text = f"{rule}: {numbers('block', unique.sharing)} could take its map"
+        if count > 1 and unique.least is not None:
+            text += f", with which theirs agree in at least {_percent(unique.least)} of columns"
+            if unique.least <= study.unique:
+                text += " (the rule looks at neighbours alone)"
+        told.append(text + ".")
+    if not told:
+        told.append(
+            f"By the {_percent(study.unique)} rule the last block is unique itself, so that the "
+            "rule shares nothing."
+        )
+    if study.shared_from is not None:
+        options = f"--model.options.shared_from {study.shared_from}"
+        told.append(
+            f"To train it so: keymix train RECIPE {options}, or keymix.create_model(NAME, "
+            f"shared_from={study.shared_from})"
+            + ("." if study.takes_shared_from else ", with a model of keymix's DeepViT family.")
+        )
+    return told
+
+
+def _sinks(study: Collapse) -> list[str]:
+    found = [
+        layer
+        for layer in study.with_maps
+        if layer.sink is not None and layer.keys and layer.sink > max(SINK, 2 / layer.keys)
+    ]
+    if not found:
+        return []
+    worst = max(found, key=lambda layer: layer.sink or 0.0)
+    where = numbers("block", [layer.block for layer in found])
+    prefix = worst.sink_in_prefix or 0.0
+    return [
+        f"Attention sinks in {where}: in block {worst.block} one token gets "
+        f"{_percent(worst.sink or 0.0)} of a head's attention, and it is a prefix token in "
+        f"{_percent(prefix)} of heads and images."
+    ]
+
+
+def _tokens(study: Collapse) -> list[str]:
+    told = []
+    for stage in sorted({layer.stage for layer in study.layers}):
+        found = [
+            layer
+            for layer in study.layers
+            if layer.stage == stage and layer.effective_rank is not None
+        ]
+        if len(found) < 2:
+            continue
+        first, last = found[0], found[-1]
+        told.append(
+            f"The tokens' effective rank goes from {first.effective_rank:.1f} after block "
+            f"{first.block} to {last.effective_rank:.1f} after block {last.block}, of at most "
+            f"{last.full_rank}{_halfway(found)}."
+        )
+    return told
+
+
+def _halfway(found: Sequence[Any]) -> str:
+    middle = found[len(found) // 2 - 1]
+    if middle.feature_similarity is None or middle is found[-1]:
+        return ""
+    return (
+        f"; after block {middle.block}, half-way, they have a cosine of "
+        f"{middle.feature_similarity:.2f} with those after the last"
+    )
+
+
+def _caveats(study: Collapse, runs: Sequence[_Run]) -> list[str]:
+    if not runs:
+        return []
+    return [
+        "That maps are alike does not say what another attention brings: train both to know "
+        "(`keymix compare`)."
+    ]
+
+
+def _missing(study: Collapse) -> list[str]:
+    reasons: dict[str, list[int]] = {}
+    for layer in study.layers:
+        if layer.missing is not None:
+            reasons.setdefault(layer.missing, []).append(layer.block)
+    return [f"Without a map: {numbers('block', b)} ({why})." for why, b in reasons.items()]
+
+
+def _apart(study: Collapse) -> list[str]:
+    return [f"Not compared: {each}." for each in study.apart]
+
+
+def _few(study: Collapse) -> list[str]:
+    if study.images >= FEW:
+        return []
+    images = "1 image" if study.images == 1 else f"{study.images} images"
+    return [f"Read on {images} only: take more before you act on it."]
+
+
+def _blocks(study: Collapse, paths: Iterable[str]) -> str:
+    return numbers("block", [study.blocks[path] for path in paths])
+
+
+def numbers(noun: str, found: Sequence[int]) -> str:
+    """Name numbers shortly: ``block 3``, ``blocks 2, 4–6``."""
+    spans: list[list[int]] = []
+    for number in sorted(found):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    parts = [f"{s[0]}–{s[-1]}" if len(s) > 1 else f"{s[0]}" for s in spans]
+    return f"{noun}{'s' if len(found) > 1 else ''} {', '.join(parts)}"
+
+
+def _and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f" and {parts[-1]}"
+
+
+def _percent(share: float) -> str:
+    """Write a share without claiming a whole that it is not."""
+    value = 100 * share
+    if value in (0, 100) or 0.05 <= value < 99.95:
+        return f"{value:.1f}".removesuffix(".0") + " %"
+    return "under 0.1 %" if value < 1 else "over 99.9 %"

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study of collapse says, and when it says that nothing can be said."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from keymix.analysis.collapse import Collapse, LayerReading, PairSimilarity, collapse
+from keymix.analysis.collapse_words import numbers
+from keymix.models import create_model
+
+
+def layer(block: int, **changes: object) -> LayerReading:
+    """One of a ViT's layers, 64 tokens of width 48, well spread."""
+    values: dict = dict.fromkeys(LayerReading.__dataclass_fields__)
+    values |= {"path": f"blocks.{block - 1}.attn", "block": block, "stage": 0, "group": 0}
+    values |= {"attention": "softmax", "heads": 3, "keys": 64, "entropy_normalised": 0.5}
+    values |= {"sink": 0.05, "sink_in_prefix": 0.0, "nearest": 0.2, "full_rank": 48}
+    values |= {"effective_rank": 40.0 - block, "feature_similarity": 0.3}
+    return LayerReading(**(values | changes))
+
+
+def study(shares: dict[tuple[int, int], float], count: int, **changes: object) -> Collapse:
+    """A study of some blocks whose share of similar columns is 0.1 where none is given."""
+    layers = [layer(i) for i in range(1, count + 1)]
+    layers = changes.pop("layers", layers)  # type: ignore[assignment]
+    mapped = [each for each in layers if each.group is not None]
+    pairs = [
+        PairSimilarity(
+            first=a.path,
+            second=b.path,
+            mean=0.9 * shares.get((a.block, b.block), 0.1),
+            by_head=(),
+            similar_fraction=shares.get((a.block, b.block), 0.1),
+            columns=9,
+            left_out=0,
+        )
+        for a, b in combinations(mapped, 2)
+    ]
+    values: dict = {"layers": tuple(layers), "pairs": tuple(pairs), "apart": ()}
+    values |= {"groups": (tuple(each.path for each in mapped),) if mapped else ()}
+    values |= {"threshold": 0.5, "similar": 0.8, "unique": 0.9, "nearest": 2, "images": 64}
+    return Collapse(**(values | {"takes_shared_from": True} | changes))
+
+
+def all_of(blocks: range, share: float) -> dict[tuple[int, int], float]:
+    return dict.fromkeys(combinations(blocks, 2), share)
+
+
+def test_blocks_that_share_a_map_are_named_with_the_evidence_for_every_two() -> None:
+    found = study(all_of(range(4, 9), 0.95) | {(5, 8): 0.85}, 8)
+    verdict = found.verdict
+    assert verdict.collapsed is True
+    assert verdict.headline == (
+        "Blocks 4–8 share one map: Re-attention or map sharing could pay there."
+    )
+    assert verdict.evidence[0] == (
+        "Every two maps of blocks 4–8 are alike in at least 85 % of their columns, 94 % on average "
+        "(cosine above 0.5)."
+    )
+    assert "4 of 8 blocks (50 %) are similar to the one before" in verdict.evidence[1]
+    assert found.similar_blocks == (5, 6, 7, 8)
+    assert any("keymix compare" in told for told in verdict.caveats)
+
+
+def test_the_rule_names_the_last_unique_block_and_the_command() -> None:
+    found = study(all_of(range(4, 9), 0.95) | {(4, 7): 0.6}, 8)
+    (unique,) = found.unique_blocks
+    assert (unique.block, unique.sharing, unique.least) == (4, (5, 6, 7, 8), 0.6)
+    assert found.shared_from == 4
+    told = " ".join(found.verdict.evidence)
+    assert "block 4 is the last unique one: blocks 5–8 could take its map" in told
+    assert "agree in at least 60 % of columns (the rule looks at neighbours alone)" in told
+    assert "--model.options.shared_from 4" in told
+    model = create_model("vit_12b", depth=8, embed_dim=12, num_heads=3, shared_from=4, img_size=32)
+    kinds = [block.attn.mixer.mixer_name for block in model.blocks]
+    assert kinds == ["softmax"] * 4 + ["shared_map"] * 4
+
+
+def test_a_share_of_just_90_percent_is_unique() -> None:
+    assert study({(1, 2): 0.9}, 2).unique_blocks[0].block == 2
+    assert study({(1, 2): 0.9001}, 2).unique_blocks[0].block == 1
+    assert study({(1, 2): 0.8}, 2).similar_blocks == ()
+
+
+def test_a_last_block_that_is_unique_shares_nothing() -> None:
+    found = study(all_of(range(2, 6), 0.99), 6)
+    assert found.shared_from is None
+    assert found.unique_blocks[0].block == 6
+    assert any("the last block is unique itself" in told for told in found.verdict.evidence)
+    assert found.verdict.headline.startswith("Blocks 2–5 share one map")
+
+
+def test_maps_that_drift_are_not_said_to_be_one() -> None:
+    shares = all_of(range(2, 6), 0.3) | {(i, i + 1): 0.9 for i in range(2, 5)}
+    verdict = study(shares, 6).verdict
+    assert verdict.headline == (
+        "Blocks 2–5 change their map only little by little: Re-attention could pay there."
+    )
+    assert "the two least alike in 30 % only" in verdict.evidence[0]
+
+
+def test_when_nothing_collapses_it_says_so_with_the_most_alike() -> None:
+    verdict = study({(2, 3): 0.44}, 5).verdict
+    assert verdict.collapsed is False
+    assert verdict.headline.startswith("Nothing collapses")
+    assert "blocks 2 and 3: 44 % of their columns" in verdict.evidence[0]
+    assert verdict.caveats == ()
+
+
+def test_even_maps_are_told_as_the_reason() -> None:
+    layers = [layer(i, entropy_normalised=0.99) for i in range(1, 5)]
+    verdict = study(all_of(range(1, 5), 1.0), 4, layers=layers).verdict
+    assert "(nearly even attention)" in verdict.headline
+    assert "entropy 0.990 of ln M" in verdict.evidence[0]
+
+
+def test_blocks_that_have_the_remedy_are_not_told_to_take_it() -> None:
+    layers = [layer(i, attention="re_attention") for i in range(1, 4)]
+    verdict = study(all_of(range(1, 4), 0.99), 3, layers=layers).verdict
+    assert verdict.headline == (
+        "Blocks 1–3 share one map, though they have Re-attention or a shared map."
+    )
+
+
+def test_without_maps_or_pairs_nothing_is_said_about_collapse() -> None:
+    none = study({}, 0, layers=[layer(i, group=None, missing="pooling has none") for i in (1, 2)])
+    assert none.verdict.collapsed is None
+    assert none.verdict.headline.startswith("No layer has an attention map")
+    assert none.verdict.caveats == ("Without a map: blocks 1–2 (pooling has none).",)
+    assert any("effective rank goes from 39.0" in told for told in none.verdict.evidence)
+    single = study({}, 1)
+    assert single.verdict.collapsed is None
+    assert single.verdict.headline.startswith("No two layers can be compared")
+    assert none.shared_from is None
+
+
+def test_few_images_and_what_was_left_out_are_said() -> None:
+    told = study({}, 3, images=3, apart=("a and b: windows differ",)).verdict.caveats
+    assert told == (
+        "Not compared: a and b: windows differ.",
+        "Read on 3 images only: take more before you act on it.",
+    )
+
+
+def test_sinks_are_told_from_three_tenths_on() -> None:
+    layers = [layer(1), layer(2, sink=0.45, sink_in_prefix=0.9), layer(3)]
+    told = study({}, 3, layers=layers).verdict.evidence
+    assert any("sinks in block 2: in block 2 one token gets 45 % of a head" in t for t in told)
+    assert any("prefix token in 90 % of heads and images" in t for t in told)
+    assert not any("sink" in t for t in study({}, 3).verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [([3], "block 3"), ([1, 2, 3, 7], "blocks 1–3, 7"), ([2, 9, 4], "blocks 2, 4, 9")],
+)
+def test_numbers_are_told_in_spans(found: list[int], told: str) -> None:
+    assert numbers("block", found) == told
+
+
+def test_a_model_of_pooling_is_answered_without_a_map() -> None:
+    model = create_model("vit_nano_p4_12", mixer="pooling", depth=2)
+    verdict = collapse(model, torch.randn(2, 1, 12, 12)).verdict
+    assert verdict.collapsed is None
+    assert "pooling" in verdict.caveats[0]
