@@ -179,12 +179,12 @@ def load_models(names: Sequence[str], *, pretrained: bool = False) -> list[Loade
     Raises:
         UserError: If a name is unknown, a run is not fit, or weights cannot be had.
     """
-    runs = [_is_run(name) for name in names]
+    runs = [is_run(name) for name in names]
     if pretrained and all(runs):
         raise UserError("--pretrained is of models given by name; here all are runs")
     labels = _labels(names, runs)
     return [
-        _run(name, label) if run else _named(name, label, pretrained)
+        _run(name, label) if run else named_model(name, label, pretrained=pretrained)
         for name, label, run in zip(names, labels, runs, strict=True)
     ]
 
@@ -238,7 +238,7 @@ def load_images(
 # ---- models ---------------------------------------------------------------------------------
 
 
-def _is_run(name: str) -> bool:
+def is_run(name: str) -> bool:
     """Whether a word means a run's folder, be it one or not."""
     import timm
 
@@ -285,7 +285,12 @@ def _run(name: str, label: str) -> Loaded:
     return Loaded(label=label, name=name, model=model, weights=told, view=view, run=run)
 
 
-def _named(name: str, label: str, pretrained: bool) -> Loaded:
+def named_model(name: str, label: str, *, pretrained: bool = False, **options: Any) -> Loaded:
+    """Build a model by its name; without weights of timm's, those that seed 0 gives.
+
+    Raises:
+        UserError: If the name or an option is unknown, or weights cannot be had.
+    """
     import torch
 
     from keymix.models.factory import create_model
@@ -293,10 +298,10 @@ def _named(name: str, label: str, pretrained: bool) -> Loaded:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if not pretrained:
-            model = create_model(name)
+            model = create_model(name, **options)
         else:
             try:
-                model = create_model(name, pretrained=True)
+                model = create_model(name, pretrained=True, **options)
             except UserError:
                 raise
             except (OSError, RuntimeError, ValueError) as error:

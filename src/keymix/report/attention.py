@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A look at attention as PNG figures and one offline HTML page: from plain records, no torch."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keymix.report.overlays import Cell, Row, draw, number
+from keymix.report.page import render_page
+from keymix.report.views.payload import as_element_text
+
+Record = Mapping[str, Any]
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+SCRIPTS = ("core", "tables")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One figure.
+
+    Attributes:
+        file: Its name.
+        title: What it shows.
+        png: The picture.
+    """
+
+    file: str
+    title: str
+    png: bytes
+
+
+def figures(record: Record, arrays: Arrays) -> Iterator[Drawn]:
+    """Draw a record: a figure an image and query, and a model where heads stand apart.
+
+    Args:
+        record: The content of ``attention.json``.
+        arrays: The content of ``maps.npz``.
+
+    Yields:
+        Figures with models (or heads) below and layers beside one another.
+    """
+    models = record["models"]
+    groups = [[m] for m in models] if record["heads"] == "each" else [models]
+    queries = ["all"] if record["view"] == "matrix" else record["queries"]
+    for i, image in enumerate(record["images"]):
+        for q, query in enumerate(queries):
+            for group in groups:
+                words = [f"{i + 1:02d}", PurePath(image).stem]
+                words += [] if record["view"] == "matrix" else [query.replace(",", "x")]
+                words += [group[0]["label"]] if record["heads"] == "each" else []
+                yield _figure(record, arrays, group, i, q, query, _slug(words))
+
+
+def _slug(words: list[str]) -> str:
+    return "-".join(re.sub(r"[^\w.=+]+", "-", word).strip("-")[:60] for word in words) + ".png"
+
+
+def _figure(
+    record: Record,
+    arrays: Arrays,
+    models: list[Record],
+    image: int,
+    query: int,
+    name: str,
+    file: str,
+) -> Drawn:
+    numbers = sorted({layer["number"] for m in models for layer in m["layers"]})
+    rolled = record["rollout"] and record["view"] == "image"
+    columns = [f"layer {n}" for n in numbers] + (["rollout"] if rolled else [])
+    apart = record["heads"] == "each"
+    rows = []
+    for model in models:
+        layers = {layer["number"]: layer for layer in model["layers"]}
+        photo = arrays[model["photos"]][image] if record["view"] == "image" else None
+        most = max((layer["heads"] for layer in layers.values()), default=1)
+        for head in range(most):
+            cells = [_cell(layers.get(n), arrays, image, head, query, record) for n in numbers]
+            if rolled:
+                cells.append(
+                    _rolled(model, arrays, image, query) if head == 0 else Cell(values=None)
+                )
+            label = f"head {head}" if apart else model["label"]
+            rows.append(Row(label=label, cells=tuple(cells), photo=photo))
+    title = record["images"][image]
+    if apart:
+        title = f"{models[0]['label']}: {title}"
+    return Drawn(
+        file=file,
+        title=title,
+        png=draw(
+            rows, columns, title=title, note=caption(record, models, name), scale=record["scale"]
+        ),
+    )
+
+
+def _cell(
+    layer: Record | None, arrays: Arrays, image: int, head: int, query: int, record: Record
+) -> Cell:
+    if layer is None or head >= layer["heads"]:
+        return Cell(values=None)
+    weights = arrays[layer["array"]][image, head].astype(np.float64) * layer["keys"]
+    if record["view"] == "matrix":
+        return Cell(values=weights)
+    place = layer["places"][query]
+    grid = layer["grid"]
+    mark = None if place is None else ((place[0] + 0.5) / grid[0], (place[1] + 0.5) / grid[1])
+    return Cell(values=weights[query], mark=mark)
+
+
+def _rolled(model: Record, arrays: Arrays, image: int, query: int) -> Cell:
+    if model["rollout"] is None:
+        return Cell(values=None)
+    weights = arrays[model["rollout"]["array"]][image, query].astype(np.float64)
+    return Cell(values=weights * model["rollout"]["tokens"])
+
+
+def caption(record: Record, models: list[Record], query: str) -> str:
+    """Say whose rows a figure shows, at which stage, and which weights."""
+    whose = {
+        "cls": "Attention of the class token",
+        "mean": "Attention that positions receive, the mean over all patch queries",
+        "all": "Whole maps, queries down and keys across",
+    }.get(query, f"Attention of the query at {query} (framed)")
+    told = [whose, "mean over heads" if record["heads"] == "mean" else "head by head"]
+    told.append("after the softmax" if record["stage"] == "softmax" else "as it multiplies V")
+    random = [m["label"] for m in models if m["random"]]
+    if random:
+        which = "" if len(random) == len(models) else f" ({', '.join(random)})"
+        told.append(f"RANDOM WEIGHTS, not trained{which}")
+    return "; ".join(told) + ". 1× is even attention, the same for every key."
+
+
+def render(record: Record, drawn: list[Drawn]) -> str:
+    """Render the page.
+
+    Args:
+        record: The content of ``attention.json``.
+        drawn: What `figures` made.
+
+    Returns:
+        The HTML document.
+    """
+    view = {
+        "r": record,
+        "looks": {},
+        "figures": [
+            {
+                "title": each.title,
+                "file": each.file,
+                "uri": "data:image/png;base64," + base64.b64encode(each.png).decode("ascii"),
+            }
+            for each in drawn
+        ],
+        "random": [m["label"] for m in record["models"] if m["random"]],
+        "number": number,
+    }
+    payload = as_element_text({"models": [m["label"] for m in record["models"]]})
+    return render_page("analyze_attention.html.j2", view, payload=payload, scripts=SCRIPTS)
