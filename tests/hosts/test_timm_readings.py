@@ -65,6 +65,7 @@ MODELS: dict[str, Any] = {
         **SMALL, reg_tokens=2, class_token=False, global_pool="avg"
     ),
     "no_bias_wide_heads": lambda: VisionTransformer(**SMALL, qkv_bias=False, proj_bias=False),
+    "norms": lambda: VisionTransformer(**SMALL, qk_norm=True, scale_attn_norm=True),
     "siglip": lambda: named("vit_base_patch16_siglip_224"),
     "dinov2": lambda: named("vit_small_patch14_reg4_dinov2"),
     "deit": lambda: named("deit_tiny_distilled_patch16_224"),
@@ -257,6 +258,24 @@ def test_weights_by_role_project_as_the_module_does(kind: str) -> None:
     close(mixer.double()(x), layer.module(x))
     own = {id(p) for p in layer.module.parameters()}
     assert not any(id(t) in own or t.requires_grad for t in given.values())
+
+
+def test_a_projection_that_is_no_linear_map_is_named() -> None:
+    class Wrapped(nn.Sequential):  # as an adapter of low rank wraps a linear map
+        in_features, bias = 12, None
+
+    model = ready(VisionTransformer(**SMALL))
+    attention = model.blocks[0].attn
+    x = torch.randn(2, 25, 12, dtype=torch.float64)
+    wanted = find_layers(model)[0].map((x,), {})
+    attention.qkv = Wrapped(attention.qkv)
+    layer = find_layers(model)[0]
+    close(layer.map((x,), {}), wanted)
+    with pytest.raises(UserError, match="qkv of Attention is Wrapped"):
+        layer.host.weights(layer.module)
+    attention.qkv = nn.Sequential(attention.qkv)
+    with pytest.raises(UserError, match="qkv of Attention is Sequential"):
+        find_layers(model)
 
 
 def test_cvt_lays_its_keys_by_their_stride() -> None:

@@ -197,7 +197,8 @@ def _attention_in(model: nn.Module) -> str:
     kinds: dict[type[nn.Module], list[str]] = {}
     for path, module in model.named_modules():
         kind = type(module)
-        if any(word in kind.__name__.lower() for word in ("attention", "attn")) and path:
+        names = " ".join(base.__name__.lower() for base in kind.__mro__)
+        if path and ("attention" in names or "attn" in names):
             kinds.setdefault(kind, []).append(path)
     told = []
     for kind, paths in kinds.items():

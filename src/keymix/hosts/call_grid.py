@@ -45,7 +45,7 @@ class CallGrid:
         self.grid = (down, across)
         self.varies = not getattr(embed, "strict_img_size", True)
 
-    def keep(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+    def keep(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         """Return to this call's grid when the backward pass comes to a block's output.
 
         Under activation checkpointing the block runs again then, perhaps after a call with images
@@ -53,7 +53,7 @@ class CallGrid:
         """
         if not self.varies or torch.compiler.is_compiling() or recomputing():
             return
-        if out.requires_grad:
+        if isinstance(out, Tensor) and out.requires_grad:
             there: Any = out
             there.register_hook(partial(self._return_to, self.grid))
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.base import Place
 from keymix.hosts.call_grid import CallGrid
+from keymix.hosts.finishes import HeadFinish, Turn
 from keymix.mixers.base import Grid, TokenMixer
 
 
@@ -52,3 +53,31 @@ class HostedMixer(nn.Module):
             )
         masked: Tensor = self.mixer(x, grid=self.grid_of(x), bias=attn_mask)
         return masked
+
+
+class HostedRope(HostedMixer):
+    """Stands where rotary attention stood: the positions of a call reach queries and keys.
+
+    Args:
+        mixer: The mixer; its heads turn where its site says so.
+        place: As :class:`HostedMixer` takes it.
+        call: As :class:`HostedMixer` takes it.
+    """
+
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid) -> None:
+        super().__init__(mixer, place, call)
+        self.turn = Turn()
+        for module in mixer.modules():
+            if isinstance(module, HeadFinish) and module.turn is not None:
+                module.turn = self.turn
+
+    def forward(  # type: ignore[override]  # timm's rotary attention takes rope second
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Mix the tokens, queries and keys turned by ``rope``, as timm's attention takes it."""
+        with self.turn.to(rope):
+            return super().forward(x, attn_mask, is_causal)

@@ -25,7 +25,7 @@ class TimmCait(BlockHost):
 
     name = "timm Cait"
     model = Cait
-    attention = TalkingHeadAttn
+    attention = (TalkingHeadAttn,)
     parts: ClassVar[dict[str, str | None]] = {
         "proj_l.weight": "talking_pre.weight",
         "proj_l.bias": None,

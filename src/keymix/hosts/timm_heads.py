@@ -81,6 +81,62 @@ def _bias_apart(attention: Any) -> Tensor | None:
     return None if q is None or v is None else torch.cat((q, torch.zeros_like(q), v))
 
 
+def first_projection(attention: Any) -> Any:
+    """Return the projection of queries, which may be that of keys and values too.
+
+    Raises:
+        UserError: If it is no linear map and does not pass for one.
+    """
+    return _sized(attention, "q_proj" if getattr(attention, "qkv", None) is None else "qkv")
+
+
+def projections_of(attention: Any) -> dict[str, Any]:
+    """Return the options of a timm attention: biases, dropouts, width.
+
+    The width of a head is among them only where heads do not share the model's.
+
+    Raises:
+        UserError: If a projection is no linear map and does not pass for one.
+    """
+    first, proj = first_projection(attention), _sized(attention, "proj")
+    options = {
+        "qkv_bias": first.bias is not None or _bias_apart(attention) is not None,
+        "proj_bias": proj.bias is not None,
+        "attn_drop": attention.attn_drop.p,
+        "proj_drop": attention.proj_drop.p,
+    }
+    if proj.in_features != first.in_features:
+        options["head_dim"] = proj.in_features // attention.num_heads
+    return options
+
+
+def takes_rope(attention: nn.Module) -> bool:
+    """Whether calls of an attention, or of what stands there, may bring rotary positions."""
+    return "rope" in inspect.signature(type(attention).forward).parameters
+
+
+def joined_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join what EVA has in pieces: ``qkv`` of its three projections, its biases of nought keys.
+
+    Args:
+        tensors: The tensors of one attention by their names in it; groups of keys stay apart.
+    """
+    found = dict(tensors)
+    if {"q_bias", "v_bias"} <= found.keys():
+        q, v = found.pop("q_bias"), found.pop("v_bias")
+        found["qkv.bias"] = torch.cat((q, torch.zeros_like(q), v))
+    weights = [found[name] for name in (f"{r}_proj.weight" for r in "qkv") if name in found]
+    if len(weights) != 3 or len({w.shape for w in weights}) != 1:
+        return found
+    found["qkv.weight"] = torch.cat([found.pop(f"{role}_proj.weight") for role in "qkv"])
+    biases = [found.pop(f"{role}_proj.bias", None) for role in "qkv"]
+    given = next((b for b in biases if b is not None), None)
+    if given is not None:
+        whole = [torch.zeros_like(given) if b is None else b for b in biases]
+        found["qkv.bias"] = torch.cat(whole)
+    return found
+
+
 def own_weights(attention: Any) -> dict[str, Tensor]:
     """Return weights and biases of ``q``, ``k``, ``v`` and ``proj``, as ``nn.Linear`` lays them.
 
@@ -134,6 +190,18 @@ def _spread(rows: Tensor, width: int, groups: int) -> Tensor:
 def _linear(attention: nn.Module, name: str) -> nn.Linear:
     linear = getattr(attention, name)
     if not isinstance(linear, nn.Linear):
-        kind = type(linear).__name__
-        raise UserError(f"{name} of {type(attention).__name__} is {kind}, not a linear map")
+        raise _no_linear(attention, name)
     return linear
+
+
+def _sized(attention: nn.Module, name: str) -> Any:
+    """Return a projection that says its width, be it one that wraps a linear map."""
+    linear = getattr(attention, name)
+    if not hasattr(linear, "in_features"):
+        raise _no_linear(attention, name)
+    return linear
+
+
+def _no_linear(attention: nn.Module, name: str) -> UserError:
+    kind = type(getattr(attention, name)).__name__
+    return UserError(f"{name} of {type(attention).__name__} is {kind}, not a linear map")

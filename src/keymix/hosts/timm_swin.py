@@ -12,10 +12,10 @@ from timm.models.vision_transformer import get_init_weights_vit
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place, projections_of
+from keymix.hosts.base import Host, Place
 from keymix.hosts.call_grid import CallSize, call_size, heard_by
 from keymix.hosts.reading import Layout, Reading
-from keymix.hosts.timm_heads import named_call, own_weights, project_heads
+from keymix.hosts.timm_heads import named_call, own_weights, project_heads, projections_of
 from keymix.hosts.windows import MASKED, HostedWindows, MixerSwinBlock, window_grid
 from keymix.mixers.base import Grid, Site, TokenMixer
 

@@ -17,14 +17,14 @@ class TimmViT(BlockHost):
 
     name = "timm VisionTransformer"
     model = VisionTransformer
-    attention = Attention
+    attention = (Attention,)
 
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as the model's way of starting says."""
         mode = str(getattr(model, "weight_init_mode", ""))
         get_init_weights_vit(mode, needs_reset=False)(linear, path)
 
-    def prefix(self, model: Any) -> int:
+    def prefix(self, model: Any, path: str) -> int:
         """Count class and register tokens."""
         return int(model.num_prefix_tokens)
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Host, find_host, find_mixers
@@ -26,8 +26,9 @@ def target_names(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, str]
         the checkpoint's names that do nothing.
     """
     own = model.state_dict().keys()
-    hosted = {path.removesuffix("mixer") for path in find_mixers(model) if path.endswith(".mixer")}
-    parts = _parts(model)
+    hosted = _hosted(model)
+    host = _host(model)
+    parts = {} if host is None else dict(host.parts)
     found: dict[str, str] = {}
     idle: set[str] = set()
     for name in names:
@@ -44,9 +45,33 @@ def target_names(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, str]
     return found, idle
 
 
-def _parts(model: nn.Module) -> dict[str, str | None]:
+def joined_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join what a checkpoint's attention holds in pieces, where mixers stand that have it in one.
+
+    Args:
+        model: The model.
+        state: The checkpoint's tensors by their names there.
+    """
+    host = _host(model)
+    found = dict(state)
+    if host is None:
+        return found
+    for place in _hosted(model):
+        own = {n.removeprefix(place): t for n, t in state.items() if n.startswith(place)}
+        joined = host.joined(own)
+        for name in own.keys() - joined.keys():
+            del found[f"{place}{name}"]
+        found |= {f"{place}{name}": t for name, t in joined.items()}
+    return found
+
+
+def _hosted(model: nn.Module) -> list[str]:
+    """Paths of what stands where attention stood, with the dot behind."""
+    return [path.removesuffix("mixer") for path in find_mixers(model) if path.endswith(".mixer")]
+
+
+def _host(model: nn.Module) -> Host | None:
     try:
-        host: Host = find_host(model)
+        return find_host(model)
     except UserError:  # no family that hosts mixers: all names are as they are
-        return {}
-    return dict(host.parts)
+        return None

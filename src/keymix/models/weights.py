@@ -16,7 +16,7 @@ from keymix.errors import UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.mixers.base import Grid
 from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
-from keymix.models.weight_names import target_names
+from keymix.models.weight_names import joined_state, target_names
 from keymix.models.weight_shapes import adapted_mixer, pointwise
 from keymix.models.weight_source import read_source
 
@@ -88,7 +88,7 @@ def load_weights(
             ``resize="pool_values"`` keeps on their grid are of another.
     """
     read = read_source(source)
-    state, called = read.tensors, read.called
+    state, called = joined_state(model, read.tensors), read.called
     own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What timm's attention does to heads besides projecting them, so that a mixer does it too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.hosts.timm_heads import rotate
+from keymix.mixers.base import TokenMixer
+from keymix.mixers.finish import Finish
+
+PARTS = {
+    f"{theirs}.{leaf}": f"finish.{ours}.{leaf}"
+    for theirs, ours in (
+        ("q_norm", "q.norm"),
+        ("k_norm", "k.norm"),
+        ("norm", "out.norm"),
+        ("gate", "out.gate"),
+    )
+    for leaf in ("weight", "bias")
+}
+"""Names in timm's attention to those of the same in a mixer."""
+
+
+class Turn:
+    """Hands the rotary positions of a call past a mixer to the queries and keys that it turns.
+
+    They come as an argument of the attention that a mixer replaces, and a mixer knows none. It
+    holds nothing of a model: copies and pickles of it have heard no call.
+    """
+
+    def __init__(self) -> None:
+        self.rope: Tensor | None = None
+        self.heard = False
+
+    @contextmanager
+    def to(self, rope: Tensor | None) -> Iterator[None]:
+        """Turn by these positions within; after it they are known still, to read the call."""
+        self.rope, self.heard = rope, True
+        try:
+            yield
+        finally:
+            if torch.compiler.is_compiling():
+                self.rope, self.heard = None, False
+            elif rope is not None:
+                self.rope = rope.detach()
+
+    def positions(self) -> Tensor | None:
+        """Return the positions of the present or the last call, None if it had none.
+
+        Raises:
+            UserError: If there was no call, so that nothing tells.
+        """
+        if not self.heard:
+            raise UserError(
+                "a mixer in rotary attention knows positions from a call of its model; call the "
+                "model first"
+            )
+        return self.rope
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rope": None, "heard": False}
+
+
+class HeadFinish(nn.Module):
+    """Norm and rotary positions of queries or keys.
+
+    Args:
+        norm: The norm over the channels of a head, None for none.
+        turn: What hears the positions, None where nothing turns.
+        prefix: Prefix tokens, which do not turn.
+        halves: Whether channel i turns with i + d / 2, not with its neighbour.
+
+    Shape: heads ``[*, h, N, d]`` -> the same.
+    """
+
+    def __init__(
+        self, norm: nn.Module | None, turn: Turn | None, *, prefix: int = 0, halves: bool = False
+    ) -> None:
+        super().__init__()
+        self.norm = nn.Identity() if norm is None else norm
+        self.turn, self.prefix, self.halves = turn, prefix, halves
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Normalise, then turn."""
+        out: Tensor = self.norm(t)
+        rope = None if self.turn is None else self.turn.positions()
+        return out if rope is None else rotate(out, rope, self.prefix, self.halves)
+
+
+class OutFinish(nn.Module):
+    """Norm of what the heads gathered, times a gate of the tokens: norm(y) sigmoid(gate(x)).
+
+    Args:
+        norm: The norm over all heads' channels, None for none.
+        gate: The linear map of the gate, None for none.
+    """
+
+    norm: nn.Module
+    gate: nn.Module | None
+
+    def __init__(self, norm: nn.Module | None, gate: nn.Module | None) -> None:
+        super().__init__()
+        self.norm = nn.Identity() if norm is None else norm
+        self.gate = gate
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """Finish ``y [*, N, h * d]`` of the tokens ``x [*, N, C]``."""
+        y, gate = self.norm(y), self.gate
+        return y if gate is None else y * gate(x).sigmoid()
+
+
+class Finishes:
+    """Makes what the heads of a mixer pass through where an attention stood, with its weights.
+
+    Args:
+        parts: A role, or ``"out"``, to the module that is copied for it.
+        extras: What these do, in the host's words.
+    """
+
+    def __init__(self, parts: Mapping[str, nn.Module], extras: tuple[str, ...]) -> None:
+        self.parts = dict(parts)
+        self.extras = extras
+
+    def __call__(self, role: str) -> nn.Module | None:
+        """Copy what a role passes through; None if nothing."""
+        part = self.parts.get(role)
+        return None if part is None else copy.deepcopy(part)
+
+    def after(self, mixer: TokenMixer, like: Tensor) -> Finishes:
+        """Return the same with the weights that they have in a mixer, as far as it has them.
+
+        Args:
+            mixer: What was built with them.
+            like: A tensor of the model that it sits in, for device and dtype.
+        """
+        finish = getattr(mixer, "finish", None)
+        kept = dict(finish.items()) if isinstance(finish, Finish) else {}
+        own = {role: kept.get(role) or _beside(part, like) for role, part in self.parts.items()}
+        return Finishes(own, self.extras)
+
+
+def _beside(part: nn.Module, like: Tensor) -> nn.Module:
+    """Return a part with its weights where a model's are now, fresh ones if it has none yet."""
+    part = copy.deepcopy(part)
+    if any(t.is_meta for t in part.parameters()) and not like.is_meta:
+        part = part.to_empty(device=like.device)
+        for module in part.modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+    return part.to(like.device, like.dtype)
+
+
+def finishes_of(attention: Any, *, rotary: str | None = None) -> Finishes | None:
+    """Return what a timm attention does to heads and output, None if nothing.
+
+    Args:
+        attention: It, with ``q_norm``, ``k_norm``, ``norm`` and ``gate`` as timm names them.
+        rotary: What its rotary positions are called, None where its calls bring none.
+    """
+    parts: dict[str, nn.Module] = {}
+    extras: list[str] = []
+    turning: dict[str, Any] = {"turn": None}
+    if rotary is not None:
+        halves = getattr(attention, "rotate_half", False)
+        turning = {"turn": Turn(), "prefix": attention.num_prefix_tokens, "halves": halves}
+        extras.append(rotary)
+    for role in "qk":
+        norm = _part(attention, f"{role}_norm")
+        if norm is not None or rotary is not None:
+            parts[role] = HeadFinish(norm, **turning)
+        extras += [f"{role}_norm"] if norm is not None else []
+    out = {name: _part(attention, name) for name in ("norm", "gate")}
+    if any(part is not None for part in out.values()):
+        parts["out"] = OutFinish(**out)
+        extras += [name for name, part in out.items() if part is not None]
+    return Finishes(parts, tuple(extras)) if parts else None
+
+
+def _part(attention: Any, name: str) -> nn.Module | None:
+    part = getattr(attention, name, None)
+    return None if part is None or isinstance(part, nn.Identity) else part
