@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the attention of each layer costs: parameters, multiply-adds, time of it alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from keymix.analysis.capture import inference_mode_of
+from keymix.analysis.counting import Count, count
+from keymix.errors import UserError
+from keymix.hosts.layers import Layer
+from keymix.surgery.images import run
+from keymix.surgery.search_record import Attention, Cost
+
+ROUNDS = 20
+"""Of timing, behind each median."""
+
+_WARM = 3  # rounds before
+
+
+def attention_costs(
+    model: nn.Module, found: Sequence[Layer], cost: Cost, image: Tensor
+) -> tuple[Attention, ...]:
+    """Measure what the attention of every layer costs, and its share of what all cost.
+
+    Args:
+        model: The model.
+        found: All of its layers.
+        cost: What the shares are shares of.
+        image: One image ``[1, C, H, W]``; its size decides multiply-adds and latency.
+
+    Raises:
+        UserError: If all cost nothing.
+    """
+    counted = count(model, tuple(image.shape[1:]))
+    params = [sum(p.numel() for p in layer.module.parameters()) for layer in found]
+    macs = [_macs(counted, layer.path) for layer in found]
+    times = _times(model, found, image) if cost == "latency" else [None] * len(found)
+    costs = dict(zip(get_args(Cost), (params, macs, times), strict=True))[cost]
+    total = math.fsum(each or 0.0 for each in costs)
+    if total == 0:
+        raise UserError(f"the layers of this model have no {cost}: count another cost")
+    return tuple(
+        Attention(
+            path=layer.place.path,
+            params=params[i],
+            macs=macs[i],
+            latency_ms=times[i],
+            share=(costs[i] or 0.0) / total,
+        )
+        for i, layer in enumerate(found)
+    )
+
+
+def _macs(counted: Count, path: str) -> int:
+    inside = f"{path}."
+    return sum(
+        layer.macs
+        for layer in counted.layers
+        if layer.path == path or layer.path.startswith(inside)
+    )
+
+
+def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[float]:
+    """Median time of each layer's attention alone, milliseconds, all layers in turns."""
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def listener(path: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls[path] = (args, kwargs)
+
+        return note
+
+    anchor = next(model.parameters())
+    handles = [
+        layer.module.register_forward_pre_hook(listener(layer.path), with_kwargs=True)
+        for layer in found
+    ]
+    try:
+        with inference_mode_of(model), torch.no_grad():
+            run(model, image.to(anchor.device, anchor.dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+    samples: dict[str, list[float]] = {layer.path: [] for layer in found}
+    with inference_mode_of(model), torch.no_grad():
+        for turn in range(_WARM + ROUNDS):
+            for layer in found:
+                seconds = _seconds(layer.module, *calls[layer.path], anchor.device)
+                if turn >= _WARM:
+                    samples[layer.path].append(seconds)
+    return [1e3 * statistics.median(samples[layer.path]) for layer in found]
+
+
+def _seconds(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+) -> float:
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
+    start = time.perf_counter()
+    module(*args, **kwargs)
+    wait()
+    return time.perf_counter() - start

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out images: what a swap costs in loss and accuracy, and what it saves, measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keymix.analysis.capture import inference_mode_of
+from keymix.analysis.counting import count
+from keymix.analysis.measure import measure_interleaved
+from keymix.errors import UserError
+from keymix.surgery.attention_cost import ROUNDS
+from keymix.surgery.images import input_size, run
+from keymix.surgery.search_record import Step
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Images that neither trained nor calibrated a model, with their classes.
+
+    Attributes:
+        images: ``[n, C, H, W]``, normalised as in the model's evaluation.
+        labels: ``[n]``.
+        batch_size: Images at once.
+    """
+
+    images: Tensor
+    labels: Tensor
+    batch_size: int = 32
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse images that a model does not take, and labels that are not theirs.
+
+        Raises:
+            UserError: Saying what is wrong.
+        """
+        images, labels = self.images, self.labels
+        if images.ndim != 4 or not images.is_floating_point() or not len(images):
+            raise UserError(
+                "held-out images must be floating point numbers [n, C, H, W], got "
+                f"{images.dtype} of shape {tuple(images.shape)}"
+            )
+        wanted = input_size(model)
+        if wanted is not None and tuple(images.shape[1:]) != wanted:
+            raise UserError(
+                "held-out images are {}x{}x{} (channels, height, width) and the model takes "
+                "{}x{}x{}".format(*images.shape[1:], *wanted)
+            )
+        if labels.shape != images.shape[:1] or labels.is_floating_point():
+            raise UserError(
+                f"labels must be whole numbers, one for each of the {len(images)} held-out "
+                f"images, got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        anchor = next(model.parameters())
+        with inference_mode_of(model), torch.no_grad():
+            logits = run(model, images[:1].to(anchor.device, anchor.dtype))
+        low, high = int(labels.min()), int(labels.max())
+        if logits.ndim != 2 or not 0 <= low <= high < logits.shape[1]:
+            raise UserError(
+                f"labels from {low} to {high} are no classes of a model whose output has shape "
+                f"{tuple(logits.shape)}"
+            )
+
+    def score(self, model: nn.Module) -> tuple[float, float]:
+        """Return the mean cross entropy and the share of right answers."""
+        anchor, size = next(model.parameters()), self.batch_size
+        loss, right = 0.0, 0
+        with inference_mode_of(model), torch.no_grad():
+            for start in range(0, len(self.images), size):
+                images = self.images[start : start + size].to(anchor.device, anchor.dtype)
+                logits = run(model, images).float()
+                wanted = self.labels[start : start + size].to(logits.device)
+                loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
+                right += int((logits.argmax(1) == wanted).sum())
+        return loss / len(self.labels), right / len(self.labels)
+
+    def step(
+        self,
+        original: nn.Module,
+        model: nn.Module | None = None,
+        layers: tuple[int, ...] = (),
+        share: float = 0.0,
+    ) -> Step:
+        """Measure a swapped model, its latency in turns with the original's.
+
+        Args:
+            original: The model before.
+            model: With some layers swapped; the original itself if None.
+            layers: Which.
+            share: Of the attention's cost that they hold.
+        """
+        shown = original if model is None else model
+        size = tuple(self.images.shape[1:])
+        loss, top1 = self.score(shown)
+        counted = count(shown, size)
+        models = {"original": original} | ({} if model is None else {"swapped": model})
+        costs = measure_interleaved(models, size, batch_size=1, repeats=ROUNDS)
+        return Step(
+            layers=layers,
+            share=share,
+            loss=loss,
+            top1=top1,
+            params=counted.params,
+            macs=counted.macs,
+            latency_ms=costs["original" if model is None else "swapped"].latency_ms,
+            original_ms=costs["original"].latency_ms,
+        )

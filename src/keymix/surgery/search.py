@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers to swap under a budget: each alone first, then greedily, measured at every step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import UserError, unknown
+from keymix.hosts.base import MixerOptions
+from keymix.hosts.layers import find_layers
+from keymix.mixers.spec import spec_of
+from keymix.surgery.attention_cost import attention_costs
+from keymix.surgery.choose import Layers, choose
+from keymix.surgery.held_out import HeldOut
+from keymix.surgery.images import Images
+from keymix.surgery.operation import swap
+from keymix.surgery.search_record import COSTS, Cost, Search, Trial
+from keymix.surgery.statistics import Estimate, Statistics, gather
+
+Progress = Callable[[str, float], None]
+_SEED = 0  # of what a swap draws: a layer starts alike alone and among others
+
+
+def search(
+    model: nn.Module,
+    mixer: str,
+    *,
+    calibration: Images | Statistics,
+    images: Tensor,
+    labels: Tensor | None,
+    budget: float,
+    cost: Cost = "params",
+    layers: Layers = None,
+    mixer_options: MixerOptions = None,
+    estimate: Estimate = "least_squares",
+    batch_size: int = 32,
+    progress: Progress | None = None,
+    known: Search | None = None,
+    keep: Callable[[Search], None] | None = None,
+) -> Search:
+    """Find the layers to swap so that they hold a share of the attention's cost.
+
+    Each layer is swapped alone, in a copy, and the loss on held-out images is measured. Then
+    layers are picked, the least rise of the loss per unit of cost first, and after every one the
+    whole model is measured again: loss, top-1, parameters, multiply-adds and latency of one image,
+    the last in turns with the original. That goes on to the last layer, so that the whole curve is
+    there; `Search.met` marks the first step whose layers hold the budget.
+
+    The budget is a share of what the attention modules of the original model cost together: their
+    parameters, their multiply-adds on one image, or their latency, each timed alone on the tokens
+    of one image.
+
+    Args:
+        model: The trained model. It is not changed.
+        mixer: What to put in.
+        calibration: Images that it was trained on, as `keymix.surgery.swap` takes them, or the
+            `Statistics` gathered from them.
+        images: Held-out images ``[n, C, H, W]``, normalised as in the model's evaluation.
+        labels: Their classes ``[n]``.
+        budget: Above 0, at most 1.
+        cost: ``"params"``, ``"macs"`` or ``"latency"``.
+        layers: Those that may be swapped, as in `keymix.surgery.swap`; all by default.
+        mixer_options: Options of the mixer.
+        estimate: How learned keys are estimated.
+        batch_size: Images at once.
+        progress: Told what is done next, and the share that is done.
+        known: An earlier search of the same model and setting, to go on from.
+        keep: Given what is known after each measurement.
+
+    Raises:
+        UserError: If the budget or the images do not fit, the layers cannot hold the budget, or
+            the mixer cannot sit in one of them.
+    """
+    wanted = checked_budget(budget)
+    if cost not in COSTS:
+        raise unknown("cost", cost, COSTS)
+    if labels is None:
+        raise UserError("a search needs the labels of its held-out images; give labels=[n]")
+    held = HeldOut(images, labels, batch_size)
+    held.check(model)
+    found = find_layers(model)
+    chosen = {layer.place.path for layer in choose(found, layers)}
+    candidates = tuple(i for i, layer in enumerate(found) if layer.place.path in chosen)
+    options: dict[str, Any] = {
+        "mixer_options": mixer_options,
+        "estimate": estimate,
+        "batch_size": batch_size,
+    }
+    if not isinstance(calibration, Statistics):
+        calibration = gather(model, calibration, mixer, [*candidates], **options)
+    with torch.random.fork_rng(devices=[]):  # one that cannot sit somewhere is refused at once
+        swap(copy.deepcopy(model), mixer, [*candidates], mixer_options=mixer_options, init="fresh")
+    work = _Work(model, mixer, calibration, options, held)
+    told = Search(
+        mixer=spec_of(mixer, mixer_options).label,
+        cost=cost,
+        budget=wanted,
+        images=len(images),
+        candidates=candidates,
+    )
+    if known is not None:
+        told = _same(known, told)
+    total = 2 * len(candidates) + 2
+    note = _Notes(progress or _silent, keep or _silent, total)
+
+    if not told.attention:
+        note.says("measuring the attention of the original model", 0)
+        told = note.keeps(replace(told, attention=attention_costs(model, found, cost, images[:1])))
+    most = math.fsum(told.attention[i].share for i in candidates)
+    if most < wanted - 1e-9:
+        raise UserError(
+            f"budget={wanted:g}: the {len(candidates)} layers named hold {most:.0%} of "
+            f"{told.basis()}; name more layers, or ask for less"
+        )
+    if not told.steps:
+        note.says("measuring the original model", 1)
+        told = note.keeps(replace(told, steps=(held.step(model),)))
+    done = {trial.layer for trial in told.trials}
+    for i in candidates:
+        if i not in done:
+            note.says(f"layer {i} alone", 2 + len(told.trials))
+            told = note.keeps(replace(told, trials=(*told.trials, work.trial(i))))
+    grown, picked = copy.deepcopy(model), told.order
+    for number, i in enumerate(picked, start=1):
+        if told.complete:
+            break
+        work.put(grown, i)
+        if number >= len(told.steps):
+            note.says(f"{number} of {len(found)} layers", 1 + len(candidates) + number)
+            share = math.fsum(told.attention[j].share for j in picked[:number])
+            step = held.step(model, grown, picked[:number], share)
+            told = note.keeps(replace(told, steps=(*told.steps, step)))
+    return told
+
+
+class _Work:
+    """Swaps and measures."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mixer: str,
+        calibration: Any,
+        options: dict[str, Any],
+        held: HeldOut,
+    ) -> None:
+        self.model, self.mixer, self.calibration = model, mixer, calibration
+        self.options, self.held = options, held
+
+    def put(self, model: nn.Module, layer: int) -> None:
+        """Swap one layer; what it draws depends on nothing but the layer."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED + layer)
+            swap(
+                model,
+                self.mixer,
+                layer,
+                calibration=self.calibration,
+                drift=False,
+                **self.options,
+            )
+
+    def trial(self, layer: int) -> Trial:
+        """Measure the model with one layer swapped."""
+        model = copy.deepcopy(self.model)
+        self.put(model, layer)
+        loss, top1 = self.held.score(model)
+        return Trial(layer=layer, loss=loss, top1=top1)
+
+
+class _Notes:
+    """Tells of progress and hands on what is known."""
+
+    def __init__(self, progress: Progress, keep: Callable[[Search], None], total: int) -> None:
+        self._progress, self._keep, self._total = progress, keep, total
+
+    def says(self, text: str, done: int) -> None:
+        self._progress(text, done / self._total)
+
+    def keeps(self, told: Search) -> Search:
+        self._keep(told)
+        return told
+
+
+def _silent(*_: object) -> None:
+    """Tell nobody."""
+
+
+def checked_budget(budget: object) -> float:
+    """Refuse a budget that is no share.
+
+    Raises:
+        UserError: If it is not above 0 and at most 1.
+    """
+    number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    if not number or not 0 < float(budget) <= 1:  # type: ignore[arg-type]
+        raise UserError(
+            f"{budget=} must be above 0 and at most 1: the share of the attention's cost that the "
+            "swapped layers are to hold"
+        )
+    return float(budget)  # type: ignore[arg-type]
+
+
+def _same(known: Search, asked: Search) -> Search:
+    """Take what is known if it is of the same search.
+
+    Raises:
+        UserError: If it is of another.
+    """
+    for name in ("mixer", "cost", "budget", "images", "candidates"):
+        there, here = getattr(known, name), getattr(asked, name)
+        if there != here:
+            raise UserError(f"the earlier search has {name}={there!r}, this one {here!r}")
+    return known

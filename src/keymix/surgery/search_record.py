@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search for layers found: costs, trials, the curve of all steps, one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Cost = Literal["params", "macs", "latency"]
+COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
+
+_CLOSE = 1e-9  # shares are sums of quotients
+_WORDS = {"params": "parameters", "macs": "multiply-adds", "latency": "measured latency"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What one layer's attention costs in the original model.
+
+    Attributes:
+        path: Of its place.
+        params: Its parameters.
+        macs: Its multiply-adds on one image.
+        latency_ms: Median time of it alone on the tokens of one image, milliseconds; None unless
+            the budget counts latency.
+        share: Of the budget's cost of all layers' attention.
+    """
+
+    path: str
+    params: int
+    macs: int
+    latency_ms: float | None
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The model with one layer swapped.
+
+    Attributes:
+        layer: Its number.
+        loss: Mean cross entropy on the held-out images.
+        top1: Accuracy on them, a fraction.
+    """
+
+    layer: int
+    loss: float
+    top1: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The model with the layers of a step swapped.
+
+    Attributes:
+        layers: Their numbers, in the order they were picked.
+        share: Of the attention's cost that they hold in the original model.
+        loss: Mean cross entropy on the held-out images.
+        top1: Accuracy on them, a fraction.
+        params: Trainable parameters of the whole model.
+        macs: Its multiply-adds on one image.
+        latency_ms: Median time of one image alone, milliseconds.
+        original_ms: The same of the original model, measured in turns with it.
+    """
+
+    layers: tuple[int, ...]
+    share: float
+    loss: float
+    top1: float
+    params: int
+    macs: int
+    latency_ms: float
+    original_ms: float
+
+    @property
+    def latency_change(self) -> float:
+        """What the swap adds to the latency of one image, as a fraction of the original's."""
+        return self.latency_ms / self.original_ms - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which layers a budget swaps, and what each further one costs.
+
+    Attributes:
+        mixer: The mixer with its options.
+        cost: What the budget counts.
+        budget: Share of the original attention's cost that the swapped layers are to hold.
+        images: Held-out images behind every loss and accuracy.
+        attention: Every layer of the model, in order.
+        candidates: Numbers of the layers that may be swapped.
+        trials: Each candidate swapped alone, in the order of the model.
+        steps: The original model, then one more layer a step until all candidates are swapped.
+    """
+
+    mixer: str
+    cost: Cost
+    budget: float
+    images: int
+    attention: tuple[Attention, ...] = ()
+    candidates: tuple[int, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step was measured."""
+        return len(self.steps) == len(self.candidates) + 1
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Candidates by the rise of the loss that swapping one alone brings, per unit of cost."""
+        before = self.steps[0].loss
+        share = {i: self.attention[i].share for i in self.candidates}
+
+        def key(trial: Trial) -> tuple[bool, float, int]:
+            rise, cost = trial.loss - before, share[trial.layer]
+            return (cost == 0, rise / (cost or 1.0), trial.layer)  # free ones bring no budget near
+
+        return tuple(trial.layer for trial in sorted(self.trials, key=key))
+
+    @property
+    def met(self) -> int | None:
+        """Number of the first step whose layers hold the budget; None before it was measured."""
+        held = (i for i, step in enumerate(self.steps) if step.share >= self.budget - _CLOSE)
+        return next(held, None)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that the budget swaps, ascending; empty before they are known."""
+        return () if self.met is None else tuple(sorted(self.steps[self.met].layers))
+
+    def sentence(self, step: int | None = None) -> str:
+        """Say what a step swaps and costs: "5 of 12 layers, −0.3 points, −18 % latency".
+
+        Points are of top-1 accuracy on the held-out images, latency is of one image; both against
+        the original model, both measured.
+
+        Args:
+            step: Its number; the one that meets the budget if None.
+        """
+        at = self.met if step is None else step
+        if at is None:
+            return "not enough steps were measured to meet the budget"
+        return sentence(self.steps[0], self.steps[at], len(self.attention))
+
+    def basis(self) -> str:
+        """Say what the share of the budget is a share of."""
+        return f"the {_WORDS[self.cost]} of the original model's attention"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with what follows from it; `from_dict` is the inverse."""
+        derived = {
+            "complete": self.complete,
+            "met": self.met,
+            "layers": list(self.layers),
+            "sentence": self.sentence() if self.met is not None else None,
+        }
+        return {**asdict(self), **derived}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Search:
+        """Read what `to_dict` gave."""
+        return cls(
+            mixer=values["mixer"],
+            cost=values["cost"],
+            budget=values["budget"],
+            images=values["images"],
+            attention=tuple(Attention(**each) for each in values["attention"]),
+            candidates=tuple(values["candidates"]),
+            trials=tuple(Trial(**each) for each in values["trials"]),
+            steps=tuple(
+                Step(**{**each, "layers": tuple(each["layers"])}) for each in values["steps"]
+            ),
+        )
+
+
+def sentence(before: Step, after: Step, layers: int) -> str:
+    """Say what a swap costs: "5 of 12 layers, −0.3 points, −18 % latency".
+
+    Args:
+        before: The original model.
+        after: The swapped one, measured in turns with it.
+        layers: How many layers the model has.
+    """
+    points = _signed(100 * (after.top1 - before.top1), 1)
+    latency = _signed(100 * after.latency_change, 0)
+    return f"{len(after.layers)} of {layers} layers, {points} points, {latency} % latency"
+
+
+def _signed(value: float, digits: int) -> str:
+    body = f"{abs(value):.{digits}f}"
+    if float(body) == 0:
+        return body
+    return ("−" if value < 0 else "+") + body
