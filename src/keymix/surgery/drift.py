@@ -16,7 +16,7 @@ from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.re_attention import ReMixing
 from keymix.surgery.beside import Call, Pair, beside
-from keymix.surgery.images import CalibrationImages, evaluating, run
+from keymix.surgery.images import CalibrationImages, run
 from keymix.surgery.report import LayerDrift, OutputDrift
 from keymix.surgery.transfer import Fate
 
@@ -128,7 +128,7 @@ def measure(
     def look(pair: Pair) -> None:
         _compare(pair, sums[pair.layer.place.path])
 
-    with evaluating(model, copy):
+    with torch.no_grad():
         for batch in images.batches(model):
             before = beside(model, copy, layers, mixers, batch, look)
             after = run(copy, batch)
@@ -203,7 +203,7 @@ def settle_norms(
             centres[path] = 1.0 / maps.shape[-1]
 
     centres: dict[str, float] = {}
-    with evaluating(model, copy):
+    with torch.no_grad():
         for batch in images.batches(model):
             beside(model, copy, layers, mixers, batch, look)
         for path, mixer in norms.items():

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from keymix.analysis.counting import default_input_size
@@ -109,20 +107,6 @@ def _checked(given: object, wanted: tuple[int, int, int] | None) -> Tensor:
     if not batch.isfinite().all():
         raise UserError("calibration images hold NaN or infinity")
     return batch
-
-
-@contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Run models in evaluation mode without gradients; every module gets its mode back."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    try:
-        for model in models:
-            model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def run(model: nn.Module, images: Tensor) -> Tensor:

@@ -3,25 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
 
-from keymix.analysis.counting import Count, count
 from keymix.errors import UserError, unknown
-from keymix.hosts.base import MixerOptions
+from keymix.hosts.base import MixerOptions, find_host
 from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.static_key import LearnedKeys
+from keymix.surgery.account import account
 from keymix.surgery.choose import Layers, choose
 from keymix.surgery.drift import measure, settle_norms
-from keymix.surgery.images import CalibrationImages, Images, input_size
+from keymix.surgery.images import CalibrationImages, Images
 from keymix.surgery.keys import estimate_keys
 from keymix.surgery.plans import Plan, install, plans_for, shadow
-from keymix.surgery.report import LayerDrift, LayerRow, OutputDrift, SwapReport, Untouched
+from keymix.surgery.report import SwapReport
 from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
-from keymix.surgery.transfer import Fate, freeze_as, parts_of, stems, transfer
+from keymix.surgery.transfer import Fate, freeze_as, transfer
 
 Init = Literal["transfer", "fresh"]
 INITS = ("transfer", "fresh")
@@ -77,30 +77,34 @@ def swap(
         raise unknown("init", init, INITS)
     check_estimate(estimate)
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-    found = find_layers(model)
+    find_host(model)
+    original, copy = shadow(model), shadow(model)
+    found = find_layers(original)
     chosen = choose(found, layers)
     plans = plans_for(chosen, mixer, mixer_options)
-    copy = shadow(model)
     mixers = install(copy, plans)  # refuses what cannot sit there
     statistics, images = _read(
-        model, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
+        original, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
     )
     fates = {plan.path: Fate() for plan in plans}
-    if init == "transfer":
-        for layer in chosen:
-            path = layer.place.path
-            fates[path] = fate = transfer(layer, mixers[path])
-            new = mixers[path]
-            if isinstance(new, LearnedKeys) and statistics is not None:
-                _estimate(new, path, statistics, estimate, fate)
-        if images is not None:
-            settle_norms(model, copy, chosen, mixers, images, fates)
+    for layer in chosen if init == "transfer" else ():
+        path = layer.place.path
+        fates[path] = transfer(layer, mixers[path])
+        _estimate(mixers[path], path, statistics, estimate, fates[path])
+    if init == "transfer" and images is not None:
+        settle_norms(original, copy, chosen, mixers, images, fates)
     for layer in chosen:
         freeze_as(layer, mixers[layer.place.path], fates[layer.place.path])
-    moved: tuple[dict[str, LayerDrift], OutputDrift | None] = ({}, None)
-    if images is not None and drift:
-        moved = measure(model, copy, chosen, mixers, images)
-    report = _report(model, copy, found, chosen, plans, fates, moved, init)
+    moved = (
+        measure(original, copy, chosen, mixers, images) if images is not None and drift else None
+    )
+    report = SwapReport(
+        model=type(model).__name__,
+        host=chosen[0].host.name,
+        init=init,
+        estimate=estimate if any("key" in n for f in fates.values() for n in f.estimated) else None,
+        **account(original, copy, found, plans, fates, moved),
+    )
     _become(model, copy, plans)
     return report
 
@@ -125,8 +129,15 @@ def _read(
 
 
 def _estimate(
-    mixer: LearnedKeys, path: str, statistics: Statistics, estimate: Estimate, fate: Fate
+    mixer: TokenMixer, path: str, statistics: Statistics | None, estimate: Estimate, fate: Fate
 ) -> None:
+    """Estimate the keys that a mixer learns, if it does and none were copied."""
+    if not isinstance(mixer, LearnedKeys):
+        return
+    if statistics is None:
+        if "key" not in fate.copied:
+            fate.notes.append("keys start at random; calibration images would set them")
+        return
     moments = statistics.layers.get(path)
     if moments is None:
         raise UserError(
@@ -142,86 +153,6 @@ def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:
     for plan in plans:
         there, here = copy.get_submodule(plan.path), model.get_submodule(plan.path)
         here.load_state_dict(there.state_dict())
-        for (_, mine), (_, other) in zip(
-            here.named_parameters(), there.named_parameters(), strict=True
-        ):
+        pairs = zip(here.parameters(), there.parameters(), strict=True)
+        for mine, other in pairs:
             mine.requires_grad_(other.requires_grad)
-
-
-def _report(
-    model: nn.Module,
-    copy: nn.Module,
-    found: Sequence[Layer],
-    chosen: Sequence[Layer],
-    plans: Sequence[Plan],
-    fates: Mapping[str, Fate],
-    moved: tuple[Mapping[str, LayerDrift], OutputDrift | None],
-    init: Init,
-) -> SwapReport:
-    before, after = _counted(model), _counted(copy)
-    both = None if before is None or after is None else (before, after)
-    rows = []
-    for layer, plan in zip(chosen, plans, strict=True):
-        path, fate = plan.path, fates[plan.path]
-        there = copy.get_submodule(path)
-        mixer = there.get_submodule("mixer")
-        assert isinstance(mixer, TokenMixer)  # install put it there
-        names = set(parts_of(mixer))
-        fresh = names - fate.copied - fate.estimated
-        rows.append(
-            LayerRow(
-                path=path,
-                before=_name(layer),
-                after=plan.mixer,
-                copied=stems(fate.copied, names - fate.copied),
-                estimated=stems(fate.estimated, names - fate.estimated),
-                fresh=stems(fresh, names - fresh),
-                dropped=stems(fate.dropped, ()),
-                params=(_params(model.get_submodule(path)), _params(there)),
-                macs=None if both is None else (_macs(both[0], path), _macs(both[1], path)),
-                drift=moved[0].get(path),
-                notes=tuple(fate.notes),
-            )
-        )
-    touched = {plan.path for plan in plans}
-    return SwapReport(
-        model=type(model).__name__,
-        host=chosen[0].host.name,
-        init=init,
-        estimate=None,
-        rows=tuple(rows),
-        untouched=tuple(
-            Untouched(path=layer.place.path, what=_name(layer), why="not among the layers chosen")
-            for layer in found
-            if layer.place.path not in touched
-        ),
-        params=(_params(model), _params(copy)),
-        macs=None if both is None else (both[0].macs, both[1].macs),
-        output=moved[1],
-    )
-
-
-def _name(layer: Layer) -> str:
-    if layer.mixer is None:
-        return type(layer.module).__name__
-    return layer.mixer.mixer_name or type(layer.mixer).__name__
-
-
-def _params(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def _counted(model: nn.Module) -> Count | None:
-    """Count a model; None where it does not say its input or does something of unknown cost."""
-    try:
-        return count(model, input_size(model))
-    except UserError:
-        return None
-
-
-def _macs(counted: Count, path: str) -> int:
-    return sum(
-        layer.macs
-        for layer in counted.layers
-        if layer.path == path or layer.path.startswith(f"{path}.")
-    )

@@ -15,7 +15,7 @@ from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, k
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.registry import mixer_options as options_of
+from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import spec_of
 
 PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
@@ -64,15 +64,9 @@ def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
         shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
     if "num_heads" in own:  # of the width that there is, unless told
         shared = {k: v for k, v in shared.items() if k not in ("head_dim", "num_heads")}
-    heads = {k: v for k, v in shared.items() if k == "num_heads"}
-    if not issubclass_of_maps(name):
-        heads = {}
+    maps = issubclass(get_mixer_class(name), MapMixer)
+    heads = {k: v for k, v in shared.items() if k == "num_heads" and maps}
     return {**known_of(name, layer.place, shared), **heads, **own}
-
-
-def issubclass_of_maps(name: str) -> bool:
-    """Whether a mixer of this name forms a map, and so has heads and a scale."""
-    return "scale" in options_of(name)
 
 
 def scale_of(layer: Layer) -> float:
@@ -86,16 +80,18 @@ def scale_of(layer: Layer) -> float:
         value = getattr(layer.module, name, None)
         if isinstance(value, float):
             return value
-    return float(_width(layer) ** -0.5)
+    return float(head_width(layer) ** -0.5)
 
 
 def _of_native(layer: Layer) -> dict[str, Any]:
     """The options that give a mixer the scale of the host's attention."""
-    return _scaled(scale_of(layer), _width(layer), layer.place.site.dim)
+    return _scaled(scale_of(layer), head_width(layer), layer.place.site.dim)
 
 
-def _width(layer: Layer) -> int:
-    """Width of a head of the host's own attention."""
+def head_width(layer: Layer) -> int:
+    """Return the width of a head of what sits at a layer."""
+    if isinstance(layer.mixer, MapMixer):
+        return layer.mixer.head_dim
     site = layer.place.site
     return int(layer.place.defaults.get("head_dim") or site.dim // site.num_heads)
 
@@ -138,9 +134,12 @@ def _scaled(scale: float, head_dim: int, dim: int) -> dict[str, Any]:
 
 
 def shadow(model: nn.Module) -> nn.Module:
-    """Copy a model's modules and buffers; its parameters are the model's own."""
+    """Copy a model's modules and buffers, for evaluation; its parameters are the model's own.
+
+    Running it, or putting mixers into it, leaves modes, buffers and hooks of the model alone.
+    """
     shared: dict[int, Any] = {id(p): p for p in model.parameters()}
-    return copy.deepcopy(model, shared)
+    return copy.deepcopy(model, shared).eval()
 
 
 def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:

@@ -22,8 +22,8 @@ from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.registry import mixer_options as options_of
 from keymix.mixers.static_key import LearnedKeys
 from keymix.surgery.choose import Layers, choose
-from keymix.surgery.images import CalibrationImages, Images, evaluating, run
-from keymix.surgery.plans import Plan, plans_for
+from keymix.surgery.images import CalibrationImages, Images, run
+from keymix.surgery.plans import Plan, plans_for, shadow
 
 Estimate = Literal["least_squares", "mean"]
 ESTIMATES = ("least_squares", "mean")
@@ -173,7 +173,7 @@ def gather(
             images are not what the model takes.
     """
     check_estimate(estimate)
-    model = getattr(model, "_orig_mod", model)
+    model = shadow(getattr(model, "_orig_mod", model))
     chosen = choose(find_layers(model), layers)
     plans = plans_for(chosen, mixer, mixer_options)
     source = CalibrationImages(images, batch_size, number)
@@ -217,7 +217,7 @@ def summed(
         take = partial(_take, layer, moments, wanted if estimate == "least_squares" else ())
         hooks.append(layer.module.register_forward_pre_hook(take, with_kwargs=True))
     try:
-        with evaluating(model):
+        with torch.no_grad():
             for batch in images.batches(model):
                 run(model, batch)
     finally:

@@ -15,7 +15,7 @@ from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.re_attention import ReMixing
 from keymix.mixers.static_key import LearnedKeys
-from keymix.surgery.plans import scale_of
+from keymix.surgery.plans import head_width, scale_of
 
 PER_HEAD = ("q", "k", "v", "proj")
 COUNTER = "num_batches_tracked"  # of a BatchNorm, no weight and no table
@@ -62,11 +62,8 @@ def source_of(layer: Layer) -> dict[str, Tensor]:
     if layer.mixer is None:
         try:
             return {k: t.detach() for k, t in layer.host.weights(layer.module).items()}
-        except NoAttentionMap:
-            names = layer.host.parts
-            state = layer.module.state_dict()
-            told = {k: names.get(k, k) for k in state}
-            return {new: state[k] for k, new in told.items() if new is not None}
+        except NoAttentionMap:  # a convolution, say: what has a mixer's names is the same thing
+            return dict(layer.module.state_dict())
     parts = parts_of(layer.mixer)
     if isinstance(layer.mixer, MapMixer) and _of_keys_alone(layer.mixer):
         for name in list(parts):
@@ -114,7 +111,10 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
         if isinstance(mixer, MapMixer):
             _rescale(layer, mixer, parts, fate)
     own = set(source) if layer.mixer is None else set(parts_of(layer.mixer))
-    fate.dropped |= own - taken
+    fate.dropped |= {name for name in own - taken if not name.startswith("finish.")}
+    if layer.place.extras and not isinstance(mixer, MapMixer):
+        lost = " and ".join(layer.place.extras)
+        fate.notes.append(f"{lost} of the host are lost: this mixer has no heads")
     if _of_keys_alone(mixer) and "q.weight" in fate.dropped:
         fate.notes.append("the keys were kept; they are the queries too, and the old ones dropped")
     return fate
@@ -125,12 +125,8 @@ def _heads_fit(layer: Layer, mixer: TokenMixer, fate: Fate) -> bool:
     if not isinstance(mixer, MapMixer):
         return True
     before = layer.mixer
-    if isinstance(before, MapMixer):
-        heads, width = before.num_heads, before.head_dim
-    else:
-        site = layer.place.site
-        heads = site.num_heads
-        width = layer.place.defaults.get("head_dim") or site.dim // heads
+    heads = before.num_heads if isinstance(before, MapMixer) else layer.place.site.num_heads
+    width = head_width(layer)
     if (heads, width) == (mixer.num_heads, mixer.head_dim):
         return True
     fate.notes.append(
@@ -179,6 +175,30 @@ def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: F
     fate.notes.append(f"{role} is {factor:.3g} times the host's, so that logits keep their size")
 
 
+def keep_around(before: nn.Module, there: nn.Module, fate: Fate) -> set[str]:
+    """Say what became of what the host itself keeps: tables of positions, norms of heads.
+
+    Args:
+        before: The host's attention, or the module that hosted a mixer.
+        there: The module that hosts the new mixer.
+        fate: What is kept, new or dropped is added.
+
+    Returns:
+        The names of what stands around the mixer.
+    """
+    state, held = there.state_dict(), before.state_dict()
+    now = {n: t for n, t in state.items() if not n.startswith("mixer.")}
+    fate.copied |= {n for n, t in now.items() if n in held and held[n].shape == t.shape}
+    # made by the host with its own weights
+    fate.copied |= {n[len("mixer.") :] for n in state if n.startswith("mixer.finish.")}
+    fate.dropped |= {
+        name
+        for name, _ in before.named_parameters(recurse=False)
+        if name not in now and hasattr(there, name)
+    }
+    return set(now)
+
+
 def stems(names: Iterable[str], beside: Iterable[str]) -> tuple[str, ...]:
     """Shorten names to their module where all of its tensors share a fate.
 
@@ -212,6 +232,8 @@ def trains(layer: Layer, name: str) -> bool:
 def freeze_as(layer: Layer, mixer: TokenMixer, fate: Fate) -> None:
     """Let what was copied train as what it was copied from, and everything new train."""
     for name, parameter in mixer.named_parameters():
+        if name.startswith("finish."):
+            continue  # the host made it as its own
         names = {name}
         if isinstance(mixer, MapMixer) and name.rpartition(".")[0] == mixer.joint:
             names = {f"{role}.{name.rpartition('.')[2]}" for role in mixer.roles}

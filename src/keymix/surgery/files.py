@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A swapped model as one file: all of its weights, and what was put where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from keymix._version import __version__
+from keymix.errors import UserError, WriteError
+from keymix.hosts.base import find_mixers
+from keymix.surgery.plans import PLAN, Plan, install, shadow
+
+FORMAT = "keymix_swap"
+
+
+def plans_in(model: nn.Module) -> list[Plan]:
+    """Return what was swapped into a model, in its order."""
+    found = (getattr(mixer, PLAN, None) for mixer in find_mixers(model).values())
+    return [plan for plan in found if isinstance(plan, Plan)]
+
+
+def save_swapped(model: nn.Module, path: str | Path) -> None:
+    """Write a swapped model's weights and, beside them, what was put where.
+
+    One safetensors file: all tensors of ``model.state_dict()``, and in its metadata, under
+    ``"keymix_swap"``, JSON of the mixers, their options and their places. Which weights train is
+    not written.
+
+    Args:
+        model: A model after one or more swaps.
+        path: Where to; a file there is replaced, at once.
+
+    Raises:
+        UserError: If nothing was swapped in this model.
+        WriteError: If the file cannot be written.
+    """
+    model = getattr(model, "_orig_mod", model)
+    plans = plans_in(model)
+    if not plans:
+        raise UserError("nothing was swapped in this model; save its state_dict() as any other")
+    record = {
+        "version": __version__,
+        "model": _kind(model),
+        "swaps": [asdict(plan) for plan in plans],
+    }
+    path, part = Path(path), Path(f"{path}.part")
+    try:
+        metadata = {FORMAT: json.dumps(record, sort_keys=True)}
+        save_file(_apart(model.state_dict()), part, metadata=metadata)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise WriteError(f"{path}: cannot be written: {error}") from error
+
+
+def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) -> nn.Module:
+    """Make of a model without swaps the one that was saved.
+
+    Args:
+        base: The model as it was built before its swaps, or what builds it: the same
+            architecture, classes and image size; its weights do not matter. It is changed in
+            place, and is what it was after a refusal.
+        path: What :func:`save_swapped` wrote.
+
+    Returns:
+        The model, on the device, in the type and mode of ``base``.
+
+    Raises:
+        UserError: If the file is none of these, or does not fit the model; it names the first
+            tensor or layer that does not.
+    """
+    record, state = _read(Path(path))
+    model = base if isinstance(base, nn.Module) else base()
+    model = getattr(model, "_orig_mod", model)
+    if _kind(model) != record["model"]:
+        raise UserError(f"{path} holds a swapped {record['model']}, not {_kind(model)}")
+    plans = [Plan(**swap) for swap in record["swaps"]]
+    copy = shadow(model)
+    install(copy, plans)
+    _check(copy.state_dict(), state, path)
+    install(model, plans)
+    model.load_state_dict(state)
+    return model
+
+
+def _kind(model: nn.Module) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _apart(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Copy what shares memory with another tensor: the format holds each alone."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in state.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor.contiguous()
+        seen.add(memory)
+    return apart
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, "pt") as file:
+            told = (file.metadata() or {}).get(FORMAT)
+            if told is None:
+                raise UserError(f"{path} says nothing of a swap; save_swapped writes such files")
+            names = list(file.keys())
+            return json.loads(told), {name: file.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _check(here: dict[str, Any], state: dict[str, Tensor], path: str | Path) -> None:
+    for name in sorted(here.keys() | state.keys()):
+        if name not in state:
+            raise UserError(f"{path} does not hold {name} of this model")
+        if name not in here:
+            raise UserError(f"{path} holds {name}, for which this model has no place")
+        mine, theirs = tuple(here[name].shape), tuple(state[name].shape)
+        if mine != theirs:
+            raise UserError(f"{path}: {name} is {theirs} there and {mine} in this model")
