@@ -85,10 +85,10 @@ class TimmMetaFormer(Host):
         """Return the own projections of attention, by their role in a mixer.
 
         Raises:
-            UserError: If a convolution or pooling sits there, which has none.
+            NoAttentionMap: If a convolution or pooling sits there, which has none.
         """
         if not isinstance(attention, Attention):
-            raise UserError(_no_attention(attention))
+            raise NoAttentionMap(_no_attention(attention))
         return own_weights(attention)
 
     def listen(self, model: nn.Module) -> None:
