@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from keymix.report.labels import short_labels
 from keymix.report.overlays import Cell, Row, draw, number
 from keymix.report.page import render_page
 from keymix.report.views.payload import as_element_text
@@ -77,6 +78,7 @@ def _figure(
     rolled = record["rollout"] and record["view"] == "image"
     columns = [f"layer {n}" for n in numbers] + (["rollout"] if rolled else [])
     apart = record["heads"] == "each"
+    short = short_labels([m["label"] for m in models])
     rows = []
     for model in models:
         layers = {layer["number"]: layer for layer in model["layers"]}
@@ -85,12 +87,10 @@ def _figure(
         for head in range(most):
             cells = [_cell(layers.get(n), arrays, image, head, query, record) for n in numbers]
             if rolled:
-                cells.append(
-                    _rolled(model, arrays, image, query) if head == 0 else Cell(values=None)
-                )
-            label = f"head {head}" if apart else model["label"]
+                cells.append(_rolled(model, arrays, image, query, head))
+            label = f"head {head}" if apart else short[model["label"]]
             rows.append(Row(label=label, cells=tuple(cells), photo=photo))
-    title = record["images"][image]
+    title = PurePath(record["images"][image]).name
     if apart:
         title = f"{models[0]['label']}: {title}"
     return Drawn(
@@ -110,17 +110,20 @@ def _cell(
     weights = arrays[layer["array"]][image, head].astype(np.float64) * layer["keys"]
     if record["view"] == "matrix":
         return Cell(values=weights)
-    place = layer["places"][query]
-    grid = layer["grid"]
-    mark = None if place is None else ((place[0] + 0.5) / grid[0], (place[1] + 0.5) / grid[1])
-    return Cell(values=weights[query], mark=mark)
+    return Cell(values=weights[query], mark=_mark(layer, query))
 
 
-def _rolled(model: Record, arrays: Arrays, image: int, query: int) -> Cell:
-    if model["rollout"] is None:
+def _rolled(model: Record, arrays: Arrays, image: int, query: int, head: int) -> Cell:
+    if model["rollout"] is None or head > 0:  # it is of all heads together
         return Cell(values=None)
     weights = arrays[model["rollout"]["array"]][image, query].astype(np.float64)
-    return Cell(values=weights * model["rollout"]["tokens"])
+    mark = _mark(model["layers"][0], query)
+    return Cell(values=weights * model["rollout"]["tokens"], mark=mark)
+
+
+def _mark(layer: Record, query: int) -> tuple[float, float] | None:
+    place, grid = layer["places"][query], layer["grid"]
+    return None if place is None else ((place[0] + 0.5) / grid[0], (place[1] + 0.5) / grid[1])
 
 
 def caption(record: Record, models: list[Record], query: str) -> str:

@@ -25,6 +25,9 @@ BAND = 10
 """Columns beside one another; more go on below."""
 
 DPI = 110
+FULL = 3.0
+"""Times even attention that the shared scale reaches at least."""
+
 CLIPPED = 99.8
 """Percentile of all weights that the shared scale ends at; what lies above is drawn like it."""
 
@@ -60,12 +63,46 @@ class Row:
     photo: npt.NDArray[np.uint8] | None
 
 
-def top_of(values: Sequence[FloatArray]) -> tuple[float, bool]:
-    """Return where a scale for some maps ends, and whether it runs below nought too."""
-    every = np.concatenate([each.ravel() for each in values]) if values else np.ones(1)
-    signed = bool((every < 0).any())
-    top = float(np.percentile(np.abs(every), CLIPPED))
-    return (top if top > 0 else 1.0), signed
+@dataclass(frozen=True)
+class Range:
+    """The weights that a scale of colours runs over.
+
+    Attributes:
+        low: Drawn transparent; where weights run below nought, the end of their colour.
+        high: Drawn opaque, as all above it.
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def shared(cls, values: Sequence[FloatArray]) -> Range:
+        """Run from nought to where most weights end, and to `FULL` at least.
+
+        So even attention stays faint: a map in which nothing stands out shows nothing.
+        """
+        every = np.concatenate([each.ravel() for each in values])
+        high = max(FULL, float(np.percentile(np.abs(every), CLIPPED)))
+        return cls(-high if (every < 0).any() else 0.0, high)
+
+    @classmethod
+    def own(cls, values: FloatArray) -> Range:
+        """Run over one map's weights, from nought alike where they have both signs."""
+        low, high = float(values.min()), float(values.max())
+        if low < 0:
+            low, high = -max(-low, high), max(-low, high)
+        return cls(low, high) if high > low else cls(low - 1, high)
+
+    @property
+    def signed(self) -> bool:
+        """Whether weights below nought have a colour of their own."""
+        return self.low < 0 < self.high
+
+    def share(self, values: npt.NDArray[Any]) -> FloatArray:
+        """Return weights as shares of the scale: 0..1, signed ones -1..1."""
+        low = 0.0 if self.signed else self.low
+        shares: FloatArray = (np.asarray(values, dtype=np.float64) - low) / (self.high - low)
+        return shares
 
 
 def draw(
@@ -86,7 +123,9 @@ def draw(
     from matplotlib.figure import Figure
 
     photos = any(row.photo is not None for row in rows)
-    bands = [range(i, min(i + BAND, len(columns))) for i in range(0, len(columns), BAND)]
+    count = math.ceil(len(columns) / BAND)
+    wide = math.ceil(len(columns) / count)
+    bands = [range(i, min(i + wide, len(columns))) for i in range(0, len(columns), wide)]
     labels = [textwrap.fill(row.label, 24, break_long_words=True) for row in rows]
     longest = max(len(line) for label in labels for line in label.splitlines())
     lead = 0.15 + longest * _CHARACTER + 0.1
@@ -104,7 +143,7 @@ def draw(
     page.text(0.15, 0.16 + 0.2 * len(title_lines), "\n".join(note_lines), size=8, colour="#555")
 
     drawn = [c.values for row in rows for c in row.cells if c.values is not None]
-    top, signed = top_of(drawn)
+    whole = Range.shared(drawn) if drawn else Range(0.0, FULL)
     y = head
     for band in bands:
         x = lead + (CELL + GAP if photos else 0)
@@ -132,42 +171,33 @@ def draw(
                         colour="#888",
                     )
                 else:
-                    end, below = (top, signed) if scale == "shared" else top_of_one(cell.values)
-                    page.cell(x, y, tall, cell, row.photo, end, below)
+                    over = whole if scale == "shared" else Range.own(cell.values)
+                    page.cell(x, y, tall, cell, row.photo, over)
                 x += CELL + GAP
             y += tall + 0.27
     if drawn:
-        page.bar(width - _BAR + 0.12, head + 0.3, heights[0], top, signed, scale)
+        page.bar(width - _BAR + 0.12, head + 0.3, heights[0], whole, scale)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
 
 
-def top_of_one(values: FloatArray) -> tuple[float, bool]:
-    """Return the end of a map's own scale."""
-    top = float(np.abs(values).max())
-    return (top if top > 0 else 1.0), bool((values < 0).any())
-
-
-def overlaid(
-    photo: npt.NDArray[np.uint8], values: FloatArray, top: float, signed: bool
-) -> FloatArray:
+def overlaid(photo: npt.NDArray[np.uint8], values: FloatArray, over: Range) -> FloatArray:
     """Lay a map over a photo, bilinear, the more opaque the larger the weight.
 
     Args:
         photo: uint8 ``[C, H, W]``.
         values: The map, of any grid.
-        top: Weight that is drawn opaque.
-        signed: Whether weights below nought have a colour of their own.
+        over: What the colours run over.
 
     Returns:
         ``[H, W, 3]``, 0..1.
     """
     height, width = photo.shape[1:]
-    small = Image.fromarray(np.asarray(values / top, dtype=np.float32), mode="F")
+    small = Image.fromarray(over.share(values).astype(np.float32))
     large = np.asarray(small.resize((width, height), Image.Resampling.BILINEAR))
     grey = np.asarray(_picture(photo).convert("L"), dtype=np.float64)[..., None] / 255
-    return blended(np.repeat(grey * _DIM, 3, axis=2), large, signed)
+    return blended(np.repeat(grey * _DIM, 3, axis=2), large, over.signed)
 
 
 def blended(ground: FloatArray, share: npt.NDArray[Any], signed: bool) -> FloatArray:
@@ -256,59 +286,54 @@ class _Page:
         tall: float,
         cell: Cell,
         photo: npt.NDArray[np.uint8] | None,
-        top: float,
-        signed: bool,
+        over: Range,
     ) -> None:
         assert cell.values is not None
-        if photo is None:
-            pixels = matrix(cell.values / top, signed)
-        else:
-            pixels = overlaid(photo, cell.values, top, signed)
+        values = cell.values
+        pixels = matrix(values, over) if photo is None else overlaid(photo, values, over)
         axes = self.image(x, y, tall, pixels)
         if cell.mark is not None:
             down, right = cell.mark
             axes.plot([right], [down], "s", ms=7, mfc="none", mec="#19e3ff", mew=1.4)
             axes.set_xlim(0, 1)
             axes.set_ylim(1, 0)
-        told = f"max {number(float(cell.values.max()))}×"
+        low, high = (number(float(end)) for end in (cell.values.min(), cell.values.max()))
+        told = f"{low} to {high}×"
         self.text(x + CELL / 2, y + tall + 0.04, told, size=6.5, align="center", colour="#555")
 
-    def bar(self, x: float, y: float, tall: float, top: float, signed: bool, scale: Scale) -> None:
-        low = -1.0 if signed else 0.0
+    def bar(self, x: float, y: float, tall: float, over: Range, scale: Scale) -> None:
+        low = -1.0 if over.signed else 0.0
         share = np.linspace(1, low, 128)[:, None].repeat(8, axis=1)
         axes = self.axes(x, y, 0.16, tall)
         ground = np.full((*share.shape, 3), 0.5 * _DIM)
-        axes.imshow(blended(ground, share, signed), aspect="auto", extent=(0, 1, low, 1))
-        ends = [low, (1 + low) / 2, 1.0]
-        for end in ends:
-            told = number(end * top) + "×" if scale == "shared" else _share_of_max(end)
-            if scale == "shared" and end == 1.0:
+        axes.imshow(blended(ground, share, over.signed), aspect="auto", extent=(0, 1, low, 1))
+        for end in (low, (1 + low) / 2, 1.0):
+            told = number(end * over.high) + "×"
+            if scale == "each":
+                told = _OWN[over.signed].get(end, "")
+            elif end == 1.0:
                 told = f"≥ {told}"
             at = y + tall * (1 - (end - low) / (1 - low))
             self.text(x + 0.21, at, told, size=7, middle=True)
-        under = "even = 1×" if scale == "shared" else "each map's own"
+        under = "even = 1×" if scale == "shared" else "of each map"
         self.text(x - 0.05, y + tall + 0.04, under, size=6.5, colour="#555")
 
 
-def matrix(share: FloatArray, signed: bool) -> FloatArray:
+def matrix(values: FloatArray, over: Range) -> FloatArray:
     """Colour a whole map, averaged down to what a cell can show."""
     most = 4 * round(CELL * DPI)
-    down, across = (max(1, math.ceil(side / most)) for side in share.shape)
+    down, across = (max(1, math.ceil(side / most)) for side in values.shape)
     if down > 1 or across > 1:
-        rows, columns = share.shape[0] // down * down, share.shape[1] // across * across
-        cut = share[:rows, :columns].reshape(rows // down, down, columns // across, across)
-        share = cut.mean((1, 3))
-    ground = np.full((*share.shape, 3), 0.5 * _DIM)
-    return blended(ground, share, signed)
+        rows, columns = values.shape[0] // down * down, values.shape[1] // across * across
+        cut = values[:rows, :columns].reshape(rows // down, down, columns // across, across)
+        values = cut.mean((1, 3))
+    share = over.share(values)
+    return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
 
 
 def number(value: float) -> str:
-    """Write a multiple with two or three digits."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else str(value)
-    digits = max(0, 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 3)}f}".replace("-", "−")
+    """Write a multiple with three digits."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}".replace("-", "−")
 
 
-def _share_of_max(end: float) -> str:
-    return {1.0: "max", 0.5: "½ max", 0.0: "0", -1.0: "−max"}[end]
+_OWN = {False: {1.0: "max", 0.0: "min"}, True: {1.0: "+ max", 0.0: "0", -1.0: "− max"}}
