@@ -277,6 +277,24 @@ def _inference_macs(model: nn.Module, size: tuple[int, ...], *, fake: bool) -> _
     return counter
 
 
+def run_counting(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """Run a model and return its multiply-adds by the innermost module that was running.
+
+    Args:
+        model: A copy to be thrown away: hooks stay in it, and its mixers compute by their
+            equation from now on.
+        x: What it is run on, as it is.
+
+    Raises:
+        UserError: If an operation ran whose cost nobody stated.
+    """
+    by_equation(model)
+    counter = _MacCounter(_Where(model))
+    with torch.no_grad(), _untouched_surroundings(), counter:
+        model(x)
+    return dict(counter.by_path)
+
+
 def _same(tensor: Tensor) -> Tensor:
     return tensor
 

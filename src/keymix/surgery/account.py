@@ -8,14 +8,16 @@ from typing import TypedDict
 
 from torch import nn
 
-from keymix.analysis.counting import Count, count
+from keymix.analysis.counting import run_counting
 from keymix.errors import UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.surgery.images import input_size
-from keymix.surgery.plans import Plan
+from keymix.surgery.plans import Plan, shadow
 from keymix.surgery.report import LayerDrift, LayerRow, OutputDrift, Untouched
 from keymix.surgery.transfer import Fate, keep_around, parts_of, stems
+
+Counted = dict[str, int]  # multiply-adds by path
 
 
 class Account(TypedDict):
@@ -48,13 +50,14 @@ def account(
         moved: Drift by layer, and of the output; None where it was not measured.
     """
     notes = []
+    drifts, output = moved if moved is not None else ({}, None)
+    size = input_size(original) or (output.image_size if output is not None else None)
+    both: tuple[Counted, Counted] | None = None
     try:
-        both = count(original, input_size(original)), count(copy, input_size(copy))
+        both = _counted(original, size), _counted(copy, size)
     except UserError as error:
-        both = None
         notes.append(f"multiply-adds are not counted: {error}")
     layers = {layer.place.path: layer for layer in found}
-    drifts, output = moved if moved is not None else ({}, None)
     rows = tuple(
         _row(layers[plan.path], plan, original, copy, fates[plan.path], both, drifts)
         for plan in plans
@@ -69,7 +72,7 @@ def account(
         rows=rows,
         untouched=untouched,
         params=(_params(original), _params(copy)),
-        macs=None if both is None else (both[0].macs, both[1].macs),
+        macs=None if both is None else (sum(both[0].values()), sum(both[1].values())),
         output=output,
         notes=tuple(notes),
     )
@@ -81,7 +84,7 @@ def _row(
     original: nn.Module,
     copy: nn.Module,
     fate: Fate,
-    both: tuple[Count, Count] | None,
+    both: tuple[Counted, Counted] | None,
     drifts: Mapping[str, LayerDrift],
 ) -> LayerRow:
     before, after = original.get_submodule(plan.path), copy.get_submodule(plan.path)
@@ -114,9 +117,13 @@ def _params(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _macs(counted: Count, path: str) -> int:
-    return sum(
-        layer.macs
-        for layer in counted.layers
-        if layer.path == path or layer.path.startswith(f"{path}.")
-    )
+def _counted(model: nn.Module, size: tuple[int, ...] | None) -> Counted:
+    """Multiply-adds of one image by module."""
+    if size is None:
+        raise UserError(f"{type(model).__name__} does not say which images it takes")
+    anchor = next(model.parameters())
+    return run_counting(shadow(model), anchor.new_zeros(1, *size))
+
+
+def _macs(counted: Counted, path: str) -> int:
+    return sum(n for name, n in counted.items() if name == path or name.startswith(f"{path}."))

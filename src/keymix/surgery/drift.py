@@ -122,8 +122,8 @@ def measure(
         Drift of each layer alone, on the original's tokens, and of the whole model's output.
     """
     sums = {layer.place.path: _Sums() for layer in layers}
-    whole, count, agreed = _Sums(), 0, 0
-    classes = 0
+    whole, count, agreed, classes = _Sums(), 0, 0, 0
+    size: tuple[int, ...] = ()
 
     def look(pair: Pair) -> None:
         _compare(pair, sums[pair.layer.place.path])
@@ -136,7 +136,7 @@ def measure(
             classes = before.shape[-1] if before.ndim == 2 else 0
             if classes > 1:
                 agreed += int((before.argmax(-1) == after.argmax(-1)).sum())
-            count += len(batch)
+            count, size = count + len(batch), tuple(batch.shape[1:])
     rows = {
         path: LayerDrift(
             logits=each.relative("logits"),
@@ -147,6 +147,7 @@ def measure(
     }
     output = OutputDrift(
         images=count,
+        image_size=size,
         top1_agreement=agreed / count if classes > 1 else None,
         relative=whole.relative("output"),
     )

@@ -32,12 +32,14 @@ class OutputDrift:
 
     Attributes:
         images: Images that it was measured on.
+        image_size: Their channels, height and width in pixels.
         top1_agreement: Share of them on which the most likely class is the same; None for a model
             without class logits.
         relative: Root mean square of the change of the model's output over that of the output.
     """
 
     images: int
+    image_size: tuple[int, ...]
     top1_agreement: float | None
     relative: float | None
 
