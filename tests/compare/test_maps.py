@@ -65,16 +65,20 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
 
 
-def test_of_swin_the_stage_is_shown_whose_window_is_the_image(digits: Any) -> None:
+def test_windows_are_laid_back_on_the_image(digits: Any) -> None:
+    """The finest stage is shown, whose second block is shifted."""
     told, model = looked("swin_micro_p2_32", digits)
-    assert told["layers"] == ["Block 3 of 3"]
+    assert told["layers"] == ["Block 1 of 3", "Block 2 of 3"]
+    assert any(model.layers[0].blocks[1].shift_size)
     images = normalised(digits, digits.test, spread_out(digits.test, 4))
-    (rows,) = attention_maps(model, images, layers=2).values()
-    wanted = rows[:, 0].mean(2).unflatten(-1, (4, 4)).numpy()
+    maps = attention_maps(model, images, layers=[0, 1], windows="image")
     packed = told["maps"]["ska"]
-    numbers = np.frombuffer(base64.b64decode(packed["weights"]), dtype="<u2") / 65535
-    drawn = (numbers * packed["scale"]).reshape(4, 1, -1, 4, 4)
-    assert np.abs(drawn[:, 0, 1:] - wanted).max() < 1e-4
+    side = images.shape[-1] // 2
+    assert packed["grid"] == [side, side]
+    seen = drawn(told)
+    for layer, rows in enumerate(maps.values()):
+        wanted = rows.mean(2).unflatten(-1, (side, side)).numpy()
+        assert np.abs(seen[:, layer, 1:] - wanted).max() < 1e-4
 
 
 def test_shifted_windows_are_not_compared_with_unshifted(digits: Any) -> None:

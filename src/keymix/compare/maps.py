@@ -65,8 +65,9 @@ def attention(
 
     The map is that after the softmax, head by head and averaged over heads: the row of the class
     token where the model reads out by it and it passes through the mixers, else the mean of the
-    rows of all patch tokens. Prefix keys are left out. Of a model in stages one is shown: that in
-    which most mixers have maps of the whole image, and of those the one with the finest.
+    rows of all patch tokens. Prefix keys are left out, and windows are laid back on the image. Of
+    a model in stages one is shown: that in which most mixers have maps, and of those the one with
+    the finest.
 
     Args:
         models: Label to trained model.
@@ -174,12 +175,15 @@ def _weights(
     Raises:
         UserError: If a layer has no map, or the layers' maps do not fit beside one another.
     """
-    from keymix.analysis.attention import attention_maps
-    from keymix.hosts import find_mixers
+    from keymix.analysis.attention import attention_maps, on_image
 
-    mixers = find_mixers(model)
-    rows = attention_maps(model, images, layers=layers, queries=[0] if by_class_token else None)
-    pictures = [_on_grid(rows[path], mixers[path], by_class_token) for path in rows]
+    query: Any = "cls" if by_class_token else "mean"
+    rows = attention_maps(model, images, layers=layers, queries=query, windows="image")
+    if lost := [path for path in rows if path not in rows.layouts]:
+        raise UserError(f"nobody knows where the tokens of layer {lost[0]} lie on the image")
+    pictures = [
+        _with_mean(on_image(maps, rows.layouts[path])[:, :, 0]) for path, maps in rows.items()
+    ]
     for which, shapes in (
         ("heads", {picture.shape[1] - 1 for picture in pictures}),
         ("grids", {picture.shape[2:] for picture in pictures}),
@@ -195,18 +199,9 @@ def _weights(
     return stacked
 
 
-def _on_grid(rows: Tensor, mixer: Any, by_class_token: bool) -> FloatArray:
-    """Turn maps ``[B, (1,) h, Q, M]`` into weights on the key grid, ``[B, 1 + h, H, W]``."""
-    if rows.ndim == 5 and rows.shape[1] == 1:  # one window, which is the image
-        rows = rows[:, 0]
-    if rows.ndim != 4:
-        raise UserError("its maps are of windows, not of the whole image")
-    site = mixer.site
-    prefix = site.num_prefix_tokens
-    picked = rows[:, :, 0] if by_class_token else rows[:, :, prefix:].double().mean(2)  # [B, h, M]
-    height, width = site.key_grid or site.grid
-    heads = picked[..., prefix:].double()
-    heads = heads.reshape(*heads.shape[:2], height, width)
+def _with_mean(heads: Tensor) -> FloatArray:
+    """Put the mean over heads before them: ``[B, h, H, W]`` to ``[B, 1 + h, H, W]``."""
+    heads = heads.double()
     found: FloatArray = np.concatenate([heads.mean(1, keepdim=True), heads], axis=1)
     return found
 
