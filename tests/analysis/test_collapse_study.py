@@ -87,6 +87,8 @@ def test_pairs_are_equations_2_and_7_between_all_layers(mixer: str, images: Tens
         assert pair.mean == pytest.approx(cosines.mean(), rel=1e-10)
         np.testing.assert_allclose(pair.by_head, cosines.mean((0, 2)), rtol=1e-10)
         assert pair.similar_fraction == (cosines > TAU).mean()
+        apart = [m - m.mean(2, keepdims=True) for m in maps]
+        assert pair.centred == pytest.approx(equation_2(apart, p, q).mean(), rel=1e-9)
         assert (pair.columns, pair.left_out) == (5 * 3 * 16, 0)
 
 
@@ -229,6 +231,15 @@ def test_columns_of_zeros_are_left_out_and_counted() -> None:
     ]
     assert ab.mean == pytest.approx(np.mean(told))
     assert tally.nearest()["a"] == np.mean(np.array(told) > TAU)
+
+
+def test_even_columns_have_no_centred_cosine() -> None:
+    even, other = torch.full((1, 1, 7, 7), 1 / 7), torch.rand(1, 1, 7, 7)
+    tally = PairTally(["a", "b"], threshold=TAU, nearest=1)
+    tally.add([even, other])
+    (pair,) = tally.pairs()
+    assert math.isnan(pair.centred)
+    assert (pair.columns, pair.left_out) == (7, 0)
 
 
 def test_the_model_is_left_as_it_was(images: Tensor) -> None:

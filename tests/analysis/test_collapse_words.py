@@ -32,6 +32,7 @@ def study(shares: dict[tuple[int, int], float], count: int, **changes: object) -
         PairSimilarity(
             first=a.path,
             second=b.path,
+            centred=0.25,
             mean=0.9 * shares.get((a.block, b.block), 0.1),
             by_head=(),
             similar_fraction=shares.get((a.block, b.block), 0.1),
@@ -116,6 +117,7 @@ def test_even_maps_are_told_as_the_reason() -> None:
     verdict = study(all_of(range(1, 5), 1.0), 4, layers=layers).verdict
     assert "(nearly even attention)" in verdict.headline
     assert "entropy 0.990 of ln M" in verdict.evidence[0]
+    assert "column's mean is taken off has a cosine of 0.25 on average." in verdict.evidence[0]
 
 
 def test_blocks_that_have_the_remedy_are_not_told_to_take_it() -> None:

@@ -53,6 +53,8 @@ def collapse(
 
     - Eq. 2, the cosine of column t of two layers, averaged; Eq. 7 (appendix D), the share of
       columns whose cosine exceeds tau; between every two layers that can be compared.
+    - The same cosine after each column's mean was taken off, which is not the paper's: columns of
+      nearly even attention are alike by Eq. 2 whatever they have besides.
     - Fig. 3a, the ratio with the nearest k blocks. The caption can be read in several ways; here a
       column of a block counts if its Eq. 2, averaged over the k nearest blocks, exceeds tau.
     - Fig. 3c, the same two between every two heads of a layer.

@@ -16,6 +16,10 @@ _BUDGET = 2**22
 """Numbers that are held in float64 at a time, unless one image has more."""
 
 
+_ROUNDING = 1e-6
+"""Share of a column's length below which its deviations from the mean are float32's rounding."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairSimilarity:
     """How alike the maps of two layers are, over images, heads and tokens.
@@ -25,6 +29,8 @@ class PairSimilarity:
         second: Path of layer q.
         mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
         by_head: The same mean a head.
+        centred: Mean cosine after each column's mean was taken off: what they share beyond even
+            attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
         similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
         columns: Columns that entered: images x windows x heads x tokens.
         left_out: Columns of zero length in either map, which have no cosine.
@@ -33,6 +39,7 @@ class PairSimilarity:
     first: str
     second: str
     mean: float
+    centred: float
     by_head: tuple[float, ...]
     similar_fraction: float
     columns: int
@@ -44,6 +51,7 @@ class PairSimilarity:
             "first": self.first,
             "second": self.second,
             "mean": or_none(self.mean),
+            "centred": or_none(self.centred),
             "by_head": [or_none(v) for v in self.by_head],
             "similar_fraction": or_none(self.similar_fraction),
             "columns": self.columns,
@@ -76,12 +84,20 @@ def column_cosines(
 
 
 def _cosines_among(
-    vectors: Float[Tensor, "*batch vectors length"],
+    vectors: Float[Tensor, "*batch vectors length"], *, centred: bool = False
 ) -> Float[Tensor, "*batch vectors vectors"]:
-    """Return the cosines of every two vectors, in float64; NaN where one is zero throughout."""
+    """Return the cosines of every two vectors, in float64; NaN where one is zero throughout.
+
+    Centred, each vector loses its mean first; what is left of a constant one by rounding is zero.
+    """
     vectors = vectors.double()
     lengths = vectors.norm(dim=-1, keepdim=True)
-    unit = vectors / lengths.masked_fill(lengths == 0, math.nan)
+    least = torch.zeros_like(lengths)
+    if centred:
+        least = _ROUNDING * lengths
+        vectors = vectors - vectors.mean(-1, keepdim=True)
+        lengths = vectors.norm(dim=-1, keepdim=True)
+    unit = vectors / lengths.masked_fill(lengths <= least, math.nan)
     cosines: Tensor = unit @ unit.mT
     return cosines
 
@@ -140,6 +156,7 @@ class PairTally:
             for some in _some_images(batch, len(maps) * count * rows):
                 vectors = torch.stack([m[some, head] for m in columns], dim=-2)  # [b, M, L, N]
                 self._tally(_cosines_among(vectors).flatten(0, 1), sums)
+                sums.add_centred(_cosines_among(vectors, centred=True).flatten(0, 1))
 
     def _tally(self, cosines: Float[Tensor, "columns L L"], sums: _HeadSums) -> None:
         sums.add(cosines, self.threshold)
@@ -156,12 +173,15 @@ class PairTally:
         counts = torch.stack([head.counts for head in self._heads])
         similar = torch.stack([head.similar for head in self._heads]).sum(0)
         left_out = torch.stack([head.left_out for head in self._heads]).sum(0)
+        centred = torch.stack([head.centred for head in self._heads]).sum(0)
+        with_centred = torch.stack([head.with_centred for head in self._heads]).sum(0)
         total, columns = sums.sum(0), counts.sum(0)
         return [
             PairSimilarity(
                 first=self.paths[p],
                 second=self.paths[q],
                 mean=_over(float(total[p, q]), int(columns[p, q])),
+                centred=_over(float(centred[p, q]), int(with_centred[p, q])),
                 by_head=tuple((sums[:, p, q] / counts[:, p, q]).tolist()),
                 similar_fraction=_over(int(similar[p, q]), int(columns[p, q])),
                 columns=int(columns[p, q]),
@@ -183,9 +203,9 @@ class _HeadSums:
     """Sums of one head over columns, ``[L, L]``."""
 
     def __init__(self, count: int) -> None:
-        self.sums = torch.zeros(count, count, dtype=torch.float64)
-        self.counts, self.similar, self.left_out = (
-            torch.zeros(count, count, dtype=torch.long) for _ in range(3)
+        self.sums, self.centred = torch.zeros(2, count, count, dtype=torch.float64)
+        self.counts, self.similar, self.left_out, self.with_centred = torch.zeros(
+            4, count, count, dtype=torch.long
         )
 
     def add(self, cosines: Float[Tensor, "columns L L"], threshold: float) -> None:
@@ -194,6 +214,10 @@ class _HeadSums:
         self.counts += (~lacking).sum(0).cpu()
         self.similar += (cosines > threshold).sum(0).cpu()
         self.left_out += lacking.sum(0).cpu()
+
+    def add_centred(self, cosines: Float[Tensor, "columns L L"]) -> None:
+        self.centred += cosines.nan_to_num().sum(0).cpu()
+        self.with_centred += (~cosines.isnan()).sum(0).cpu()
 
 
 class HeadTally:

@@ -56,6 +56,7 @@ class _Run:
     paths: tuple[str, ...]
     least: float  # share of similar columns of the two that are least alike
     mean: float  # mean share over every two
+    centred: float  # mean cosine over every two, each column's mean taken off
 
 
 def verdict_of(study: Collapse) -> Verdict:
@@ -105,9 +106,10 @@ def _runs(study: Collapse) -> list[_Run]:
                 continue
             if i - start > 1:
                 paths = group[start:i]
-                pairs = itertools.combinations(paths, 2)
-                shares = [study.pair(p, q).similar_fraction for p, q in pairs]
-                runs.append(_Run(paths, min(shares), sum(shares) / len(shares)))
+                pairs = [study.pair(p, q) for p, q in itertools.combinations(paths, 2)]
+                shares = [pair.similar_fraction for pair in pairs]
+                centred = sum(pair.centred for pair in pairs) / len(pairs)
+                runs.append(_Run(paths, min(shares), sum(shares) / len(shares), centred))
             start = i
     return sorted(runs, key=lambda run: (-len(run.paths), study.blocks[run.paths[0]]))
 
@@ -171,6 +173,11 @@ def _run_evidence(study: Collapse, run: _Run) -> str:
             f". They are nearly even (entropy {even:.3f} of ln M): they are alike because each "
             "attends to everything"
         )
+        if run.centred == run.centred:
+            text += (
+                f"; what is left when each column's mean is taken off has a cosine of "
+                f"{run.centred:.2f} on average"
+            )
     return text + "."
 
 
@@ -276,8 +283,8 @@ def _caveats(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     if not runs:
         return []
     return [
-        "That maps are alike does not say what another attention brings: train both to know "
-        "(`keymix compare`)."
+        "That maps are alike does not say what another attention brings: train both to know, as "
+        "keymix compare does."
     ]
 
 

@@ -263,6 +263,7 @@ def curves(
     percent: bool = False,
     x_ticks: Sequence[tuple[float, str]] | None = None,
     markers: bool = False,
+    holds: Sequence[float] = (),
 ) -> Markup:
     """Draw one curve a mixer, each with its band.
 
@@ -274,6 +275,7 @@ def curves(
         percent: Values are fractions, shown in percent.
         x_ticks: Positions and names on the x axis; round numbers by default.
         markers: Draw the points too (few points a line).
+        holds: Values that the y axis reaches, whatever the curves do.
     """
     xs = [v for line in lines for v in line.xs]
     ys = [v for line in lines for part in (line.ys, line.low or (), line.high or ()) for v in part]
@@ -281,7 +283,7 @@ def curves(
     room = 0.08 * (x_high - x_low) if markers else 0.0
     if x_high == x_low:
         room = 0.5
-    y = Scale.around(ys, HEIGHT - BOTTOM, TOP, pad=0.06)
+    y = Scale.around([*ys, *holds], HEIGHT - BOTTOM, TOP, pad=0.06)
     x = Scale(x_low - room, x_high + room, _left(y, percent=percent), WIDTH - RIGHT)
     if x_ticks is None:
         x_ticks = [(v, f"{v:.0f}") for v in ticks(x_low, x_high, 6) if v == round(v)]

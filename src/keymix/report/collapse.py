@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of attention collapse as one offline HTML page and SVG files: from its plain record."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from keymix.report import plots
+from keymix.report.collapse_charts import curves, pairs_maps, theta_map
+from keymix.report.heat import STYLE, as_file
+from keymix.report.page import render_page
+from keymix.report.plots import Look
+from keymix.report.views.payload import as_element_text
+
+Record = Mapping[str, Any]
+
+SCRIPTS = ("core", "tables")
+
+COLUMNS = (
+    ("block", "block", "{:.0f}", 1.0),
+    ("before", "like the block before, %", "{:.1f}", 100.0),
+    ("before_mean", "its mean cosine", "{:.3f}", 1.0),
+    ("before_centred", "… centred", "{:.3f}", 1.0),
+    ("nearest", "like the nearest, %", "{:.1f}", 100.0),
+    ("head_similarity", "cosine of heads", "{:.3f}", 1.0),
+    ("feature_similarity", "cosine of tokens with the last", "{:.3f}", 1.0),
+    ("effective_rank", "effective rank", "{:.1f}", 1.0),
+    ("entropy_normalised", "entropy / ln M", "{:.3f}", 1.0),
+    ("sink", "most attended token, %", "{:.1f}", 100.0),
+    ("sink_in_prefix", "… is a prefix token, %", "{:.0f}", 100.0),
+)
+"""Columns of the table of blocks: key, heading, how it is written, factor."""
+
+
+def render(record: Record) -> str:
+    """Render a study's record.
+
+    Args:
+        record: ``studies``, one a model: ``label``, ``name``, ``weights``, ``random``, ``origin``
+            and ``left_out`` of its images, and what ``keymix.collapse(...).to_dict()`` returns;
+            beside them ``command``, ``created`` and ``environment`` (lines by name).
+
+    Returns:
+        The HTML document.
+    """
+    studies = {study["label"]: study for study in record["studies"]}
+    looks = _looks(studies)
+    view = {
+        "r": {**record, "baseline": None},
+        "looks": looks,
+        "studies": studies,
+        "charts": curves(studies, looks),
+        "pairs": {label: pairs_maps(study) for label, study in studies.items()},
+        "thetas": {label: theta_map(study) for label, study in studies.items()},
+        "columns": COLUMNS,
+        "rows": {label: rows_of(study) for label, study in studies.items()},
+        "heat_style": Markup(STYLE),
+        "first": record["studies"][0],
+    }
+    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
+    payload = as_element_text({"mixers": entries})
+    return render_page("collapse.html.j2", view, payload=payload, scripts=SCRIPTS)
+
+
+def files(record: Record) -> dict[str, str]:
+    """Return every chart as a file of its own, by its name."""
+    studies = {study["label"]: study for study in record["studies"]}
+    looks = _looks(studies)
+    made = {f"collapse-{c.key}.svg": as_file(c.svg, looks) for c in curves(studies, looks)}
+    used: set[str] = set()
+    for label, study in studies.items():
+        word = _word(label, used)
+        for chart in (*pairs_maps(study), theta_map(study)):
+            if chart is not None:
+                made[f"collapse-{chart.key}-{word}.svg"] = as_file(chart.svg)
+    return made
+
+
+def _looks(studies: Mapping[str, Any]) -> dict[str, Look]:
+    return plots.looks(list(studies), baseline="")
+
+
+def _word(label: str, used: set[str]) -> str:
+    """Make a label fit for a file's name, unlike those before."""
+    word = plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.") or "model"
+    number = 1
+    while word in used:
+        number += 1
+        word = f"{plain}-{number}"
+    used.add(word)
+    return word
+
+
+def rows_of(study: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return what the table says of each block: its path, and raw value and text a column."""
+    before = {}
+    pairs = {(pair["first"], pair["second"]): pair for pair in study["pairs"]}
+    for group in study["groups"]:
+        for first, second in itertools.pairwise(group):
+            before[second] = pairs[first, second]
+    rows = []
+    for layer in study["layers"]:
+        pair = before.get(layer["path"])
+        values = {
+            **layer,
+            "before": pair and pair["similar_fraction"],
+            "before_mean": pair and pair["mean"],
+            "before_centred": pair and pair["centred"],
+        }
+        cells = [
+            (values[key], "–" if values[key] is None else form.format(factor * values[key]))
+            for key, _, form, factor in COLUMNS
+        ]
+        rows.append({"path": layer["path"], "cells": cells})
+    return rows

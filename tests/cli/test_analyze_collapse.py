@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix analyze collapse``: words, files, JSON, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from written_run import written_run
+
+from keymix.analysis.collapse import collapse
+from keymix.cli import analyze_collapse, console
+from keymix.cli.models_and_images import load_images, load_models
+from keymix.errors import UserError
+
+NAME = "vit_nano_p2_12"
+DIGITS = ["--images", "digits", "--limit", "3"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_run(tmp_path_factory.mktemp("runs") / "deep", mixer="re_attention", depth=3)
+
+
+def test_json_is_the_python_record_of_each_model(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run), NAME, *DIGITS, "--threshold", "0.6", "--nearest", "1", "--json"]
+    assert analyze_collapse.main([*words, "--batch-size", "2", "--layers", "0-1,blocks.2.*"]) == 0
+    said = capsys.readouterr()
+    record = json.loads(said.out)
+    mine, named = record["studies"]
+    assert (mine["label"], mine["random"], named["random"]) == ("deep", False, True)
+    assert f"{NAME} has random weights" in said.err
+    assert mine["origin"] == "test images of digits"
+    (one,) = load_models([str(run)])
+    images = torch.cat(list(load_images(one, ["digits"], limit=3).batches(8)))
+    found = collapse(one.model, images, threshold=0.6, nearest=1).to_dict()
+    assert mine["images"] == 3
+    assert mine["verdict"]["headline"] == found["verdict"]["headline"]
+    assert [pair["mean"] for pair in mine["pairs"]] == pytest.approx(
+        [pair["mean"] for pair in found["pairs"]], rel=1e-5
+    )
+    assert [layer["path"] for layer in named["layers"]] == [
+        f"blocks.{i}.attn.mixer" for i in range(3)
+    ]
+
+
+def test_a_run_is_read_on_its_own_test_images(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyze_collapse.main([str(run), "--limit", "4"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][:4] == ["model", "path", "block", "before"]
+    assert [row[:3] for row in rows[1:]] == [
+        ["deep", f"blocks.{i}.attn.mixer", str(i + 1)] for i in range(3)
+    ]
+    assert all(len(row) == len(rows[0]) for row in rows)
+
+
+def test_a_terminal_gets_the_verdict_in_words(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(console.out), "is_terminal", True)
+    assert analyze_collapse.main([str(run), NAME, *DIGITS]) == 0
+    out = capsys.readouterr().out
+    assert "effective rank goes from" in out
+    assert "Read on 3 images only" in out
+    assert out.count("Random weights") == 1
+
+
+def test_a_folder_gets_the_page_the_record_and_the_charts(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [str(run), *DIGITS, "--out", str(out)]
+    assert analyze_collapse.main(words) == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"collapse.html", "collapse.json", "collapse-adjacent.svg"} <= names
+    assert {"collapse-theta-deep.svg", "collapse-pairs-deep.svg"} <= names
+    record = json.loads((out / "collapse.json").read_text())
+    assert record["studies"][0]["verdict"]["headline"] in (out / "collapse.html").read_text()
+    with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
+        analyze_collapse.main(words)
+    assert analyze_collapse.main([NAME, *DIGITS, "--out", str(out), "--overwrite"]) == 0
+    assert "collapse-theta-deep.svg" not in {path.name for path in out.iterdir()}
+
+
+def test_a_damaged_image_is_named_and_the_others_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("L", (12, 12)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"nothing")
+    assert analyze_collapse.main([NAME, "--images", str(tmp_path), "--json"]) == 2
+    said = capsys.readouterr()
+    assert "b.png" in said.err
+    (study,) = json.loads(said.out)["studies"]
+    assert study["images"] == 1
+    assert list(study["left_out"]) == [str(tmp_path / "b.png")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([NAME], "brings no images: give --images"),
+        ([NAME, *DIGITS, "--treshold", "1"], "unknown option '--treshold'. Did you mean"),
+        ([NAME, *DIGITS, "--threshold", "2"], "threshold=2.0 is a cosine"),
+        ([NAME, *DIGITS, "--nearest", "0"], "nearest=0 must be 1 or more"),
+        ([NAME, *DIGITS, "--layers", "head.*"], "unknown layer 'head.*'"),
+        (["resnet18", *DIGITS], "no adapter knows timm.models.resnet.ResNet"),
+        (["no/run", *DIGITS], "there is no run 'no/run'"),
+        ([], "MODEL"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        analyze_collapse.main(words)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_folders_that_hold_other_things_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "thing").write_text("")
+    for out in (tmp_path, tmp_path / "thing"):
+        with pytest.raises(UserError, match="--out|is not empty and holds no analysis"):
+            analyze_collapse.main([NAME, *DIGITS, "--out", str(out)])
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]

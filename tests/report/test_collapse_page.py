@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of collapse on its page and in its files: complete, escaped, in the right figures."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from collapse_record import EVIL, collapse_record, study
+from test_html import read, words
+
+from keymix.report.collapse import files, render, rows_of
+from keymix.report.heat import as_file, heat_map
+from keymix.report.plots import Line, Look, curves
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(collapse_record())
+
+
+def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
+    reader = read(page)
+    assert reader.open == []
+    assert all(address.startswith(("data:", "#")) for address in reader.addresses)
+    assert not re.search(r"url\((?!['\"]?data:)", page)
+
+
+def test_the_verdict_of_every_model_comes_first(page: str) -> None:
+    text = words(page)
+    for told in ("Headline of vit", "Evidence of swin", "Caveat of vit"):
+        assert told in text
+        assert text.index(told) < text.index("Along the blocks")
+    assert text.count("Random weights.") == 1
+
+
+def test_hostile_names_stay_text(page: str) -> None:
+    assert EVIL not in page
+    assert EVIL in words(page)
+    assert len(read(page).scripts) == 2
+    for name, svg in files(collapse_record()).items():
+        assert re.fullmatch(r"[\w.-]+", name)
+        ET.fromstring(svg)
+
+
+def test_curves_overlay_models_and_break_where_blocks_cannot_be_compared(page: str) -> None:
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    # nine measures and the depths; pairs twice a model; one Theta
+    assert len(charts) == 10 + 6 + 1
+    adjacent = next(chart for chart in charts if "(Eq. 7; Fig. 4, 5 and 8a)" in chart)
+    drawn = re.findall(r'class="curve [^"]*"><title>([^<]*)', adjacent)
+    assert [drawn.count(name) for name in ("vit", "swin")] == [1, 2]
+    features = next(chart for chart in charts if "Fig. 4 and 8b" in chart)
+    assert len(re.findall(r'class="curve', features)) == 3
+
+
+def test_one_model_has_no_chart_of_depths() -> None:
+    record = collapse_record()
+    record["studies"] = record["studies"][:1]
+    assert "by the depth of the model" not in render(record)
+    assert "by the depth of the model" in render(collapse_record())
+
+
+def test_a_model_without_maps_has_a_page() -> None:
+    record = collapse_record()
+    record["studies"] = [study("pooled", [], 3)]
+    page = render(record)
+    assert "Every two blocks" not in words(page)
+    assert len(re.findall(r"<svg", page)) == 2  # tokens alone
+    assert {"collapse-features.svg", "collapse-rank.svg"} == set(files(record))
+
+
+def test_the_table_holds_what_was_read_of_each_block(page: str) -> None:
+    vit = rows_of(collapse_record()["studies"][0])
+    assert [text for _, text in vit[0]["cells"]][:5] == ["1", "–", "–", "–", "75.0"]
+    assert [text for _, text in vit[1]["cells"]] == [
+        *("2", "95.5", "0.900", "-0.300", "75.0", "0.250", "0.200", "38.0", "0.812", "12.5", "50")
+    ]
+    swin = rows_of(collapse_record()["studies"][2])
+    assert [text for _, text in swin[4]["cells"]][1:6] == ["–"] * 5
+
+
+def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:
+    drawn = heat_map(
+        [[1.0, 0.25], [None, -0.5]], names=["a", "b"], label="block", name="x", signed=True
+    )
+    cells = re.findall(
+        r'width="150" height="150" class="(\w+)"(?: fill-opacity="([\d.]+)")?', drawn
+    )
+    assert cells == [("heat", "1.00"), ("heat", "0.25"), ("hole", ""), ("cold", "0.50")]
+    assert "−0.50" in drawn
+    plain = heat_map([[-0.5]], names=["a"], label="block", name="x")
+    assert 'height="300" class="cold" fill-opacity="0.00"' in plain
+
+
+def test_a_file_stands_alone_with_colours_and_its_legend() -> None:
+    look = Look("c1", "square", "a")
+    line = Line("a <b>", look, [1, 2], [0.25, 0.5])
+    made = as_file(curves([line], x_label="x", y_label="y", name="n"), {"a <b>": look})
+    root = ET.fromstring(made)
+    assert "var(--" not in made
+    assert "#c4490f" in root.find(f"{SVG}style").text  # type: ignore[operator, union-attr]
+    assert "a <b>" in [t.text for t in root.iter(f"{SVG}text")]
+    _, _, _, height = map(float, root.attrib["viewBox"].split())
+    assert max(float(t.attrib["y"]) for t in root.iter(f"{SVG}text")) < height
+
+
+def test_an_axis_holds_what_it_is_told_to() -> None:
+    line = Line("a", Look("c1", "square", "a"), [1, 2], [0.94, 0.96])
+    said = {"x_label": "x", "y_label": "y", "name": "n"}
+    assert ">0.00<" not in curves([line], **said)
+    assert ">0.00<" in curves([line], **said, holds=(0.0, 1.0))
