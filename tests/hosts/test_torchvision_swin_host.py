@@ -26,6 +26,7 @@ from keymix.mixers.registry import create_mixer, list_mixers
 from mixer_cases import stir
 from tolerances import close
 
+WHAT = ("weight", "bias")
 SIZES = [(16, 16), (18, 34), (23, 12), (5, 40), (6, 6)]  # 5x40: shifted along one axis alone
 
 
@@ -134,6 +135,24 @@ def test_softmax_on_it_is_its_own_attention(size: tuple[int, int]) -> None:
     for (layer, args, kwargs, _), (own, *call, _) in pairs:
         close(layer.map(args, kwargs), own.map(*call))
         assert layer.layout(mine) == own.layout(theirs)
+
+
+def test_its_weights_are_told_by_role_and_mixers_start_as_the_hosts_do() -> None:
+    model = swin(embed_dim=48, window_size=[2, 2])
+    layer, *call, _ = calls(model, image(8, 8))[0]
+    own, told, read = layer.module, layer.host.weights(layer.module), layer.reading(*call)
+    assert sorted(told) == sorted(f"{r}.{p}" for r in ("q", "k", "v", "proj") for p in WHAT)
+    x = call[0][0].unflatten(2, (2, 2)).unflatten(1, (2, 2)).transpose(2, 3).reshape(2, 4, 4, 48)
+    for role, heads in {"q": read.q, "k": read.k, "v": read.v}.items():
+        made = nn.functional.linear(x, told[f"{role}.weight"], told[f"{role}.bias"])
+        close(heads.transpose(2, 3).flatten(3), made)
+    assert torch.equal(told["proj.weight"], own.proj.weight)
+    assert not any(t.requires_grad for t in told.values())
+    put_mixers(model, "static_key")
+    for mixer in find_mixers(model).values():
+        for linear in mixer.projections:
+            assert linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
+            assert not linear.bias.any()
 
 
 def test_the_table_of_positions_stays_and_trains_alike() -> None:
