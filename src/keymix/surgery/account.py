@@ -13,7 +13,7 @@ from keymix.errors import UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.surgery.images import input_size
-from keymix.surgery.plans import Plan, shadow
+from keymix.surgery.plans import Plan
 from keymix.surgery.report import LayerDrift, LayerRow, OutputDrift, Untouched
 from keymix.surgery.transfer import Fate, keep_around, parts_of, stems
 
@@ -42,8 +42,8 @@ def account(
     """Say what became of every layer of a model.
 
     Args:
-        original: The model as it was.
-        copy: The model as it is.
+        original: The model as it was; a copy that nobody runs after this.
+        copy: The model as it is, likewise.
         found: All layers of the original.
         plans: What was put where.
         fates: What became of the tensors of each of these layers.
@@ -118,11 +118,11 @@ def _params(module: nn.Module) -> int:
 
 
 def _counted(model: nn.Module, size: tuple[int, ...] | None) -> Counted:
-    """Multiply-adds of one image by module."""
+    """Multiply-adds of one image by module; hooks stay in the model."""
     if size is None:
         raise UserError(f"{type(model).__name__} does not say which images it takes")
     anchor = next(model.parameters())
-    return run_counting(shadow(model), anchor.new_zeros(1, *size))
+    return run_counting(model, anchor.new_zeros(1, *size))
 
 
 def _macs(counted: Counted, path: str) -> int:

@@ -30,7 +30,7 @@ def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
         raise UserError("this model has no layer where a mixer could sit")
     if layers is None:
         return list(found)
-    given = [layers] if isinstance(layers, str | int) else list(layers)
+    given = list(layers) if isinstance(layers, list | tuple) else [layers]
     if not given:
         raise UserError("layers=[] names no layer; leave it out for all")
     wanted: set[int] = set()
@@ -39,7 +39,7 @@ def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
     return [layer for i, layer in enumerate(found) if i in wanted]
 
 
-def _numbers(found: Sequence[Layer], given: str | int) -> set[int]:
+def _numbers(found: Sequence[Layer], given: object) -> set[int]:
     if isinstance(given, str):
         parts = [part.strip() for part in given.split(",")]
         return {i for part in parts for i in _of_text(found, part)}

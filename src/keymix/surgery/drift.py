@@ -159,7 +159,7 @@ def settle_norms(
     copy: nn.Module,
     layers: Sequence[Layer],
     mixers: Mapping[str, TokenMixer],
-    images: CalibrationImages,
+    images: CalibrationImages | None,
     fates: Mapping[str, Fate],
 ) -> None:
     r"""Make the norm of new re-attentions the identity at inference.
@@ -172,18 +172,22 @@ def settle_norms(
         copy: The same with ``mixers``, their keys in place, in the places of ``layers``.
         layers: Layers of the original.
         mixers: The new ones by path of their place.
-        images: Whose maps are measured.
+        images: Whose maps are measured; without them a norm starts as a new model's.
         fates: What was copied; what is estimated here is added.
     """
     norms = {}
     for path, mixer in mixers.items():
         if not isinstance(mixer, ReMixing) or "norm.weight" in fates[path].copied:
             continue
-        if isinstance(mixer.norm, nn.BatchNorm2d):
-            norms[path] = mixer
-        else:
+        if not isinstance(mixer.norm, nn.BatchNorm2d):
             fates[path].notes.append("norm='layer' over heads has no identity and starts afresh")
-    if not norms:
+        elif images is None:
+            fates[path].notes.append(
+                "the norm of maps starts afresh; calibration images would settle it at the identity"
+            )
+        else:
+            norms[path] = mixer
+    if not norms or images is None:
         return
     totals = {path: torch.zeros(3, m.num_heads, dtype=torch.float64) for path, m in norms.items()}
 

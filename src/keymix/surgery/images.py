@@ -23,14 +23,17 @@ _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeE
 def input_size(model: nn.Module) -> tuple[int, int, int] | None:
     """Return (channels, height, width) of the images a model is made for; None if it is silent."""
     config: Any = getattr(model, "config", None)  # Hugging Face's
-    size = getattr(config, "image_size", None) or getattr(model, "image_size", None)
-    if size is not None:
-        sides = (size, size) if isinstance(size, int) else tuple(size)
-        return int(getattr(config, "num_channels", 3)), int(sides[-2]), int(sides[-1])
     try:
-        return default_input_size(model)
+        told = default_input_size(model)
     except UserError:
-        return None
+        told = None
+    given = (getattr(config, "image_size", None), getattr(model, "image_size", None))
+    size = next((s for s in (*given, getattr(model, "img_size", None)) if s is not None), None)
+    if size is None:
+        return told
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    channels = getattr(config, "num_channels", 3 if told is None else told[0])
+    return int(channels), int(sides[-2]), int(sides[-1])
 
 
 @dataclass(frozen=True, eq=False)

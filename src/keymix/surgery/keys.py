@@ -124,10 +124,12 @@ def _laid(mixer: LearnedKeys, moments: Moments, rows: Tensor) -> Tensor:
     Logits are linear in the keys, so those of an averaged key are the averaged logits.
     """
     old, new = moments.key_grid, mixer.home
-    count = moments.prefix + old[0] * old[1]
-    if rows.shape[-2] != count:
+    windows = rows.shape[0] if rows.ndim > 3 else 1
+    made, there = (windows, rows.shape[-2]), (mixer.site.windows, moments.prefix + old[0] * old[1])
+    if made != there:
         raise UserError(
-            f"calibration images make {rows.shape[-2]} keys where the model was built for {count}; "
-            "give images of the size that it was built for"
+            "calibration images make {} windows of {} keys and the model is laid for {} of {}; "
+            "give images of its size, or say it where the model does not know it "
+            "(model.image_size = height, width)".format(*made, *there)
         )
     return resample.pool(rows, moments.prefix, old, new)

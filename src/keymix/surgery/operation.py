@@ -91,7 +91,7 @@ def swap(
         path = layer.place.path
         fates[path] = transfer(layer, mixers[path])
         _estimate(mixers[path], path, statistics, estimate, fates[path])
-    if init == "transfer" and images is not None:
+    if init == "transfer":
         settle_norms(original, copy, chosen, mixers, images, fates)
     for layer in chosen:
         freeze_as(layer, mixers[layer.place.path], fates[layer.place.path])

@@ -103,6 +103,8 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
                 continue
             if role in PER_HEAD and not alike:
                 continue
+            if name == "key" and "key_conv.weight" in source and "key_conv.weight" not in parts:
+                continue  # of prefix queries alone
             target.copy_(given)
             fate.copied.add(name)
             taken.add(name)
