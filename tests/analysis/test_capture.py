@@ -11,12 +11,15 @@ import timm
 import torch
 from timm.models.metaformer import MetaFormer, Pooling
 from torch import Tensor, nn
+from torchvision.models import SwinTransformer
 
 import keymix
 from keymix.analysis.attention import At, attention_maps, on_image
 from keymix.analysis.capture import select_layers
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.base import put_mixers
 from keymix.hosts.reading import Layout
+from keymix.hosts.torchvision_swin import TorchvisionSwin
 from keymix.models import create_model
 from tolerances import close
 
@@ -90,6 +93,29 @@ def cut(block: Any, tokens: Tensor) -> Tensor:
 
     block.dynamic_mask = False
     return SwinTransformerBlock._attn(block, tokens)
+
+
+@pytest.mark.parametrize("mixer", [None, "softmax"])
+def test_windows_of_torchvision_lie_where_its_output_says(mixer: str | None) -> None:
+    """torchvision pads before it shifts; its padding has no value here, for want of a bias."""
+    model = SwinTransformer([4, 4], 12, [2], [2], [4, 4], num_classes=3).double().eval()
+    if mixer is not None:
+        put_mixers(model, mixer, host=TorchvisionSwin(shared_keys=True))
+        model.double()
+    seats = list(select_layers(model).values())
+    x, calls = images(40, 56), []
+    for seat in seats:
+        own: Any = seat.module
+        with torch.no_grad():
+            own.qkv.bias[-12:].zero_()
+        around: Any = own if mixer is None else model.get_submodule(seat.path[: -len(".mixer")])
+        around.register_forward_hook(lambda m, args, out: calls.append((args[0], out)))
+    maps = attention_maps(model, x, windows="image")
+    for seat, (tokens, out), rows in zip(seats, calls, maps.values(), strict=True):
+        own = seat.module
+        v = (tokens.flatten(1, 2) @ own.qkv.weight[-12:].T).unflatten(-1, (2, 6)).transpose(1, 2)
+        gathered = own.proj((rows @ v).transpose(1, 2).flatten(2))
+        close(gathered, out.flatten(1, 2).detach())
 
 
 @pytest.mark.parametrize("block", [0, 1])

@@ -142,6 +142,7 @@ class TorchvisionSwin(Host):
             window=cut.window,
             windows=cut.windows,
             shift=cut.shift,
+            pads_first=True,
         )
 
     def _shares(self, attention: Any) -> bool:

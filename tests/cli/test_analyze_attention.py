@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix analyze attention``: pictures, page and numbers, and refusals in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from keymix.analysis.attention import attention_maps
+from keymix.analysis.rollout import attention_rollout
+from keymix.cli import analyze_attention, main
+from keymix.cli.models_and_images import load_images, load_models
+from keymix.errors import NoAttentionMap, UserError
+
+NAME = "vit_nano_p2_12"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("jay", "ferret"):
+        pixels = rng.integers(0, 256, (17, 23, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    return folder
+
+
+def run(*words: object) -> None:
+    assert analyze_attention.main([str(word) for word in words]) == 0
+
+
+def read(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    record = json.loads((out / "attention.json").read_text())
+    return record, dict(np.load(out / "maps.npz"))
+
+
+def test_numbers_are_those_of_the_maps_and_every_picture_opens(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "looks"
+    words = ["--layers", "0,-1", "--queries", "mean", "1,2", "0.5,0.0", "--rollout"]
+    run(NAME, "--images", photos, *words, "--out", out)
+    record, arrays = read(out)
+    assert record["queries"] == ["mean", "1,2", "0.5,0.0"]
+    assert [Path(name).name for name in record["images"]] == ["ferret.png", "jay.png"]
+    (model,) = record["models"]
+    assert [layer["number"] for layer in model["layers"]] == [0, 3]
+    assert model["layers"][0]["places"] == [None, [1, 2], [3, 0]]
+    assert model["random"]
+
+    (one,) = load_models([NAME])
+    batch = next(load_images(one, [str(photos)], limit=2).batches(2))
+    maps = attention_maps(one.model, batch, layers=-1, queries=[8, 18], heads="mean")
+    (rows,) = maps.values()
+    stored = arrays[model["layers"][1]["array"]]
+    assert stored.shape == (2, 1, 3, 6, 6)
+    np.testing.assert_allclose(stored[:, :, 1:], rows.unflatten(-1, (6, 6)).numpy(), rtol=1e-5)
+    rolled = attention_rollout(one.model, batch, layers=[0, -1], query="mean").picture
+    np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
+
+    assert record["figures"] == [
+        f"{i:02d}-{image}-{query}.png"
+        for i, image in ((1, "ferret"), (2, "jay"))
+        for query in ("mean", "1x2", "0.5x0.0")
+    ]
+    for name in record["figures"]:
+        with Image.open(out / name) as picture:
+            assert min(picture.size) > 150
+    page = (out / "attention.html").read_text()
+    assert page.count("data:image/png;base64,") == 6
+    assert "Random weights." in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    told = capsys.readouterr()
+    assert f"{NAME} has random weights" in told.err
+    lines = [line.split("\t") for line in told.out.splitlines()]
+    assert lines[0][:3] == ["model", "layer", "path"]
+    assert [line[1] for line in lines[1:]] == ["0", "3"]
+    assert float(lines[1][3]) == pytest.approx(model["layers"][0]["peak"], rel=1e-2)
+
+
+def test_mixers_stand_below_one_another_and_those_without_maps_say_why(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "looks"
+    mixers = "softmax/ska/ska/ska,sep_conv/cska/softmax/softmax"
+    run("caformer_micro_32", "--mixers", mixers, "--images", photos / "jay.png", "--out", out)
+    record, _ = read(out)
+    first, second = record["models"]
+    assert first["label"] == "softmax/static_key/static_key/static_key"
+    assert first["layers"][0]["number"] == 0
+    assert second["layers"][0]["number"] > 0
+    assert all("'sep_conv'" in why for why in second["missing"].values())
+    assert record["queries"] == ["mean"]
+    assert len(record["figures"]) == 1
+    assert "has no map: mixer 'sep_conv'" in capsys.readouterr().err
+    assert "sep_conv" in (out / "attention.html").read_text()
+
+
+def test_heads_stand_apart_and_class_tokens_are_asked_where_they_are(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "looks"
+    run("vit_micro_p4_32", "--images", photos / "jay.png", "--heads", "each", "--out", out)
+    record, arrays = read(out)
+    assert record["queries"] == ["cls"]
+    assert record["figures"] == ["01-jay-cls-vit_micro_p4_32.png"]
+    layer = record["models"][0]["layers"][0]
+    assert (layer["heads"], layer["keys"], layer["key_grid"]) == (4, 65, [8, 8])
+    kept = 1 - arrays[layer["array"]].sum((-2, -1))
+    assert layer["prefix_share"] == pytest.approx(kept.mean(), abs=1e-5)
+
+
+def test_matrices_are_whole_maps(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "looks"
+    words = ["--view", "matrix", "--stage", "final", "--layers", "1"]
+    run(NAME, "--mixers", "re_attention,mhsa", "--images", photos / "jay.png", *words, "--out", out)
+    record, arrays = read(out)
+    assert [m["label"] for m in record["models"]] == ["re_attention", "softmax"]
+    assert arrays["m0.layer1"].shape == (1, 1, 36, 36)
+    assert not np.allclose(arrays["m0.layer1"].sum(-1), 1)  # mixed over heads
+    np.testing.assert_allclose(arrays["m1.layer1"].sum(-1), 1, rtol=1e-5)
+    assert record["figures"] == ["01-jay.png"]
+
+
+def test_windows_lie_on_the_image(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "looks"
+    words = ["--layers", "layers.0", "--queries", "15,15", "--scale", "each"]
+    run("swin_micro_p2_32", "--images", photos / "jay.png", *words, "--out", out)
+    record, arrays = read(out)
+    first, second = (arrays[layer["array"]] for layer in record["models"][0]["layers"][:2])
+    assert first.shape[-2:] == (16, 16)
+    assert np.allclose(first.sum((-2, -1)), 1)
+    assert (first[..., :8, :] == 0).all()
+    assert not np.array_equal(first > 0, second > 0)  # shifted
+
+
+def test_a_look_is_replaced_only_when_told_and_takes_its_pictures_along(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "deep" / "looks"
+    some = [NAME, "--layers", "0", "--out", out]
+    run(*some, "--images", photos)
+    (out / "mine.png").write_bytes(b"mine")
+    with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
+        run(*some, "--images", photos)
+    run(*some, "--images", photos / "jay.png", "--overwrite")
+    assert sorted(p.name for p in out.glob("*.png")) == ["01-jay-mean.png", "mine.png"]
+
+
+def test_a_damaged_image_is_left_out_and_told(photos: Path, tmp_path: Path) -> None:
+    (photos / "bad.png").write_bytes(b"no image")
+    out = tmp_path / "looks"
+    run(NAME, "--layers", "0", "--images", photos, "--out", out)
+    record, _ = read(out)
+    assert [Path(name).name for name in record["left_out"]] == ["bad.png"]
+    assert len(record["images"]) == 2
+    assert "bad.png" in (out / "attention.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        ([NAME, "--queries", "class"], UserError, "--queries 'class': give cls, mean"),
+        ([NAME, "--queries", "1,2,3"], UserError, "give cls, mean, row,column"),
+        ([NAME, "--queries", "6,0"], UserError, "lies outside"),
+        ([NAME, "--queries", "cls"], UserError, "no class token passes through layer blocks.0"),
+        ([NAME, "--layers", "9"], UserError, "layer 9 is out of range: the model has 4 layers"),
+        ([NAME, "--layers", "block.0"], UserError, "unknown layer 'block.0'"),
+        ([NAME, "--view", "matrix", "--rollout"], UserError, "leave --queries and --rollout out"),
+        ([NAME, "--pretrained", "--mixers", "ska"], UserError, "leave --mixers out"),
+        ([NAME, "--mixers", "identity"], NoAttentionMap, "no layer has a map"),
+        ([NAME, "--mixers", "softmx"], UserError, "Did you mean 'softmax'"),
+        (["swin_micro_p2_32", "--rollout"], UserError, "no rollout: rollout multiplies maps"),
+        (["resnet18"], UserError, "no adapter knows"),
+    ],
+)
+def test_mistakes_are_told_before_a_folder_is_left(
+    words: list[str], error: type[UserError], said: str, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "looks"
+    with pytest.raises(error) as raised:
+        run(*words, "--images", photos, "--out", out)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not out.exists()
+
+
+def test_weights_that_nobody_has_are_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["analyze", "attention", NAME, "--pretrained", "--images", str(photos)]
+    assert main([*words, "--out", str(tmp_path / "looks")]) == 2
+    told = capsys.readouterr().err
+    assert told.splitlines()[-1].startswith("keymix: error: ")
+    assert f"{NAME} has no weights" in told or f"weights of '{NAME}' cannot be loaded" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "looks").exists()
+
+
+def test_a_picture_shows_more_where_more_is(photos: Path) -> None:
+    from keymix.report.overlays import Cell, Range, Row, draw, overlaid
+
+    values = np.zeros((4, 4))
+    values[0, 0] = 16
+    grey = np.full((3, 32, 32), 128, dtype=np.uint8)
+    laid = overlaid(grey, values, Range.shared([values]))
+    assert laid[:6, :6].mean() > 1.5 * laid[16:, 16:].mean()
+    assert np.allclose(laid[16:, 16:], 0.62 * 128 / 255, atol=0.01)  # the photo alone
+    row = Row(
+        label="a $label_with^marks", cells=(Cell(values=None), Cell(values=values)), photo=grey
+    )
+    png = draw([row], ["layer 0", "layer 1"], title="t", note="n")
+    assert Image.open(io.BytesIO(png)).size[0] > 300
+
+
+def test_scales_hold_even_attention_faint_or_stretch_each_map() -> None:
+    from keymix.report.overlays import Range
+
+    even = np.array([[0.9, 1.0], [1.1, 1.0]])
+    shared, own = Range.shared([even]), Range.own(even)
+    assert (shared.low, shared.high) == (0.0, 3.0)
+    assert (own.low, own.high) == (0.9, 1.1)
+    assert own.share(even).max() == 1
+    signed = Range.own(np.array([[-2.0, 1.0]]))
+    assert signed.signed
+    assert signed.share(np.array([0.0])) == 0
+    assert torch.isfinite(torch.tensor(Range.own(np.ones((2, 2))).share(np.ones((2, 2))))).all()
