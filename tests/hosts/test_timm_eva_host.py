@@ -39,7 +39,14 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "rope": {**ROPE, "attn_type": "rope", "qk_norm": True},
     "mixed": {**ROPE, "attn_type": "rope", "rope_type": "mixed", "class_token": False},
-    "groups": {**ROPE, "attn_type": "rope", "qkv_fused": False, "num_kv_heads": 1},
+    "groups": {
+        **ROPE,
+        "attn_type": "rope",
+        "qkv_fused": False,
+        "embed_dim": 32,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+    },
     "post_norm": {**ROPE, "use_post_norm": True},
     "padded": {**ROPE, "dynamic_img_size": True, "dynamic_img_pad": True},
 }
