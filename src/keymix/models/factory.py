@@ -122,15 +122,20 @@ def _matched(
     spec = spec_of(mixer, options)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         own = _create(name, None, None, given)
-    found = matched(spec, trainable(own), build, build(spec), _own_mixers(name, own))
+    found = matched(spec, trainable(own), build, build(spec), own_mixers(name, own))
     if found.spec == spec and found.params != trainable(own):
         text = f"match='params' leaves mixer {spec.label!r} as it is: {found.note}"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     return found.spec
 
 
-def _own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
-    """The mixers that a model of ours has of its own; None for timm's, which has attention."""
+def own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
+    """Return the mixers that a model of ours has of its own; None for timm's, with attention.
+
+    Args:
+        name: Of the model.
+        model: The model, with its own mixers or some of them swapped for others.
+    """
     if name not in list_models():
         return None
     build, row = family_of(name)

@@ -21,7 +21,7 @@ from keymix.errors import UserError, WriteError
 
 RECIPE, ENVIRONMENT, SUMMARY = "recipe.json", "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
-NONFINITE = "nonfinite.json"
+NONFINITE, SWAP = "nonfinite.json", "swap.json"
 
 _PART = ".part"
 _MAKE_WRITABLE = "Name a folder that you may write to with --out, or make this one so"

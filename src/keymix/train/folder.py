@@ -35,6 +35,11 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
         )
     if overwrite:
         return False
+    if (folder / files.SWAP).exists():
+        raise UserError(
+            f"the folder {str(folder)!r} holds a swapped model: train it into another, with "
+            f"--model.weights {folder} --out DIR."
+        )
     there = _flat(from_dict(files.read_json(folder / files.RECIPE)).to_dict())
     here = _flat(recipe.to_dict())
     differing = [key for key in {**there, **here} if there.get(key) != here.get(key)]
@@ -81,6 +86,7 @@ def clear(folder: Path, *, recipe: bool = True) -> None:
         files.PREDICTIONS,
         files.ENVIRONMENT,
         files.NONFINITE,
+        files.SWAP,
         files.weights_file("last"),
         files.weights_file("best"),
     ]

@@ -167,8 +167,8 @@ def evaluate(
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
         model, seen, size = _at_size(run, which, image_size, resize)
-        data, classes = _data_for(run, seen, data_spec, size)
-        batches = _relabelled(_loader(run, data, split), classes)
+        data, classes = data_for(run, seen, data_spec, size)
+        batches = relabelled(_loader(run, data, split), classes)
         scored = score(
             model,
             batches,
@@ -204,10 +204,23 @@ def _at_size(
     return model, seen, checked_size(image_size)
 
 
-def _data_for(
+def data_for(
     run: Run, seen: dict[str, Any], spec: str | None, size: tuple[int, int]
 ) -> tuple[ImageData, Tensor]:
-    """The data as the run's model wants it, and the run's class number of each of its classes."""
+    """Load data as a run's model wants it.
+
+    Args:
+        run: The run.
+        seen: The record of the data that it was trained on.
+        spec: Other data; None for the run's own.
+        size: Height and width of the images, pixels.
+
+    Returns:
+        The data, and the run's class number of each of its classes.
+
+    Raises:
+        UserError: If it is unfit, or has other channels or classes.
+    """
     config = run.recipe.data
     if spec is not None and spec != config.spec:
         config = replace(config, spec=spec, limit=None)
@@ -257,7 +270,8 @@ def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]
     )
 
 
-def _relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
+def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
+    """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
     from keymix.data.loaders import Batch
 
     numbers = numbers.to(device_of_this_machine())
