@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix swap``: put a mixer into a trained model, or search which of its layers to swap."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli import console
+from keymix.cli.parser import VerbParser
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from keymix.cli.swap_source import Source
+    from keymix.mixers.spec import MixerSpec
+    from keymix.surgery.report import SwapReport
+    from keymix.surgery.search_record import Search, Step
+
+IMAGES = 256
+"""Calibration images where nobody says how many."""
+
+_DESCRIPTION = """\
+Put a mixer into a trained model, near what it was: weights that mean the same are copied, learned
+keys are estimated on training images. MODEL is a run's folder, or a keymix or timm model by name
+with --data. --search swaps each layer alone, then picks layers until they hold the budget."""
+
+_EPILOG = """\
+examples:
+  keymix swap my-run --mixer ska --out swapped
+  keymix swap my-run --mixer ska --layers 4-7 --out middle
+  keymix swap my-run --mixer ska --search --budget 0.5 --cost latency --out half
+  keymix swap deit_tiny_patch16_224 --pretrained --data imagenet:PATH --mixer ska --out swapped
+  keymix train swapped --model.weights swapped --schedule.epochs 1 \\
+      --schedule.warmup_epochs 0 --loss.distill 0.5 --loss.distill_teacher my-run --out recovered
+
+The calibration images are of the training split, the held-out ones of the validation split. The
+test split is read with --test alone, once, at the end. A search that was stopped goes on when the
+same command is given again."""
+
+
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
+        prog="keymix swap",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("model", metavar="MODEL", help="a run's folder, or the name of a model")
+    add("--mixer", required=True, metavar="M", help="what to put in, e.g. ska(activation=relu)")
+    add("--layers", metavar="L", help="numbers, ranges, patterns: 4-7, blocks.[0-3].*; default all")
+    add(
+        "--init",
+        choices=("transfer", "fresh"),
+        default="transfer",
+        help="copy and estimate (default), or start as a new model does",
+    )
+    add(
+        "--estimate",
+        choices=("least_squares", "mean"),
+        default="least_squares",
+        help="of learned keys: least squares on the logits (default), or the mean keys",
+    )
+    add("--images", type=int, metavar="N", help=f"calibration images; default {IMAGES}")
+    add("--held-out", type=int, metavar="N", help="held-out images; default at most 1000")
+    add("--search", action="store_true", help="find the layers that hold a budget")
+    add(
+        "--budget",
+        type=float,
+        metavar="B",
+        help="share of the attention's cost to swap, above 0 to 1; default 0.5",
+    )
+    add(
+        "--cost",
+        choices=("params", "macs", "latency"),
+        help="what the budget counts of the original attention; default params",
+    )
+    add("--data", metavar="SPEC", help="the model's data; default: the run's own")
+    add("--pretrained", action="store_true", help="timm's weights, of a model by name")
+    add("--weights", metavar="FILE", help="weights of a model by name")
+    add("--image-size", metavar="S or H,W", help="pixels, of a model by name")
+    add("--test", action="store_true", help="score the test split too, before and after")
+    add("--out", metavar="DIR", help="where the swapped model goes; default runs/MODEL-MIXER")
+    add("--overwrite", action="store_true", help="throw away the swap that is in DIR")
+    add("--json", action="store_true", help="print the whole record as JSON")
+    made.add_imports()
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix swap``.
+
+    Args:
+        argv: The words after the verb.
+
+    Returns:
+        0; mistakes are raised as UserError.
+    """
+    made = parser()
+    given = made.parse_args(argv)
+    _refuse_idle(given)
+    made.run_imports(given)
+
+    from keymix.cli.swap_folder import Folder
+    from keymix.cli.swap_source import load_source
+    from keymix.mixers.spec import parse_mixer
+    from keymix.surgery.search import checked_budget
+    from keymix.train.lock import locked
+    from keymix.train.signals import interruptible
+
+    spec = parse_mixer(given.mixer)
+    if given.search:
+        given.budget = checked_budget(0.5 if given.budget is None else given.budget)
+        if len(spec.names) > 1:
+            raise UserError(f"--mixer {spec.label}: a search puts one mixer into every layer")
+    name = Path(given.model).name if given.out is None else ""
+    folder = Folder(Path(given.out or f"runs/{name}-{spec.slug}"), overwrite=given.overwrite)
+    source = load_source(given)
+    with interruptible(folder.stands), locked(folder.path, "swap"):
+        setting = _setting(given, spec, source)
+        known = folder.begin(setting)
+        record = _swap(given, spec, source, folder, known)
+        record["command"] = shlex.join(["keymix", "swap", *argv])
+        folder.finish(record)
+    _tell(record, folder.path, as_json=given.json)
+    return 0
+
+
+def _refuse_idle(given: argparse.Namespace) -> None:
+    """Refuse options that would do nothing."""
+    if not given.search:
+        for option in ("budget", "cost"):
+            if getattr(given, option) is not None:
+                raise UserError(f"--{option} is of a search: add --search, or leave it out")
+    elif given.init == "fresh":
+        raise UserError("--init fresh starts keys anew, and a search calibrates them: leave it out")
+
+
+def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> dict[str, Any]:
+    """What a search that goes on must have in common with its beginning."""
+    names = ("layers", "init", "estimate", "images", "held_out", "search", "budget", "cost")
+    told = {name: getattr(given, name) for name in names}
+    return {
+        "model": given.model,
+        "mixer": spec.label,
+        "weights": source.weights,
+        "data": source.data.spec,
+        **told,
+    }
+
+
+def _swap(
+    given: argparse.Namespace,
+    spec: MixerSpec,
+    source: Source,
+    folder: Any,
+    known: Search | None,
+) -> dict[str, Any]:
+    """Swap, measure and write the model; return the record."""
+    import torch
+
+    from keymix.hosts.layers import find_layers
+    from keymix.surgery.attention_cost import attention_costs
+    from keymix.surgery.held_out import HeldOut
+    from keymix.surgery.operation import swap
+    from keymix.surgery.search_record import sentence
+    from keymix.surgery.statistics import gather
+
+    model, layers = source.model, given.layers
+    calibration: Tensor | None = None
+    if given.init == "transfer" or given.images is not None:
+        count = min(IMAGES, len(source.data.train)) if given.images is None else given.images
+        calibration = source.images("train", count, "--images")[0]
+    held = HeldOut(*source.images("val", given.held_out, "--held-out"))
+    held.check(model)
+    wanted: dict[str, Any] = dict(spec.model_kwargs())
+    mixer, options = wanted["mixer"], wanted["mixer_options"]
+    found: Search | None = None
+    shown: Any = calibration
+    if given.search:
+        from keymix.surgery.search import search
+
+        shown = gather(model, shown, mixer, layers, mixer_options=options, estimate=given.estimate)
+        with _watching() as progress:
+            found = search(
+                model,
+                mixer,
+                calibration=shown,
+                images=held.images,
+                labels=held.labels,
+                budget=given.budget,
+                cost=given.cost or "params",
+                layers=layers,
+                mixer_options=options,
+                estimate=given.estimate,
+                progress=progress,
+                known=known,
+                keep=folder.keep,
+            )
+        layers = [*found.layers]
+    swapped = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        report = swap(
+            swapped,
+            mixer,
+            layers,
+            mixer_options=options,
+            init=given.init,
+            calibration=shown,
+            estimate=given.estimate,
+        )
+    places = find_layers(model)
+    attention = attention_costs(model, places, given.cost or "params", held.images[:1])
+    paths = [row.path for row in report.rows]
+    numbers = tuple(i for i, each in enumerate(attention) if each.path in paths)
+    share = sum(attention[i].share for i in numbers)
+    before = held.step(model) if found is None else found.steps[0]
+    after = None if found is None else _same_step(found, held, swapped)
+    if after is None:
+        after = held.step(model, swapped, numbers, share)
+    _write_models(source, folder.path, model, swapped, held.images[:4])
+    test = _test(source, model, swapped) if given.test else None
+    record: dict[str, Any] = {
+        "sentence": sentence(before, after, len(places)),
+        "model": source.name,
+        "mixer": spec.label,
+        "weights": source.weights,
+        "calibration": 0 if calibration is None else len(calibration),
+        "held_out": len(held.labels),
+        "before": asdict(before),
+        "after": asdict(after),
+        "before_ms": after.original_ms,
+        "test": test,
+        "next": _next(source, folder.path),
+        "search": None if found is None else found.to_dict(),
+        "basis": None if found is None else found.basis(),
+        "report": report.to_dict(),
+        "layers": _layers(report),
+    }
+    return record
+
+
+def _same_step(found: Search, held: Any, swapped: nn.Module) -> Step | None:
+    """The search's step for the model, if that is the one that it measured, drawn numbers too."""
+    assert found.met is not None  # a search ends beyond its budget
+    step = found.steps[found.met]
+    loss, top1 = held.score(swapped)
+    return step if abs(loss - step.loss) <= 1e-4 * step.loss and top1 == step.top1 else None
+
+
+def _layers(report: SwapReport) -> dict[str, Any]:
+    heads, rows = report.table()
+    notes = [f"{row.path}: {note}" for row in report.rows for note in row.notes]
+    return {"heads": heads, "rows": rows, "notes": [*notes, *report.notes]}
+
+
+def _write_models(
+    source: Source, folder: Path, model: nn.Module, swapped: nn.Module, images: Tensor
+) -> None:
+    """Write the swapped model, and a model by name as it was, for it may teach."""
+    from keymix.train.swapped import recipe_of, write
+
+    if source.run is None:
+        own = recipe_of(source.recipe, model, name=source.recipe.name)
+        write(folder / "original", own, model, source.seen, images)
+    write(folder, recipe_of(source.recipe, swapped), swapped, source.seen, images)
+
+
+def _test(source: Source, model: nn.Module, swapped: nn.Module) -> dict[str, Any]:
+    """Loss and accuracies of both models on the test split."""
+    from keymix.data.loaders import Loader
+    from keymix.train.model import device_of_this_machine
+    from keymix.train.runs import relabelled
+    from keymix.train.scoring import score
+
+    device, told = device_of_this_machine(), {}
+    for name, shown in (("before", model), ("after", swapped)):
+        batches = Loader(
+            source.data.test,
+            source.data,
+            batch_size=source.recipe.data.eval_batch_size,
+            train=False,
+            workers=source.recipe.data.workers,
+            device=device,
+        )
+        scored = score(
+            shown,
+            relabelled(batches, source.numbers),
+            num_classes=len(source.seen["classes"]),
+            device=device,
+        )
+        told[name] = {**scored.metrics, "images": len(scored.index)}
+    return told
+
+
+def _next(source: Source, folder: Path) -> list[str]:
+    teacher = str(folder / "original") if source.run is None else source.name
+    out = str(folder)
+    schedule = source.recipe.schedule
+    shorter = ["--schedule.warmup_epochs", "0"] if schedule.warmup_epochs else []
+    shorter += ["--schedule.cooldown_epochs", "0"] if schedule.cooldown_epochs else []
+    recover = ["keymix", "train", out, "--model.weights", out, "--schedule.epochs", "1", *shorter]
+    recover += ["--loss.distill", "0.5", "--loss.distill_teacher", teacher]
+    recover += ["--out", f"{out}-recovered"]
+    return [shlex.join(["keymix", "eval", out]), shlex.join(recover)]
+
+
+def _tell(record: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        console.say(json.dumps({"folder": str(folder), **record}, ensure_ascii=False))
+        return
+    layers = record["layers"]
+    console.table(layers["heads"], layers["rows"], left=7)
+    console.say(record["sentence"])
+    for note in layers["notes"]:
+        console.note(note)
+    if record["test"] is not None:
+        before, after = (100 * record["test"][name]["top1"] for name in ("before", "after"))
+        console.say(f"test top-1 {before:.2f} % before, {after:.2f} % after")
+    console.note(f"{folder / 'report.html'} shows it. Then:")
+    for line in record["next"]:
+        console.note(f"  {line}")
+
+
+@contextmanager
+def _watching() -> Iterator[Callable[[str, float], None]]:
+    """Show progress on standard error: a bar at a terminal, else a line for each measurement."""
+    if not console.err.is_terminal:
+        yield lambda told, share: console.note(f"{share:4.0%} {told}")
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console.err, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda told, share: bar.update(task, completed=share, description=told)

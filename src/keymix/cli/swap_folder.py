@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``keymix swap`` leaves behind, step by step, so that a search that is stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.surgery.search_record import Search
+
+SEARCH, STEPS, PAGE = "search.json", "search.csv", "report.html"
+
+
+class Folder:
+    """The folder given as ``--out``.
+
+    Args:
+        path: Where it is.
+        overwrite: Whether a swap that is there may be thrown away.
+
+    Raises:
+        UserError: If it is a file, or holds other things or a finished swap.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        from keymix.train.files import SWAP
+        from keymix.train.lock import LOCK
+
+        self.path, self._overwrite = path, overwrite
+        self._setting: dict[str, Any] = {}
+        self._kept: Search | None = None
+        name = str(path)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--out {name!r} is a file: name a folder.")
+        there = {entry.name for entry in path.iterdir()} - {LOCK} if path.exists() else set()
+        if there and not there & {SWAP, SEARCH}:
+            raise UserError(
+                f"the folder {name!r} is not empty and holds no swap: name another with --out."
+            )
+        if SWAP in there and not overwrite:
+            raise UserError(f"--out {name!r} holds a swap: name another or add --overwrite.")
+
+    def begin(self, setting: dict[str, Any]) -> Search | None:
+        """Return what an earlier, stopped search found there.
+
+        Args:
+            setting: What this swap is of; an earlier search must have been of the same.
+
+        Raises:
+            UserError: If it was of another.
+        """
+        from keymix.surgery.search_record import Search
+        from keymix.train import files
+
+        self._setting = setting
+        path = self.path / SEARCH
+        if self._overwrite or not path.exists():
+            for name in (SEARCH, STEPS, PAGE, files.SWAP):
+                (self.path / name).unlink(missing_ok=True)
+            return None
+        there = files.read_json(path)
+        try:
+            differing = [key for key in setting if there["setting"][key] != setting[key]]
+            earlier = Search.from_dict(there["search"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{str(path)!r} is damaged ({error!r}): add --overwrite.") from None
+        if differing:
+            told = "; ".join(
+                f"{key} is {there['setting'][key]!r} there, {setting[key]!r} here"
+                for key in differing
+            )
+            raise UserError(
+                f"the folder {str(self.path)!r} holds another search: {told}. Name another folder "
+                "with --out, or throw that search away with --overwrite."
+            )
+        self._kept = earlier
+        return earlier
+
+    def keep(self, search: Search) -> None:
+        """Write what is known of a search."""
+        from keymix.report.swap import steps_csv
+        from keymix.train import files
+
+        record = search.to_dict()
+        files.write_json(self.path / SEARCH, {"setting": self._setting, "search": record})
+        _write(self.path / STEPS, steps_csv(record))
+        self._kept = search
+
+    def stands(self) -> str:
+        """Say what is kept when a signal ends the work."""
+        if self._kept is None:
+            return "nothing was measured yet"
+        done = len(self._kept.trials) + len(self._kept.steps)
+        return (
+            f"{str(self.path)!r} holds {done} measurements; run the same command again (without "
+            "--overwrite) to go on"
+        )
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Write the page and, last of all, ``swap.json``."""
+        from keymix.compare import environments
+        from keymix.report.swap import render
+        from keymix.train import files
+        from keymix.train.environment import environment
+
+        lines = environments.lines(environment())
+        record |= {
+            "setting": self._setting,
+            "created": time.strftime("%Y-%m-%d %H:%M %Z"),
+            "environment": lines,
+        }
+        _write(self.path / PAGE, render(record))
+        _write_record(self.path / files.SWAP, record)
+
+
+def _write(path: Path, text: str) -> None:
+    from keymix.train.files import write_atomically
+
+    content = text.encode("utf-8", errors="backslashreplace")
+    write_atomically(path, lambda stream: stream.write(content))
+
+
+def _write_record(path: Path, record: Mapping[str, Any]) -> None:
+    _write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that ``keymix swap`` changes, and the images that calibrate and judge it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from keymix.data.dataset import ImageData, Split
+    from keymix.train.recipe import Recipe
+    from keymix.train.runs import Run
+
+HELD_OUT = 1000
+"""Most held-out images where nobody says how many."""
+
+_PYTHON = "are swapped in Python: keymix.swap(model, mixer, …)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A trained model with the data that it is used with.
+
+    Attributes:
+        name: As it was given.
+        model: In eval mode, on this machine's device.
+        recipe: Builds it.
+        seen: The record of its data: classes, image size, mean and so on.
+        data: The data, normalised as the model wants it.
+        numbers: The model's class of each class of the data.
+        weights: Where its weights come from, in words; with a digest of their file if there is one.
+        run: The run, where it is one.
+    """
+
+    name: str
+    model: nn.Module
+    recipe: Recipe
+    seen: dict[str, Any]
+    data: ImageData
+    numbers: Tensor
+    weights: str
+    run: Run | None
+
+    def images(self, which: str, count: int | None, option: str) -> tuple[Tensor, Tensor]:
+        """Return images of a split at equal distances ``[n, C, H, W]``, normalised, and classes.
+
+        Args:
+            which: ``"train"`` or ``"val"``.
+            count: How many; None for all, but at most `HELD_OUT`.
+            option: What asked for so many.
+
+        Raises:
+            UserError: If there are not so many.
+        """
+        import torch
+
+        split: Split = getattr(self.data, which)
+        number = min(HELD_OUT, len(split)) if count is None else count
+        if not 1 <= number <= len(split):
+            words = {"train": "training", "val": "validation"}[which]
+            raise UserError(
+                f"{option} {number}: the {words} split of {self.data.spec} has {len(split)} images"
+            )
+        rows = [i * len(split) // number for i in range(number)]
+        pixels = torch.stack([split.read(i) for i in rows])
+        mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
+        return (pixels.float() / 255 - mean) / std, self.numbers[split.labels[rows]]
+
+
+def load_source(given: argparse.Namespace) -> Source:
+    """Load what ``MODEL``, ``--data``, ``--weights`` and ``--pretrained`` name.
+
+    Raises:
+        UserError: If it is neither a run nor a model's name, or something does not fit.
+    """
+    _refuse_other_libraries(given.model)
+    if _is_run(given.model):
+        for option, value in (
+            ("--pretrained", given.pretrained),
+            ("--weights", given.weights),
+            ("--image-size", given.image_size),
+        ):
+            if value:
+                raise UserError(
+                    f"{option} is of models given by name; {given.model!r} is a run, which has "
+                    "its own"
+                )
+        return _of_run(given.model, given.data)
+    return _by_name(given)
+
+
+def _refuse_other_libraries(name: str) -> None:
+    """Refuse what is a model of torchvision or Hugging Face."""
+    from keymix.models.factory import list_models
+
+    if name.startswith(("torchvision:", "torchvision/", "torchvision.")):
+        raise UserError(f"models of torchvision {_PYTHON}")
+    owner, slash, rest = name.partition("/")
+    hub = slash and rest and "/" not in rest and owner not in (".", "..", "~")
+    if name.startswith("hf:") or (hub and not Path(owner).exists() and not name.endswith("/")):
+        raise UserError(f"there is no folder {name!r}; models of Hugging Face's hub {_PYTHON}")
+    import timm
+
+    if not Path(name).exists() and name not in list_models() and not timm.is_model(name):
+        try:
+            from torchvision.models import list_models as theirs
+        except ImportError:
+            return
+        if name in theirs():
+            raise UserError(f"{name!r} is a model of torchvision; they {_PYTHON}")
+
+
+def _is_run(name: str) -> bool:
+    import timm
+
+    from keymix.models.factory import list_models
+    from keymix.train.files import RECIPE
+
+    path = Path(name)
+    if "/" in name or (path / RECIPE).exists():
+        return True
+    return path.exists() and name not in list_models() and not timm.is_model(name)
+
+
+def _of_run(name: str, spec: str | None) -> Source:
+    from keymix.train import files
+    from keymix.train.model import device_of_this_machine
+    from keymix.train.runs import data_for, load_run
+
+    run = load_run(name)
+    weights = run.folder / files.weights_file("last")
+    if not weights.exists():
+        raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
+    model, seen = run.model_and_data()
+    data, numbers = data_for(run, seen, spec, (seen["image_size"][0], seen["image_size"][1]))
+    return Source(
+        name=name,
+        model=model.to(device_of_this_machine()),
+        recipe=run.recipe,
+        seen=seen,
+        data=data,
+        numbers=numbers,
+        weights=f"last epoch of {name}, sha256 {_digest(weights)}",
+        run=run,
+    )
+
+
+def _by_name(given: argparse.Namespace) -> Source:
+    import torch
+
+    from keymix.cli.parser import parse_size
+    from keymix.models.factory import create_model
+    from keymix.train.model import build_model, device_of_this_machine, load_data, start_from
+    from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+
+    name = given.model
+    if given.data is None:
+        with torch.device("meta"):
+            create_model(name)  # a name that there is not, rather than data that are not there
+        raise UserError(
+            f"{name!r} is a model by name and brings no images: give --data, such as cifar10 or "
+            "folder:PATH"
+        )
+    if given.pretrained and given.weights:
+        raise UserError("--pretrained and --weights exclude each other: give one")
+    size = None if given.image_size is None else parse_size(given.image_size)
+    shown = _pretrained(name) if given.pretrained else None
+    if shown is not None:
+        size = size or shown.view.size
+    recipe = Recipe(
+        name=name,
+        data=DataConfig(spec=given.data, image_size=size),
+        model=ModelConfig(name=name),
+    )
+    data = load_data(recipe.data, crop_pct=None if shown is None else shown.view.crop_pct)
+    model = build_model(
+        recipe,
+        num_classes=len(data.classes),
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+    )
+    weights = "random weights"
+    if shown is not None:
+        theirs = getattr(shown.model, "num_classes", None)
+        if theirs != len(data.classes):
+            raise UserError(
+                f"{name!r} was trained for {theirs} classes, and {given.data} has "
+                f"{len(data.classes)}: fine-tune it first (keymix train), and swap the run"
+            )
+        data = replace(data, mean=shown.view.mean, std=shown.view.std)
+        _take(model, shown.model.state_dict(), shown.view.size, name)
+        weights = f"pretrained {name}"
+    elif given.weights is not None:
+        path = Path(given.weights).expanduser()
+        if not path.is_file():
+            raise UserError(f"--weights {given.weights!r}: there is no such file")
+        start_from(model, path)
+        weights = f"{given.weights}, sha256 {_digest(path)}"
+    return Source(
+        name=name,
+        model=model.eval().to(device_of_this_machine()),
+        recipe=recipe,
+        seen=data.record(),
+        data=data,
+        numbers=torch.arange(len(data.classes)),
+        weights=weights,
+        run=None,
+    )
+
+
+def _pretrained(name: str) -> Any:
+    from keymix.cli.models_and_images import load_models
+
+    return load_models([name], pretrained=True)[0]
+
+
+def _take(model: nn.Module, state: Any, size: tuple[int, int], name: str) -> None:
+    from keymix.models import load_weights
+
+    loaded = load_weights(model, state, img_size=size)
+    if loaded.missing:
+        raise UserError(f"weights of {name!r} lack {loaded.missing[0]} at this image size")
+
+
+def _digest(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix swap`` on a run of a hundred digits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keymix.cli import main as keymix
+from keymix.cli.swap import main
+from keymix.errors import Interrupted, UserError
+from keymix.hosts import find_mixers
+from keymix.surgery import attention_cost, held_out
+from keymix.surgery.held_out import HeldOut
+from keymix.surgery.operation import swap
+from keymix.train.runs import data_for, evaluate, load_run
+
+TRAIN = ["digits_vit", "--limit", "120", "--epochs", "1", "--data.batch_size", "32"]
+SIZE = ["--model.options.depth", "3", "--model.options.embed_dim", "16"]
+SWAP = ["--mixer", "ska", "--images", "16"]
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attention_cost, held_out):
+        monkeypatch.setattr(module, "ROUNDS", 2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("swap") / "run")
+    words = [*TRAIN, *SIZE, "--schedule.warmup_epochs=0.5", "--optim.lr", "1e-2", "--out", out]
+    assert keymix(["train", *words]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def swapped(trained: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("swapped") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention_cost, held_out):
+            patch.setattr(module, "ROUNDS", 2)
+        assert main([trained, *SWAP, "--layers", "1-2", "--test", "--out", str(out)]) == 0
+    return out
+
+
+def record(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / "swap.json").read_text(encoding="utf-8"))
+    return told
+
+
+def test_the_folder_holds_what_swap_gives(trained: str, swapped: Path) -> None:
+    run = load_run(trained)
+    model, seen = run.model_and_data()
+    data, _ = data_for(run, seen, None, (12, 12))
+    rows = [i * len(data.train) // 16 for i in range(16)]
+    pixels = torch.stack([data.train.read(i) for i in rows])
+    images = (pixels.float() / 255 - data.mean[0]) / data.std[0]
+    swap(model, "static_key", "1-2", calibration=images)
+    there = load_run(swapped).model()
+    assert [m.mixer_name for m in find_mixers(there).values()] == [
+        "softmax",
+        "static_key",
+        "static_key",
+    ]
+    with torch.no_grad():
+        assert torch.allclose(there(images), model(images), atol=1e-5)
+
+
+def test_the_record_tells_measured_numbers(trained: str, swapped: Path) -> None:
+    told = record(swapped)
+    before, after = evaluate(trained, split="val"), evaluate(swapped, split="val")
+    assert told["held_out"] == before["images"]
+    assert told["before"]["top1"] == pytest.approx(before["top1"])
+    assert told["after"]["top1"] == pytest.approx(after["top1"])
+    assert told["after"]["loss"] == pytest.approx(after["loss"], rel=1e-4)
+    assert told["sentence"].startswith("2 of 3 layers, ")
+    assert told["after"]["share"] == pytest.approx(2 / 3)
+    assert told["test"]["before"]["top1"] == evaluate(trained)["top1"]
+    assert told["test"]["after"]["top1"] == evaluate(swapped)["top1"]
+    assert [row["path"] for row in told["report"]["rows"]] == ["blocks.1.attn", "blocks.2.attn"]
+    page = (swapped / "report.html").read_text(encoding="utf-8")
+    assert f"<h1>{told['sentence']}</h1>" in page
+    assert "blocks.2.attn" in page
+
+
+def test_the_command_it_names_recovers_with_the_original_as_teacher(swapped: Path) -> None:
+    told = record(swapped)
+    assert [line.split()[1] for line in told["next"]] == ["eval", "train"]
+    for line in told["next"]:
+        assert keymix(shlex.split(line)[1:]) == 0
+    recovered = load_run(Path(f"{swapped}-recovered"))
+    assert "train_distill" in recovered.metrics()[0]
+    assert recovered.recipe.model.weights == str(swapped)
+    assert recovered.recipe.model.mixer == load_run(swapped).recipe.model.mixer
+
+
+def test_the_terminal_gets_the_layers_and_the_sentence(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    words = [trained, *SWAP, "--layers", "0", "--init", "fresh", "--held-out", "8", "--out", out]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0].startswith("layer\twas\tis\t")
+    assert lines[1].startswith("blocks.0.attn\tsoftmax\tstatic_key")
+    assert lines[2] == record(tmp_path / "out")["sentence"]
+    assert f"keymix eval {out}" in said.err
+    with pytest.raises(UserError, match="holds a swap: name another or add --overwrite"):
+        main(words)
+    assert main([*words, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["held_out"] == 8
+
+
+def test_a_stopped_search_goes_on_and_tells_every_step(
+    trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = [trained, *SWAP, "--search", "--budget", "0.6", "--held-out", "8", "--out", str(out)]
+    original: Callable[..., Any] = HeldOut.score
+    calls = 0
+
+    def counted(self: HeldOut, model: torch.nn.Module) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise Interrupted(2, "stopped")
+        return original(self, model)
+
+    monkeypatch.setattr(HeldOut, "score", counted)
+    with pytest.raises(Interrupted):
+        main(words)
+    assert not (out / "swap.json").exists()
+    kept = json.loads((out / "search.json").read_text(encoding="utf-8"))["search"]
+    assert (len(kept["steps"]), len(kept["trials"])) == (1, 2)
+    with pytest.raises(UserError, match=r"another search: budget is 0\.6 there, 0\.9 here"):
+        main([*words, "--budget", "0.9"])
+    assert main(words) == 0
+    assert calls == 4 + 1 + 3 + 1, "the third trial, three steps, and the model that is written"
+    told = record(out)
+    assert told["search"]["trials"][:2] == kept["trials"]
+    assert told["search"]["layers"] == sorted(told["search"]["steps"][2]["layers"])
+    assert told["after"] == told["search"]["steps"][2]
+    assert told["sentence"] == told["search"]["sentence"]
+    with (out / "search.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
+    assert [float(row["loss"]) for row in rows] == [s["loss"] for s in told["search"]["steps"]]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 3
+    assert 'class="met"' in page
+    names = [m.mixer_name for m in find_mixers(load_run(out).model()).values()]
+    assert [i for i, name in enumerate(names) if name == "static_key"] == told["search"]["layers"]
+
+
+def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_path: Path) -> None:
+    weights = tmp_path / "own.safetensors"
+    assert (
+        keymix(["train", *TRAIN, "--model", "vit_nano_p4_12", "--out", str(tmp_path / "run")]) == 0
+    )
+    weights.write_bytes((tmp_path / "run" / "weights_last.safetensors").read_bytes())
+    out = tmp_path / "out"
+    words = ["vit_nano_p4_12", "--data", "digits", "--weights", str(weights), *SWAP]
+    assert main([*words, "--layers", "0", "--held-out", "16", "--out", str(out)]) == 0
+    own, here = load_run(tmp_path / "run").model(), load_run(out / "original").model()
+    images = torch.randn(4, 1, 12, 12)
+    with torch.no_grad():
+        assert torch.allclose(own(images), here(images), atol=1e-5)
+    assert f"--loss.distill_teacher {out / 'original'}" in record(out)["next"][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--budget", "0.5"], "--budget is of a search: add --search"),
+        (["--cost", "macs"], "--cost is of a search"),
+        (["--search", "--budget", "0"], r"budget=0\.0 must be above 0 and at most 1"),
+        (["--search", "--budget", "nan"], "budget=nan must be above 0"),
+        (["--search", "--init", "fresh"], "--init fresh starts keys anew"),
+        (["--search", "--mixer", "ska/ska/mhsa"], "a search puts one mixer into every layer"),
+        (["--images", "5000"], "--images 5000: the training split of digits has"),
+        (["--images", "0"], "--images 0"),
+        (["--images", "4"], "4 calibration images were given and 8 are the least"),
+        (["--held-out", "5000"], "--held-out 5000: the validation split of digits has"),
+        (["--layers", "9"], "3 layers with attention"),
+        (["--mixer", "skaa"], "skaa.*ska"),
+        (["--mixer", "ska(activaton=relu)"], "activation"),
+        (["--weights", "w.pth"], "--weights is of models given by name"),
+        (["--estimate", "median"], "median"),
+        (["--serch"], "--search"),
+        (["--data", "fashion_mnistt"], "fashion_mnist"),
+    ],
+)
+def test_a_mistake_is_one_line(trained: str, tmp_path: Path, words: list[str], match: str) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=match) as refusal:
+        main([trained, *SWAP, *words, "--out", str(out)])
+    assert "\n" not in str(refusal.value)
+    assert not (out / "swap.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["vit_nano_p4_12"], "brings no images: give --data"),
+        (["vit_nano_p4_13"], "vit_nano_p4_12"),
+        (["resnet18x"], "resnet18"),
+        (["nowhere/run"], "there is no .*'nowhere/run'"),
+        (["google/vit-base-patch16-224"], "Hugging Face's hub are swapped in Python"),
+        (["hf:google/vit"], "Hugging Face's hub are swapped in Python"),
+        (["torchvision:vit_b_16"], "torchvision are swapped in Python"),
+        (["vit_b_16"], "a model of torchvision; they are swapped in Python"),
+        (["vit_nano_p4_12", "--data", "digits", "--weights", "nowhere.pth"], "no such file"),
+        (["vit_nano_p4_12", "--data", "digits", "--pretrained"], "no weights of its own"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_line(
+    tmp_path: Path, words: list[str], match: str
+) -> None:
+    with pytest.raises(UserError, match=match) as refusal:
+        main([*words, *SWAP, "--out", str(tmp_path / "out")])
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_other_things_is_refused(trained: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    for out, match in ((tmp_path, "holds no swap"), (tmp_path / "notes.txt", "is a file")):
+        with pytest.raises(UserError, match=match):
+            main([trained, *SWAP, "--overwrite", "--out", str(out)])
+    with pytest.raises(UserError, match="holds no swap"):
+        main([trained, *SWAP, "--overwrite", "--out", trained])
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
