@@ -21,8 +21,9 @@ VERBS = {
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images or a folder with a trained run",
+    "swap": "put a mixer into a trained model, near what it was; search which layers",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
-    "analyze": "what mixers cost: the papers' formulas, counts, latency and memory",
+    "analyze": "where a model looks, whether its layers collapse, what mixers cost",
     "data": "validate a data set before hours are spent (keymix data check)",
     "list": "list models, mixers, recipes and data sets",
 }
@@ -33,7 +34,8 @@ EXAMPLES = """\
 examples:
   keymix compare                                   the embedded digits, every dense mixer
   keymix compare --data folder:photos --mixers mhsa,ska,identity --seeds 5 --out photos-cmp
-  keymix count vit_small_p4_32 --mixer static_key
+  keymix swap my-run --mixer ska --search --budget 0.5 --out swapped
+  keymix analyze attention my-run --images photos  where it looks, as pictures
   keymix data check photos                         broken images, leaks between splits, bad labels
   keymix list mixers
 """

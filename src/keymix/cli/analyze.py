@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix analyze``: what mixers cost and do, one analysis a word behind the verb."""
+"""``keymix analyze``: what models attend to, whether they collapse, what mixers cost."""
 
 from __future__ import annotations
 
-from keymix.cli import analyze_complexity, console
+from keymix.cli import analyze_attention, analyze_collapse, analyze_complexity, console
 from keymix.errors import unknown
 
-_ANALYSES = {"complexity": analyze_complexity}
+_ANALYSES = {
+    "attention": analyze_attention,
+    "collapse": analyze_collapse,
+    "complexity": analyze_complexity,
+}
 
 
 def main(argv: list[str]) -> int:
@@ -32,5 +36,5 @@ def _help() -> str:
         for analysis in _ANALYSES.values()
     ]
     rows = [f"  {name:<11} {analysis.SUMMARY}" for name, analysis in _ANALYSES.items()]
-    hint = "`keymix analyze complexity --help` says more."
+    hint = "`keymix analyze attention --help` and so on say more."
     return "usage: " + "\n       ".join(usages) + "\n\n" + "\n".join(rows) + "\n\n" + hint
