@@ -18,6 +18,7 @@ from keymix.hosts.layers import find_layers
 from keymix.models import create_model
 from keymix.surgery import gather, swap
 from keymix.surgery.keys import RIDGE
+from mixer_cases import stir
 from tolerances import close
 
 KEYS = ("static_key", "conv_static_key")
@@ -131,6 +132,20 @@ def test_keys_that_no_image_moves_are_found_exactly(mixer: str, estimate: Any) -
     assert report.rows[0].estimated
     others = images((8, 12), 4, seed=2)
     close(answer(model, others), answer(place_alone("timm_vit"), others))
+
+
+def test_what_a_mixer_itself_adds_to_its_logits_is_fitted() -> None:
+    model, x = tiny("timm_vit"), images((8, 12))
+    swap(model, "key_value", mixer_options={"pos_dim": 4})
+    stir(model)
+    first = readings(model, x)[0]
+    assert first.bias is not None
+    swap(model, "static_key", calibration=x, drift=False)
+    logits, mixer = first.logits(), next(iter(find_mixers(model).values()))
+    for h in range(3):
+        mean = first.k[:, h].mean(0) * float(first.scale / mixer.gain())
+        wanted = fitted(first.q[:, h], logits[:, h], mean, mixer.gain())
+        torch.testing.assert_close(mixer.key[h], wanted, rtol=1e-8, atol=1e-8)
 
 
 def test_windows_have_mean_keys_of_their_own() -> None:

@@ -19,7 +19,7 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.mixers.map_mixer import MapMixer
-from keymix.surgery import swap
+from keymix.surgery import drift, swap
 from keymix.surgery.choose import choose
 from tolerances import close, differs
 
@@ -254,6 +254,14 @@ def test_copied_weights_train_as_they_did_and_new_ones_train() -> None:
     assert (first.training, second.training, model.training) == (True, False, False)
 
 
+def test_a_frozen_norm_of_the_host_stays_frozen_in_the_mixer() -> None:
+    model = tiny("timm_vit_registers_qk_norm")
+    model.blocks[0].attn.q_norm.requires_grad_(False)
+    swap(model, "softmax", 0)
+    frozen = [n for n, p in model.blocks[0].attn.named_parameters() if not p.requires_grad]
+    assert frozen == ["mixer.finish.q.norm.weight", "mixer.finish.q.norm.bias"]
+
+
 def test_the_modules_around_stay_the_same_objects() -> None:
     model = tiny("timm_vit")
     kept = {path: m for path, m in model.named_modules() if ".attn" not in path}
@@ -312,17 +320,28 @@ def test_drift_of_a_layer_is_that_of_its_map_on_the_originals_tokens() -> None:
     hook = layers[1].module.register_forward_hook(lambda *call: calls.append(call[1:]))
     answer(twin, X)
     hook.remove()
-    drift = swap(model, "static_key", calibration=X, batch_size=4).rows[1].drift
+    moves = swap(model, "static_key", calibration=X, batch_size=4).rows[1].drift
     (tokens,), given = calls[0]
     mixer = list(find_mixers(model).values())[1]
     with torch.no_grad():
         old, new = layers[1].map((tokens,), {}), mixer.attention_map(tokens)
         moved = (mixer(tokens) - given).norm() / given.norm()
-    assert drift is not None
-    assert drift.map == pytest.approx(float((new - old).abs().sum(-1).mean() / 2))
-    assert drift.output == pytest.approx(float(moved))
+    assert moves is not None
+    assert moves.map == pytest.approx(float((new - old).abs().sum(-1).mean() / 2))
+    assert moves.output == pytest.approx(float(moved))
     logs = [t.log() - t.log().mean(-1, True) for t in (old, new)]  # logits less their row's mean
-    assert drift.logits == pytest.approx(float((logs[1] - logs[0]).norm() / logs[0].norm()))
+    assert moves.logits == pytest.approx(float((logs[1] - logs[0]).norm() / logs[0].norm()))
+
+
+def test_maps_are_compared_in_parts_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = swap(tiny("timm_vit"), ["re_attention", "conv_static_key"], calibration=X)
+    monkeypatch.setattr(drift, "MOST_NUMBERS", 9 * 3 * 25 * 7)  # 7 rows of 25
+    model = tiny("timm_vit")
+    parts = swap(model, ["re_attention", "conv_static_key"], calibration=X)
+    for one, other in zip(whole.rows, parts.rows, strict=True):
+        assert one.drift is not None
+        assert other.drift is not None
+        assert vars(other.drift) == pytest.approx(vars(one.drift), abs=1e-12)
 
 
 def test_controls_copy_nothing_and_say_so() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap
 from keymix.hosts.layers import Layer
-from keymix.mixers.base import TokenMixer
+from keymix.mixers.base import TokenMixer, take_rows
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.re_attention import ReMixing
 from keymix.surgery.beside import Call, Pair, beside
@@ -45,14 +45,16 @@ class _Sums:
         return float((error / size) ** 0.5)
 
 
-def _parts(batch: int, heads: int, queries: int, keys: int) -> Iterator[Tensor | None]:
-    """Yield rows to compare at once."""
-    step = max(1, MOST_NUMBERS // max(1, batch * heads * keys))
+def _parts(mixer: MapMixer, x: Tensor) -> Iterator[Tensor | None]:
+    """Yield rows of a mixer's maps of tokens to look at together, None for all."""
+    queries = x.shape[-2]
+    a_row = x[..., 0, 0].numel() * mixer.num_heads * mixer.site.num_keys
+    step = max(1, MOST_NUMBERS // max(1, a_row))
     if step >= queries:
         yield None
         return
     for start in range(0, queries, step):
-        yield torch.arange(start, min(start + step, queries))
+        yield torch.arange(start, min(start + step, queries), device=x.device)
 
 
 def _compare(pair: Pair, sums: _Sums) -> None:
@@ -61,9 +63,7 @@ def _compare(pair: Pair, sums: _Sums) -> None:
     mixer, layer = pair.mixer, pair.layer
     if not isinstance(mixer, MapMixer):
         return
-    x: Tensor = pair.after[0][0] if pair.after[0] else pair.after[1]["x"]
-    batch = x[..., 0, 0].numel()
-    for rows in _parts(batch, mixer.num_heads, x.shape[-2], mixer.site.num_keys):
+    for rows in _parts(mixer, _named(pair.after)["x"]):
         try:
             before = layer.map(*pair.before, queries=rows)
         except NoAttentionMap:
@@ -98,8 +98,7 @@ def _old_logits(layer: Layer, call: Call, rows: Tensor | None) -> Tensor | None:
     if isinstance(layer.mixer, MapMixer):
         return _logits(layer.mixer, call, rows)
     read = layer.reading(*call)
-    q = read.q if rows is None else read.q.index_select(-2, rows.to(read.q.device))
-    return q @ read.k.mT * read.scale
+    return take_rows(read.q, rows) @ read.k.mT * read.scale
 
 
 def measure(
@@ -196,9 +195,7 @@ def settle_norms(
         if path not in norms:
             return
         mixer, named = norms[path], _named(pair.after)
-        x: Tensor = named["x"]
-        batch = x[..., 0, 0].numel()
-        for rows in _parts(batch, mixer.num_heads, x.shape[-2], mixer.site.num_keys):
+        for rows in _parts(mixer, named["x"]):
             maps = mixer.attention_map(**named, queries=rows)
             maps = MapMixer.mix_after(mixer, maps, track=False)
             # centred at 1/M, the mean of rows that sum to one, lest digits are lost
