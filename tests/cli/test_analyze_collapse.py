@@ -123,6 +123,6 @@ def test_mistakes_are_one_line(words: list[str], said: str) -> None:
 def test_folders_that_hold_other_things_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thing").write_text("")
     for out in (tmp_path, tmp_path / "thing"):
-        with pytest.raises(UserError, match="--out|is not empty and holds no analysis"):
+        with pytest.raises(UserError, match=r"--out|is not empty and holds no analysis"):
             analyze_collapse.main([NAME, *DIGITS, "--out", str(out)])
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]

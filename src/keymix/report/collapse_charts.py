@@ -253,5 +253,7 @@ def theta_map(study: Study) -> Chart | None:
         "(column)."
     )
     names = [str(i + 1) for i in range(len(rows))]
-    svg = heat_map(rows, names=names, label="head", name=caption, high=high, signed=True)
+    svg = heat_map(
+        rows, names=names, label="head", name=caption, high=high, signed=True, numbers=True
+    )
     return Chart("theta", svg, caption)

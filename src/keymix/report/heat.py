@@ -33,6 +33,7 @@ def heat_map(
     name: str,
     high: float = 1.0,
     signed: bool = False,
+    numbers: bool = False,
 ) -> Markup:
     """Draw a square matrix, the more opaque the larger the number.
 
@@ -43,6 +44,7 @@ def heat_map(
         name: What is shown, for readers who cannot see it.
         high: The number that is opaque; of signed ones also its negative, in another colour.
         signed: Whether numbers may lie below 0; else those are drawn as 0.
+        numbers: Write the numbers too, unless there are too many.
     """
     count = len(values)
     cell = SIDE / count
@@ -56,7 +58,7 @@ def heat_map(
             depth = min(abs(value) / high, 1.0) if signed or value > 0 else 0.0
             kind = "cold" if value < 0 else "heat"
             parts.append(el("rect", **at, class_=kind, fill_opacity=f"{depth:.2f}"))
-            if signed and count <= _NUMBERS:
+            if numbers and count <= _NUMBERS:
                 told = f"{value:.2f}".replace("-", "−")
                 across, down = LEFT + (j + 0.5) * cell, TOP + (i + 0.5) * cell + 3
                 parts.append(text(across, down, told, anchor="middle", class_="inside"))
