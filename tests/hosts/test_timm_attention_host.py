@@ -156,8 +156,8 @@ def mixed() -> nn.Module:
         (beit, r"beit\.Attention\(x, shared_rel_pos_bias\) at blocks\.0\.attn and 1 more"),
         (swin, r"WindowAttention\(x, mask\) at 0\.layers\.0\.blocks\.0\.attn and 1 more"),
         (mixed, r"Doubled\(x, attn_mask, is_causal\) at 1"),
-        (lambda: Attention(12, 3), "Attention, which holds no attention"),
-        (lambda: timm.create_model("resnet10t"), "ResNet, which holds no attention"),
+        (lambda: Attention(12, 3), "Attention, in which nothing is called attention"),
+        (lambda: timm.create_model("resnet10t"), "ResNet, in which nothing is called attention"),
     ],
 )
 def test_what_only_looks_like_it_is_named_and_left_alone(make: Any, told: str) -> None:

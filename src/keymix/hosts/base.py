@@ -205,7 +205,11 @@ def _attention_in(model: nn.Module) -> str:
         takes = ", ".join(list(inspect.signature(kind.forward).parameters)[1:])
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         told.append(f"{_called(kind)}({takes}) at {paths[0]}{more}")
-    return f" or what attends in it, {'; '.join(told)}" if told else ", which holds no attention"
+    return (
+        f" or what attends in it, {'; '.join(told)}"
+        if told
+        else ", in which nothing is called attention"
+    )
 
 
 def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
