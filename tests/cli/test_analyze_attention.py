@@ -232,4 +232,6 @@ def test_scales_hold_even_attention_faint_or_stretch_each_map() -> None:
     signed = Range.own(np.array([[-2.0, 1.0]]))
     assert signed.signed
     assert signed.share(np.array([0.0])) == 0
+    below = Range.own(np.array([[-2.0, -1.0]]))  # of one sign: all of the scale is used
+    assert (below.signed, below.low, below.high) == (False, -2.0, -1.0)
     assert torch.isfinite(torch.tensor(Range.own(np.ones((2, 2))).share(np.ones((2, 2))))).all()

@@ -87,9 +87,9 @@ class Range:
 
     @classmethod
     def own(cls, values: FloatArray) -> Range:
-        """Run over one map's weights, from nought alike where they have both signs."""
+        """Run over one map's weights, alike on both sides of nought where they have both signs."""
         low, high = float(values.min()), float(values.max())
-        if low < 0:
+        if low < 0 < high:
             low, high = -max(-low, high), max(-low, high)
         return cls(low, high) if high > low else cls(low - 1, high)
 
@@ -132,7 +132,11 @@ def draw(
     across = max(map(len, bands)) + photos
     heights = [_height(row) for row in rows]
     band_height = 0.3 + sum(heights) + 0.27 * len(rows)
-    width = lead + across * (CELL + GAP) + _BAR
+    drawn = [c.values for row in rows for c in row.cells if c.values is not None]
+    ranges = [Range.shared(drawn)] if drawn else []
+    if scale == "each":  # one bar for maps of one sign, and one for those of both
+        ranges = list({over.signed: over for over in map(Range.own, drawn)}.values())
+    width = lead + across * (CELL + GAP) + _BAR * max(1, len(ranges))
     title_lines = textwrap.wrap(title, max(20, int(width / 0.095)))
     note_lines = textwrap.wrap(note, max(20, int(width / 0.072)))
     head = 0.2 + 0.2 * len(title_lines) + 0.17 * len(note_lines)
@@ -142,8 +146,6 @@ def draw(
     page.text(0.15, 0.12, "\n".join(title_lines), size=10, weight="bold")
     page.text(0.15, 0.16 + 0.2 * len(title_lines), "\n".join(note_lines), size=8, colour="#555")
 
-    drawn = [c.values for row in rows for c in row.cells if c.values is not None]
-    whole = Range.shared(drawn) if drawn else Range(0.0, FULL)
     y = head
     for band in bands:
         x = lead + (CELL + GAP if photos else 0)
@@ -171,12 +173,12 @@ def draw(
                         colour="#888",
                     )
                 else:
-                    over = whole if scale == "shared" else Range.own(cell.values)
+                    over = ranges[0] if scale == "shared" else Range.own(cell.values)
                     page.cell(x, y, tall, cell, row.photo, over)
                 x += CELL + GAP
             y += tall + 0.27
-    if drawn:
-        page.bar(width - _BAR + 0.12, head + 0.3, heights[0], whole, scale)
+    for i, over in enumerate(ranges):
+        page.bar(width - _BAR * (len(ranges) - i) + 0.12, head + 0.3, heights[0], over, scale)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
