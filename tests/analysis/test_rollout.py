@@ -127,3 +127,15 @@ def test_what_cannot_be_multiplied_is_refused() -> None:
     for query in (7, -1, "first"):
         with pytest.raises(UserError, match=r"query=.* must be 'cls', 'mean'"):
             attention_rollout(vit(), images(), query=query)
+
+
+def test_a_model_in_training_is_read_as_in_inference_and_left_as_it_was() -> None:
+    """Convolutions before the keys are normalised over the batch in training."""
+    small = {"depths": (2, 1, 1), "img_size": 32, "mixer": "key_value"}
+    model = create_model("cvt_micro_32", **small).double().eval()
+    x = images(32, 32)
+    wanted = attention_rollout(model, x, layers="stages.0").weights
+    state = {name: t.clone() for name, t in model.train().state_dict().items()}
+    close(attention_rollout(model, x, layers="stages.0").weights, wanted)
+    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+    assert model.training

@@ -16,6 +16,7 @@ from keymix.analysis.capture import (
     Layers,
     Seat,
     class_token_of,
+    inference_mode_of,
     row_chunks,
     run_once,
     select_layers,
@@ -96,7 +97,7 @@ def attention_rollout(
         query = "cls" if _has_class_token(model, layout, first.path) else "mean"
     row = _start(model, layout, query, first.path)
     weights: Tensor | None = None
-    with torch.no_grad():
+    with torch.no_grad(), inference_mode_of(model):
         while calls:
             seat, call, _ = calls.pop()
             weights = _back(seat, call, row if weights is None else weights)
