@@ -81,6 +81,8 @@ class CalibrationImages:
             for start in range(0, len(batch), self.batch_size):
                 part = batch[start : start + self.batch_size]
                 yield part.to(anchor.device, anchor.dtype)
+            if seen == self.number:
+                break
         if seen < (self.number or MIN_IMAGES):
             least = "were asked for" if self.number else "are the least"
             raise UserError(
