@@ -112,12 +112,36 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             told = (file.metadata() or {}).get(FORMAT)
             if told is None:
                 raise UserError(f"{path} says nothing of a swap; save_swapped writes such files")
+            record = _checked(told, path)
             names = list(file.keys())
-            return json.loads(told), {name: file.get_tensor(name) for name in names}
+            return record, {name: file.get_tensor(name) for name in names}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _checked(told: str, path: Path) -> dict[str, Any]:
+    """Return the record of a file's swaps; refuse one that save_swapped cannot have written."""
+    try:
+        record = json.loads(told)
+    except (ValueError, RecursionError):
+        record = None
+    swaps = record.get("swaps") if isinstance(record, dict) else None
+    fits = isinstance(swaps, list) and swaps and isinstance(record.get("model"), str)
+    if not fits or not all(_is_plan(swap) for swap in swaps):
+        raise UserError(f"{path}: what it says of its swaps is broken; save the model again")
+    whole: dict[str, Any] = record
+    return whole
+
+
+def _is_plan(swap: object) -> bool:
+    kinds = {"path": str, "mixer": str, "options": dict}
+    return (
+        isinstance(swap, dict)
+        and swap.keys() == kinds.keys()
+        and all(isinstance(swap[name], kind) for name, kind in kinds.items())
+    )
 
 
 def _check(here: dict[str, Any], state: dict[str, Tensor], path: str | Path) -> None:
