@@ -219,7 +219,7 @@ def test_a_scale_that_norms_forbid_to_fold_is_told() -> None:
 
 
 def test_what_a_host_scales_otherwise_is_scaled_so() -> None:
-    model = tiny("timm_vit")
+    model = tiny("timm_vit_registers_qk_norm")  # norms forbid to fold it
     owner: Any = model
     for block in owner.blocks:
         block.attn.scale, block.attn.fused_attn = 0.3, False

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tiny_models import MODELS, answer, images, tiny
+import torch
+from tiny_models import MODELS, answer, images, our_vit, ready, tiny
 from torch import nn
 
 from keymix.hosts import find_mixers
@@ -34,6 +37,27 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
         assert {"q", "k", "v", "proj"} <= set(row.copied), row
         assert row.fresh == row.dropped == row.estimated == ()
     assert len(find_mixers(model)) == len(report.rows)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options"),
+    [
+        ("static_key", {"activation": "star_relu", "resize": "interpolate"}),
+        ("conv_static_key", {"kernel_size": 5, "qkv_bias": False, "talking_heads": True}),
+        ("re_attention", {"map_scale": True, "theta_bias": False, "temperature": 2.0}),
+        ("static_key_re_attention", {"norm": "layer", "num_heads": 2, "head_dim": 5}),
+        ("key_value", {"pos_dim": 5, "scale": "dim", "mask_diagonal": True}),
+        ("random", {}),
+    ],
+)
+def test_a_mixer_in_its_own_place_changes_nothing(mixer: str, options: dict[str, Any]) -> None:
+    # in float64 from the start: a position code keeps what it was rounded to
+    built = our_vit(mixer, mixer_options=options, dtype=torch.float64)
+    model, x = ready(built), images((16, 16), 3)
+    before = answer(model, x)
+    report = swap(model, mixer)
+    close(answer(model, x), before)
+    assert all(row.fresh == row.dropped == row.estimated == () for row in report.rows)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ from keymix.errors import UserError
 from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, known_of
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
+from keymix.mixers.conv_static_key import ConvStaticKeyAttention
 from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.re_attention import ReMixing
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import spec_of
 
+KEPT = ("resize", "activation", "pos_dim")  # options that mixers hold under their own names
 PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
 
 
@@ -109,8 +112,14 @@ def _of_mixer(layer: Layer) -> dict[str, Any]:
         "proj_drop": mixer.proj_drop.p,
         "mask_diagonal": mixer.mask_diagonal,
         "talking_heads": _talks(mixer),
-        "resize": getattr(mixer, "resize", None),
+        **{name: getattr(mixer, name) for name in KEPT if hasattr(mixer, name)},
     }
+    if isinstance(mixer, ConvStaticKeyAttention):
+        made["kernel_size"] = mixer.key_conv.kernel_size[0]
+    if isinstance(mixer, ReMixing):
+        made["norm"] = "layer" if isinstance(mixer.norm, nn.LayerNorm) else "batch"
+        made["theta_bias"] = mixer.theta_bias is not None
+        made["map_scale"] = mixer.map_gain != 1.0
     if mixer.num_heads != layer.place.site.num_heads:
         made["num_heads"] = mixer.num_heads
     made |= _scaled(mixer.scale, mixer.head_dim, mixer.site.dim)
