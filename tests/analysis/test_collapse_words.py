@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -23,7 +25,9 @@ def layer(block: int, **changes: object) -> LayerReading:
     return LayerReading(**(values | changes))
 
 
-def study(shares: dict[tuple[int, int], float], count: int, **changes: object) -> Collapse:
+def study(
+    shares: dict[tuple[int, int], float], count: int, *, centred: float = 0.75, **changes: object
+) -> Collapse:
     """A study of some blocks whose share of similar columns is 0.1 where none is given."""
     layers = [layer(i) for i in range(1, count + 1)]
     layers = changes.pop("layers", layers)  # type: ignore[assignment]
@@ -32,7 +36,7 @@ def study(shares: dict[tuple[int, int], float], count: int, **changes: object) -
         PairSimilarity(
             first=a.path,
             second=b.path,
-            centred=0.25,
+            centred=centred,
             mean=0.9 * shares.get((a.block, b.block), 0.1),
             by_head=(),
             similar_fraction=shares.get((a.block, b.block), 0.1),
@@ -60,7 +64,8 @@ def test_blocks_that_share_a_map_are_named_with_the_evidence_for_every_two() -> 
     )
     assert verdict.evidence[0] == (
         "Every two maps of blocks 4–8 are alike in at least 85 % of their columns, 94 % on average "
-        "(cosine above 0.5)."
+        "(cosine above 0.5); what is left when each column's mean is taken off has a cosine of "
+        "0.75 on average (one map: 0.5 or more)."
     )
     assert "4 of 8 blocks (50 %) are similar to the one before" in verdict.evidence[1]
     assert found.similar_blocks == (5, 6, 7, 8)
@@ -117,7 +122,45 @@ def test_even_maps_are_told_as_the_reason() -> None:
     verdict = study(all_of(range(1, 5), 1.0), 4, layers=layers).verdict
     assert "(nearly even attention)" in verdict.headline
     assert "entropy 0.990 of ln M" in verdict.evidence[0]
-    assert "column's mean is taken off has a cosine of 0.25 on average." in verdict.evidence[0]
+    assert "column's mean is taken off has a cosine of 0.75 on average" in verdict.evidence[0]
+
+
+def test_blocks_alike_in_evenness_only_are_not_said_to_share_a_map() -> None:
+    found = study(all_of(range(1, 5), 1.0), 4, centred=0.0625)
+    assert found.verdict.collapsed is False
+    assert found.verdict.headline == (
+        "Blocks 1–4 are alike by DeepViT's measure (cosine above 0.5), but what is left beside "
+        "even attention differs: cosine 0.06 (entropy 0.50 of ln M)."
+    )
+    assert any("even attention alone gives" in told for told in found.verdict.caveats)
+    drifting = all_of(range(2, 6), 0.3) | {(i, i + 1): 0.9 for i in range(2, 5)}
+    headline = study(drifting, 6, centred=0.1).verdict.headline
+    assert headline.startswith("Blocks 2–5 are alike, each to the one before, by DeepViT's")
+
+
+@pytest.mark.parametrize(("centred", "shared"), [(0.4999, False), (0.5, True), (math.nan, True)])
+def test_a_map_is_shared_from_half_a_centred_cosine_or_where_nothing_is_left(
+    centred: float, shared: bool
+) -> None:
+    verdict = study(all_of(range(1, 4), 1.0), 3, centred=centred).verdict
+    assert verdict.collapsed is shared
+    assert ("share one map" in verdict.headline) is shared
+    assert ("nothing is left" in verdict.evidence[0]) is math.isnan(centred)
+
+
+def test_stretches_of_both_kinds_are_told_apart() -> None:
+    found = study(all_of(range(1, 4), 1.0) | all_of(range(4, 6), 1.0), 5)
+    pairs = [
+        replace(pair, centred=0.25 if pair.first == "blocks.3.attn" else 0.75)
+        for pair in found.pairs
+    ]
+    verdict = replace(found, pairs=tuple(pairs)).verdict
+    assert verdict.collapsed is True
+    assert verdict.headline == (
+        "Blocks 1–3 share one map: Re-attention or map sharing could pay there. Blocks 4–5 are "
+        "alike by DeepViT's measure (cosine above 0.5), but what is left beside even attention "
+        "differs: cosine 0.25 (entropy 0.50 of ln M)."
+    )
 
 
 def test_blocks_that_have_the_remedy_are_not_told_to_take_it() -> None:

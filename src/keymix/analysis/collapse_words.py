@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,15 @@ EVEN = 0.95
 SINK = 0.3
 """Share of attention on one token from which it is told as a sink."""
 
+PATTERN = 0.5
+"""Centred cosine from which blocks are said to share a map.
+
+Columns of a softmax have no negative entry, so that even attention alone gives them a high cosine
+(Eq. 2) whatever else they hold. With each column's mean taken off, patterns that have nothing in
+common have a cosine near 0, so what DeepViT asks of whole columns, a cosine above 0.5, says there
+that it is the patterns that agree.
+"""
+
 _REMEDIES = {"re_attention", "static_key_re_attention"}
 
 
@@ -28,7 +38,8 @@ class Verdict:
     """What was found, in words.
 
     Attributes:
-        collapsed: Whether neighbouring blocks share a map; None where that cannot be said.
+        collapsed: Whether neighbouring blocks are alike both by Eq. 7 and, from
+            :data:`PATTERN` on, in their centred cosine; None where that cannot be said.
         headline: The finding.
         evidence: What it rests on, a sentence each.
         caveats: What it does not say.
@@ -56,7 +67,13 @@ class _Run:
     paths: tuple[str, ...]
     least: float  # share of similar columns of the two that are least alike
     mean: float  # mean share over every two
-    centred: float  # mean cosine over every two, each column's mean taken off
+    centred: float  # mean cosine with each column's mean off, nan if no two have one: of every two
+    # where all are alike, else of neighbours
+
+    @property
+    def one_pattern(self) -> bool:
+        """Whether its maps agree beside even attention, or are nothing but even."""
+        return math.isnan(self.centred) or self.centred >= PATTERN
 
 
 def verdict_of(study: Collapse) -> Verdict:
@@ -85,7 +102,7 @@ def verdict_of(study: Collapse) -> Verdict:
     runs = _runs(study)
     evidence = [_run_evidence(study, run) for run in runs] or [_most_alike(study)]
     return Verdict(
-        collapsed=bool(runs),
+        collapsed=any(run.one_pattern for run in runs),
         headline=_headline(study, runs),
         evidence=(*evidence, _counts(study), *_rule(study), *_sinks(study), *tokens),
         caveats=(*_caveats(study, runs), *_apart(study), *_missing(study), *_few(study)),
@@ -108,8 +125,12 @@ def _runs(study: Collapse) -> list[_Run]:
                 paths = group[start:i]
                 pairs = [study.pair(p, q) for p, q in itertools.combinations(paths, 2)]
                 shares = [pair.similar_fraction for pair in pairs]
-                centred = sum(pair.centred for pair in pairs) / len(pairs)
-                runs.append(_Run(paths, min(shares), sum(shares) / len(shares), centred))
+                least = min(shares)
+                if not least > study.similar:
+                    pairs = [study.pair(p, q) for p, q in itertools.pairwise(paths)]
+                of = [pair.centred for pair in pairs if not math.isnan(pair.centred)]
+                centred = sum(of) / len(of) if of else math.nan
+                runs.append(_Run(paths, least, sum(shares) / len(shares), centred))
             start = i
     return sorted(runs, key=lambda run: (-len(run.paths), study.blocks[run.paths[0]]))
 
@@ -117,23 +138,53 @@ def _runs(study: Collapse) -> list[_Run]:
 def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
     if not runs:
         return "Nothing collapses: no block has a map like that of the block before it."
+    same = [run for run in runs if run.one_pattern]
+    told = [_shared(study, same)] if same else []
+    if len(same) < len(runs):
+        told.append(_alike(study, [run for run in runs if not run.one_pattern]))
+    return " ".join(told)
+
+
+def _shared(study: Collapse, runs: Sequence[_Run]) -> str:
+    """Say which blocks share a map, and what that is worth."""
     one = [run for run in runs if run.least > study.similar]
     drifting = [run for run in runs if run not in one]
     told = []
     if one:
-        where = _and([_blocks(study, run.paths) for run in one])
         each = " each" if len(one) > 1 else ""
-        told.append(f"{where}{each} share one map")
+        told.append(f"{_and([_blocks(study, run.paths) for run in one])}{each} share one map")
     if drifting:
         where = _and([_blocks(study, run.paths) for run in drifting])
         told.append(f"{where} change their map only little by little")
-    found = "; ".join(told)
-    found = found[0].upper() + found[1:]
+    found = _capital("; ".join(told))
     if all(_remedied(study, run) for run in runs):
         return f"{found}, though they have Re-attention or a shared map."
-    even = " (nearly even attention)" if _even(study, runs[0]) else ""
+    entropy = _entropy(study, runs[0])
+    even = " (nearly even attention)" if entropy is not None and entropy >= EVEN else ""
     pay = "Re-attention or map sharing could pay there" if one else "Re-attention could pay there"
     return f"{found}{even}: {pay}."
+
+
+def _alike(study: Collapse, runs: Sequence[_Run]) -> str:
+    """Say which blocks are alike by Eq. 7 only, and what their patterns and entropy say."""
+    found = _capital(_and([_blocks(study, run.paths) for run in runs]))
+    before = "" if all(run.least > study.similar for run in runs) else ", each to the one before,"
+    entropies = [e for run in runs if (e := _entropy(study, run)) is not None]
+    entropy = f" (entropy {_span(entropies)} of ln M)" if entropies else ""
+    return (
+        f"{found} are alike{before} by DeepViT's measure (cosine above {study.threshold:g}), but "
+        f"what is left beside even attention differs: cosine "
+        f"{_span([run.centred for run in runs])}{entropy}."
+    )
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _remedied(study: Collapse, run: _Run) -> bool:
@@ -141,15 +192,14 @@ def _remedied(study: Collapse, run: _Run) -> bool:
     return all(layer.attention in _REMEDIES | {"shared_map"} for layer in layers[1:])
 
 
-def _even(study: Collapse, run: _Run) -> float | None:
-    """Return the mean entropy over ln M of a run whose maps are nearly even, else None."""
+def _entropy(study: Collapse, run: _Run) -> float | None:
+    """Return the mean entropy over ln M of a run's maps, None where they have none."""
     found = [
         layer.entropy_normalised
         for layer in study.layers
         if layer.path in run.paths and layer.entropy_normalised is not None
     ]
-    mean = sum(found) / len(found) if found else 0.0
-    return mean if mean >= EVEN else None
+    return sum(found) / len(found) if found else None
 
 
 def _run_evidence(study: Collapse, run: _Run) -> str:
@@ -167,17 +217,19 @@ def _run_evidence(study: Collapse, run: _Run) -> str:
             f"columns, but the two least alike in {_percent(run.least)} only"
         )
     text += f" (cosine above {study.threshold:g})"
-    even = _even(study, run)
-    if even is not None:
+    entropy = _entropy(study, run)
+    if entropy is not None and entropy >= EVEN:
         text += (
-            f". They are nearly even (entropy {even:.3f} of ln M): they are alike because each "
+            f". They are nearly even (entropy {entropy:.3f} of ln M): they are alike because each "
             "attends to everything"
         )
-        if run.centred == run.centred:
-            text += (
-                f"; what is left when each column's mean is taken off has a cosine of "
-                f"{run.centred:.2f} on average"
-            )
+    if math.isnan(run.centred):
+        text += "; nothing is left when each column's mean is taken off"
+    else:
+        text += (
+            f"; what is left when each column's mean is taken off has a cosine of "
+            f"{run.centred:.2f} on average (one map: {PATTERN:g} or more)"
+        )
     return text + "."
 
 
@@ -282,7 +334,11 @@ def _halfway(found: Sequence[Any]) -> str:
 def _caveats(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     if not runs:
         return []
-    return [
+    told = [
+        f"A cosine above {study.threshold:g} is what even attention alone gives: without a common "
+        "pattern it is no sign that blocks could share a map."
+    ]
+    return (told if any(not run.one_pattern for run in runs) else []) + [
         "That maps are alike does not say what another attention brings: train both to know, as "
         "keymix compare does."
     ]
