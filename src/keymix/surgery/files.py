@@ -129,7 +129,7 @@ def _checked(told: str, path: Path) -> dict[str, Any]:
         record = None
     swaps = record.get("swaps") if isinstance(record, dict) else None
     fits = isinstance(swaps, list) and swaps and isinstance(record.get("model"), str)
-    if not fits or not all(_is_plan(swap) for swap in swaps):
+    if not fits or not all(_is_plan(swap) for swap in swaps or ()):
         raise UserError(f"{path}: what it says of its swaps is broken; save the model again")
     whole: dict[str, Any] = record
     return whole
