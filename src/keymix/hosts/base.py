@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.hosts.plain import patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.registry import build, get_mixer_class, resolve
@@ -204,7 +205,9 @@ def _attention_in(model: nn.Module) -> str:
     for kind, paths in kinds.items():
         takes = ", ".join(list(inspect.signature(kind.forward).parameters)[1:])
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        told.append(f"{_called(kind)}({takes}) at {paths[0]}{more}")
+        changed = [path for path in paths if patched(model.get_submodule(path))]
+        new = f", whose forward at {changed[0]} was replaced" if changed else ""
+        told.append(f"{_called(kind)}({takes}) at {paths[0]}{more}{new}")
     return (
         f" or what attends in it, {'; '.join(told)}"
         if told

@@ -15,6 +15,7 @@ from keymix.hosts.base import Host, Place, laid_out
 from keymix.hosts.call_grid import CallGrid, call_grid, heard_by
 from keymix.hosts.finishes import PARTS, Finishes, finishes_of
 from keymix.hosts.hosted import HostedMixer, HostedRope
+from keymix.hosts.plain import patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.hosts.timm_heads import (
     first_projection,
@@ -45,7 +46,9 @@ class BlockHost(Host):
     def knows(self, attention: nn.Module | None) -> bool:
         """Whether it is an attention of this family, which computes what timm's class does."""
         return isinstance(attention, HostedMixer) or any(
-            isinstance(attention, kind) and type(attention).forward is kind.forward
+            isinstance(attention, kind)
+            and type(attention).forward is kind.forward
+            and not patched(attention)
             for kind in self.attention
         )
 

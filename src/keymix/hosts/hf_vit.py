@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place, laid_out
 from keymix.hosts.conv_grid import ConvGrid, patches_of, said_size, watch, watched
+from keymix.hosts.plain import UNKNOWN, patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -197,6 +198,8 @@ def _checked(path: str, attention: Any) -> Any:
             f"{path} is {name}, not transformers' own, so what a mixer in its place would lose is "
             "not known"
         )
+    if patched(attention):
+        raise UserError(f"the forward of {path} ({name}) was replaced: {UNKNOWN}")
     parts = dict(attention.named_children())
     if parts.keys() != set(ROLES.values()):
         raise UserError(

@@ -13,6 +13,7 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.hosts.plain import is_plain_linear
 from keymix.hosts.reading import Reading
 
 
@@ -144,7 +145,7 @@ def own_weights(attention: Any) -> dict[str, Tensor]:
     those of queries and values; it comes as the nought that it is.
 
     Raises:
-        UserError: If a projection is something else than a linear map.
+        UserError: If a projection is something else than a plain linear map.
     """
     fused: Any = getattr(attention, "qkv", None)
     bias: Tensor | None
@@ -189,8 +190,9 @@ def _spread(rows: Tensor, width: int, groups: int) -> Tensor:
 
 def _linear(attention: nn.Module, name: str) -> nn.Linear:
     linear = getattr(attention, name)
-    if not isinstance(linear, nn.Linear):
+    if not is_plain_linear(linear):
         raise _no_linear(attention, name)
+    assert isinstance(linear, nn.Linear)  # a plain one is one
     return linear
 
 
@@ -203,5 +205,11 @@ def _sized(attention: nn.Module, name: str) -> Any:
 
 
 def _no_linear(attention: nn.Module, name: str) -> UserError:
-    kind = type(getattr(attention, name)).__name__
-    return UserError(f"{name} of {type(attention).__name__} is {kind}, not a linear map")
+    linear = getattr(attention, name)
+    kind, owner = type(linear).__name__, type(attention).__name__
+    if isinstance(linear, nn.Linear):
+        return UserError(
+            f"{name} of {owner} is {kind}, not a plain Linear, so what copying its weights would "
+            "lose is not known; merge what it adds into a plain one first"
+        )
+    return UserError(f"{name} of {owner} is {kind}, not a linear map")

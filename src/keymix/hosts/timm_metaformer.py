@@ -16,6 +16,7 @@ from keymix.hosts.base import Host, Place, laid_out
 from keymix.hosts.call_grid import CallSize, call_size, heard_by
 from keymix.hosts.grid_mixer import GridMixer
 from keymix.hosts.metaformer_block import grid_blocks
+from keymix.hosts.plain import UNKNOWN, patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.hosts.timm_heads import own_weights, read_call
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -77,8 +78,7 @@ class TimmMetaFormer(Host):
         Raises:
             NoAttentionMap: If a convolution or pooling sits there.
         """
-        if not isinstance(attention, Attention):
-            raise NoAttentionMap(_no_attention(attention))
+        _check(attention)
         return read_call(attention, args, kwargs)
 
     def weights(self, attention: nn.Module) -> dict[str, Tensor]:
@@ -87,8 +87,7 @@ class TimmMetaFormer(Host):
         Raises:
             NoAttentionMap: If a convolution or pooling sits there, which has none.
         """
-        if not isinstance(attention, Attention):
-            raise NoAttentionMap(_no_attention(attention))
+        _check(attention)
         return own_weights(attention)
 
     def listen(self, model: nn.Module) -> None:
@@ -106,8 +105,13 @@ def _stem(model: nn.Module) -> nn.Module:
     return model.get_submodule("stem")
 
 
-def _no_attention(mixer: nn.Module) -> str:
-    return f"{type(mixer).__name__} of timm's MetaFormer is no attention: it forms no map"
+def _check(mixer: nn.Module) -> None:
+    """Refuse what is not attention as timm computes it."""
+    name = type(mixer).__name__
+    if not isinstance(mixer, Attention):
+        raise NoAttentionMap(f"{name} of timm's MetaFormer is no attention: it forms no map")
+    if patched(mixer):
+        raise UserError(f"the forward of timm's MetaFormer's {name} was replaced: {UNKNOWN}")
 
 
 def image_size(model: nn.Module) -> Grid:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place
 from keymix.hosts.call_grid import CallSize, call_size, heard_by
+from keymix.hosts.plain import patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.hosts.timm_heads import named_call, own_weights, project_heads, projections_of
 from keymix.hosts.windows import MASKED, HostedWindows, MixerSwinBlock, window_grid
@@ -43,6 +44,7 @@ class TimmSwin(Host):
         return isinstance(model, SwinTransformer) and all(
             type(block) in (SwinTransformerBlock, MixerSwinBlock)
             and isinstance(block.attn, (WindowAttention, HostedWindows))
+            and not patched(block.attn)
             for stage in model.layers
             for block in stage.blocks
         )

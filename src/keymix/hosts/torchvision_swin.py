@@ -17,8 +17,10 @@ from torchvision.models.swin_transformer import (
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place
 from keymix.hosts.conv_grid import patches_of, said_size, watch, watched
+from keymix.hosts.plain import UNKNOWN, patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.hosts.shifted_windows import Cut, HostedShiftedWindows
+from keymix.hosts.timm_heads import own_weights
 from keymix.hosts.windows import MASKED
 from keymix.mixers.base import Grid, Site, TokenMixer
 
@@ -126,11 +128,7 @@ class TorchvisionSwin(Host):
     def weights(self, attention: nn.Module) -> dict[str, Tensor]:
         """Return the projections; ``qkv`` is split."""
         own: Any = _checked("attn", attention)
-        found = {f"proj.{k}": t.detach() for k, t in own.proj.named_parameters()}
-        for part, joint in own.qkv.named_parameters():
-            rows = joint.detach().chunk(3)
-            found |= {f"{r}.{part}": t for r, t in zip("qkv", rows, strict=True)}
-        return found
+        return own_weights(own)
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the tokens of a place lay in the model's last call."""
@@ -175,10 +173,12 @@ def _attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
 
 def _checked(path: str, attention: Any) -> nn.Module:
     """Refuse what is not Swin V1's attention."""
+    name = type(attention).__name__
     if type(attention) in (ShiftedWindowAttention, HostedShiftedWindows):
         assert isinstance(attention, nn.Module)
+        if patched(attention):
+            raise UserError(f"the forward of {path} ({name}) was replaced: {UNKNOWN}")
         return attention
-    name = type(attention).__name__
     if isinstance(attention, ShiftedWindowAttentionV2):
         raise UserError(
             f"{path} is torchvision's {name}: Swin V2 compares queries and keys by their cosine, "

@@ -12,6 +12,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from keymix.errors import UserError
 from keymix.hosts.base import Host, Place
+from keymix.hosts.plain import UNKNOWN, patched
 from keymix.hosts.reading import Reading
 from keymix.mixers.base import Site, TokenMixer
 
@@ -167,6 +168,8 @@ def _checked(path: str, attention: Any) -> nn.MultiheadAttention:
             f"{path} is {type(attention).__name__}, not torch's MultiheadAttention, so what a "
             "mixer in its place would lose is not known"
         )
+    if patched(attention):
+        raise UserError(f"the forward of {path} (MultiheadAttention) was replaced: {UNKNOWN}")
     more = {
         "keys of other tokens (kdim, vdim)": attention.in_proj_weight is None,
         "bias_k and bias_v": attention.bias_k is not None,

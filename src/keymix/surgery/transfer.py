@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap
+from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
@@ -64,6 +64,8 @@ def source_of(layer: Layer) -> dict[str, Tensor]:
             return {k: t.detach() for k, t in layer.host.weights(layer.module).items()}
         except NoAttentionMap:  # a convolution, say: what has a mixer's names is the same thing
             return dict(layer.module.state_dict())
+        except UserError as error:
+            raise UserError(f"layer {layer.path}: {error}") from error
     parts = parts_of(layer.mixer)
     if isinstance(layer.mixer, MapMixer) and _of_keys_alone(layer.mixer):
         for name in list(parts):
@@ -219,16 +221,29 @@ def stems(names: Iterable[str], beside: Iterable[str]) -> tuple[str, ...]:
 
 
 def trains(layer: Layer, name: str) -> bool:
-    """Whether what a name was copied from trains: the tensor itself, or any of the host's own."""
+    """Whether what a name was copied from trains."""
     if layer.mixer is None:
-        own = list(layer.module.parameters())
-        return not own or any(p.requires_grad for p in own)
+        return _host_trains(layer, name)
     held = dict(layer.mixer.named_parameters())
     joint = layer.mixer.joint if isinstance(layer.mixer, MapMixer) else None
     if name in held:
         return held[name].requires_grad
     also = f"{joint}.{name.rpartition('.')[2]}"
     return held[also].requires_grad if also in held else True
+
+
+def _host_trains(layer: Layer, name: str) -> bool:
+    """Whether the host's parameter trains that lies in the same memory as what was copied.
+
+    Where the host puts a tensor together anew, any of its weights, or biases, stands for it.
+    """
+    own = dict(layer.module.named_parameters())
+    given = source_of(layer).get(name)
+    memory = None if given is None else given.untyped_storage().data_ptr()
+    alike = [p for p in own.values() if p.untyped_storage().data_ptr() == memory]
+    kind = "bias" if name.endswith("bias") else "weight"
+    alike = alike or [p for n, p in own.items() if kind in n] or list(own.values())
+    return not alike or any(p.requires_grad for p in alike)
 
 
 def freeze_as(layer: Layer, mixer: TokenMixer, fate: Fate) -> None:
