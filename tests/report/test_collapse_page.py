@@ -100,6 +100,23 @@ def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:
     assert 'height="300" class="cold" fill-opacity="0.00"' in plain
 
 
+def test_numbers_are_written_into_a_heat_map_only_where_they_fit() -> None:
+    def written(count: int) -> int:
+        names = [str(i) for i in range(count)]
+        values = [[0.25] * count] * count
+        drawn = heat_map(values, names=names, label="head", name="x", numbers=True)
+        return drawn.count('class="inside"')
+
+    assert (written(8), written(9)) == (64, 0)
+
+
+def test_the_rank_is_a_share_of_the_most_that_it_can_be() -> None:
+    drawn = files(collapse_record())["collapse-rank.svg"]
+    assert "min(N, C): 48 in vit, 48 in" in drawn
+    ticks = re.findall(r'text-anchor="end" class="tick">([\d.]+)', drawn)
+    assert {"0", "100"} <= set(ticks)
+
+
 def test_a_file_stands_alone_with_colours_and_its_legend() -> None:
     look = Look("c1", "square", "a")
     line = Line("a <b>", look, [1, 2], [0.25, 0.5])

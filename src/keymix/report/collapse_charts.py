@@ -96,10 +96,11 @@ def curves(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> list[Char
             "rank",
             studies,
             looks,
-            "effective_rank",
-            "effective rank",
-            "Effective rank of the tokens after each block.",
-            holds=(0.0,),
+            "rank_share",
+            "effective rank, % of the most",
+            "Effective rank of the tokens after each block, as a share of the most that it can be, "
+            f"min(N, C): {_most(studies)}.",
+            percent=True,
         ),
         _of_layers(
             "entropy",
@@ -138,6 +139,21 @@ def _neighbours(study: Study, key: str) -> list[list[tuple[int, float]]]:
     ]
 
 
+def _rank_share(layer: Mapping[str, Any]) -> float | None:
+    """Return a block's effective rank over the most that it can be."""
+    rank = layer["effective_rank"]
+    return None if rank is None else float(rank / layer["full_rank"])
+
+
+def _most(studies: Mapping[str, Study]) -> str:
+    """Name the most that the rank can be, a model; in stages it differs."""
+    told = []
+    for label, study in studies.items():
+        of = dict.fromkeys(layer["full_rank"] for layer in study["layers"] if layer["full_rank"])
+        told += [f"{' / '.join(map(str, of))} in {label}"] if of else []
+    return ", ".join(told)
+
+
 def _of_layers(
     key: str,
     studies: Mapping[str, Study],
@@ -153,8 +169,9 @@ def _of_layers(
     for label, study in studies.items():
         stages: dict[int, list[tuple[int, float]]] = {}
         for layer in study["layers"]:
-            if layer[field] is not None:
-                stages.setdefault(layer["stage"], []).append((layer["block"], layer[field]))
+            value = _rank_share(layer) if field == "rank_share" else layer[field]
+            if value is not None:
+                stages.setdefault(layer["stage"], []).append((layer["block"], value))
         found[label] = list(stages.values())
     return _over_blocks(key, studies, looks, found, y_label, caption, percent=percent, holds=holds)
 

@@ -20,7 +20,7 @@ svg .edge { fill: none; stroke: var(--line); } svg .inside { font-size: 8px; }
 
 SIDE, LEFT, TOP, FOOT, BAR = 300.0, 46.0, 8.0, 44.0, 64.0
 _TICKS, _ROW = 8, 18.0
-_NUMBERS = 12  # most rows of a matrix whose numbers are written into it
+_NUMBERS = 8  # most rows of a matrix whose numbers fit into its cells
 
 Matrix = Sequence[Sequence[float | None]]
 
