@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor, nn
 
 from keymix.analysis import measure as measuring
 from keymix.analysis import memory
-from keymix.analysis.measure import Cost, measure, measure_interleaved, measure_model, with_peak
+from keymix.analysis.measure import (
+    Cost,
+    measure,
+    measure_interleaved,
+    measure_model,
+    measure_paired,
+    with_peak,
+)
 from keymix.analysis.memory import Build, Peak, peak_memory
 from keymix.errors import UserError
 
@@ -174,3 +182,20 @@ def test_on_cuda_the_allocator_tells_the_peak() -> None:
     assert cost.peak_training_mib > cost.peak_inference_mib >= 2
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_slow_spell_of_the_machine_leaves_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+
+    def seconds(runner: Any, inner: int = 1) -> float:
+        nonlocal rounds
+        rounds += 1
+        spell = 3.0 if rounds > 12 else 1.0  # after warm-up and some rounds
+        return spell * (0.02 if runner.model is slow else 0.01)
+
+    quick, slow = nn.Linear(2, 2), nn.Linear(2, 2)
+    monkeypatch.setattr("keymix.analysis.measure._Runner._seconds", seconds)
+    told = measure_paired(quick, slow, (2,), repeats=9, warmup=1)
+    assert (told.ratio_q1, told.ratio, told.ratio_q3) == pytest.approx((2, 2, 2))
+    assert told.other_ms / told.base_ms == pytest.approx(2)
+    assert told.base_ms in (pytest.approx(10), pytest.approx(30))

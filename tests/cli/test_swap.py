@@ -113,6 +113,7 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
     assert lines[0].startswith("layer\twas\tis\t")
     assert lines[1].startswith("blocks.0.attn\tsoftmax\tstatic_key")
     assert lines[2] == record(tmp_path / "out")["sentence"]
+    assert "In brackets: 95 % interval over 8 held-out images" in said.err
     assert f"keymix eval {out}" in said.err
     with pytest.raises(UserError, match="holds a swap: name another or add --overwrite"):
         main(words)
@@ -144,7 +145,7 @@ def test_a_stopped_search_goes_on_and_tells_every_step(
     with pytest.raises(UserError, match=r"another search: budget is 0\.6 there, 0\.9 here"):
         main([*words, "--budget", "0.9"])
     assert main(words) == 0
-    assert calls == 4 + 1 + 3 + 1, "the third trial, three steps, and the model that is written"
+    assert calls == 4 + 1 + 1 + 3 + 1, "third trial, original, steps, and what is written"
     told = record(out)
     assert told["search"]["trials"][:2] == kept["trials"]
     assert told["search"]["layers"] == sorted(told["search"]["steps"][2]["layers"])
@@ -211,7 +212,8 @@ def test_a_mistake_is_one_line(trained: str, tmp_path: Path, words: list[str], m
     ("words", "match"),
     [
         (["vit_nano_p4_12"], "brings no images: give --data"),
-        (["vit_nano_p4_13"], "vit_nano_p4_12"),
+        (["vit_nano_p4_13"], "no run folder and no model 'vit_nano_p4_13'.*vit_nano_p4_12"),
+        (["nosuch"], "there is no run folder and no model 'nosuch'"),
         (["resnet18x"], "resnet18"),
         (["nowhere/run"], "there is no .*'nowhere/run'"),
         (["google/vit-base-patch16-224"], "Hugging Face's hub are swapped in Python"),

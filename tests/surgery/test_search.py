@@ -89,6 +89,8 @@ def test_every_step_is_what_a_swap_of_its_layers_gives(
         assert step.top1 == pytest.approx(top1)
         assert step.latency_ms > 0
         assert step.original_ms > 0
+        assert 0 < step.latency_ratio_q1 <= step.latency_ratio <= step.latency_ratio_q3
+        assert step.change_low <= step.top1 - 1.0 <= step.change_high
     assert result.steps[0].top1 == 1.0
     whole = copy.deepcopy(model)
     swap(whole, "static_key", init="fresh")
@@ -178,6 +180,8 @@ def test_shares_are_of_the_original_attention(cost: Cost) -> None:
     if cost == "latency":
         times = [each.latency_ms or 0.0 for each in told]
         assert min(times) > 0
+        for each in told:
+            assert each.latency_q1_ms <= each.latency_ms <= each.latency_q3_ms
         assert [each.share * sum(times) for each in told] == pytest.approx(times)
         return
     for each in told:
@@ -193,12 +197,15 @@ def test_shares_are_of_the_original_attention(cost: Cost) -> None:
 
 def step(layers: tuple[int, ...], **more: Any) -> Step:
     told: dict[str, Any] = {"share": len(layers) / 4, "loss": 1.0, "top1": 0.8, "params": 1}
-    return Step(**{**told, "layers": layers, "macs": 1, "latency_ms": 1, "original_ms": 1, **more})
+    told |= {"change_low": -0.011, "change_high": 0.005, "macs": 1, "latency_ms": 1}
+    told |= {"latency_ratio": 0.82, "latency_ratio_q1": 0.8, "latency_ratio_q3": 1.0}
+    return Step(**{**told, "layers": layers, "original_ms": 1, **more})
 
 
 def test_the_sentence_tells_measured_numbers() -> None:
+    no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
     attention = tuple(
-        Attention(path=str(i), params=1, macs=1, latency_ms=None, share=0.25) for i in range(4)
+        Attention(path=str(i), params=1, macs=1, share=0.25, **no_times) for i in range(4)
     )
     told = Search(
         mixer="static_key",
@@ -211,12 +218,13 @@ def test_the_sentence_tells_measured_numbers() -> None:
         steps=(
             step(()),
             step((0,), top1=0.8),
-            step((0, 2), top1=0.797, latency_ms=8.2, original_ms=10.0),
+            step((0, 2), top1=0.797, latency_ratio_q3=0.99),
         ),
     )
     assert told.order == (0, 2, 1, 3)
-    assert told.sentence() == "2 of 4 layers, −0.3 points, −18 % latency"
-    assert told.sentence(1) == "1 of 4 layers, 0.0 points, 0 % latency"
+    doubt = "points of held-out top-1 (−1.1 to +0.5)"
+    assert told.sentence() == f"2 of 4 layers, −0.3 {doubt}, −18 % latency"
+    assert told.sentence(1) == f"1 of 4 layers, 0.0 {doubt}, latency not distinguishable"
     assert told.basis() == "the parameters of the original model's attention"
     assert replace(told, budget=0.9).met is None
     dear = replace(attention[2], share=0.5)
@@ -226,6 +234,20 @@ def test_the_sentence_tells_measured_numbers() -> None:
         trials=tuple(replace(t, loss=1.1) for t in told.trials),
     )
     assert costs.order == (2, 0, 1, 3), "equal rises: the layer that costs more comes first"
+
+
+def test_the_interval_is_of_paired_differences_with_half_an_image_in_each_outcome() -> None:
+    before = torch.tensor([1, 1, 1, 1, 1, 0, 0]).bool()
+    after = torch.tensor([0, 0, 0, 1, 1, 1, 0]).bool()
+    lost, won, n = 3.5, 1.5, 9  # images, half a one added to each of four outcomes
+    center = (won - lost) / n
+    error = math.sqrt(won + lost - (won - lost) ** 2 / n) / n
+    wanted = (center - 1.959964 * error, center + 1.959964 * error)
+    assert held_out.paired_interval(before, after) == pytest.approx(wanted)
+    low, high = held_out.paired_interval(before, before)
+    assert low == -high < -0.1, "seven images that agree prove little"
+    none = torch.zeros(3).bool()
+    assert held_out.paired_interval(none, ~none)[1] == 1.0
 
 
 # ---- refusals ---------------------------------------------------------------------------------

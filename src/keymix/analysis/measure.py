@@ -76,6 +76,25 @@ class Cost:
         return {**asdict(self), "input_size": list(self.input_size), "peak_mib": self.peak_mib}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Latency of one image by two models in turns.
+
+    Attributes:
+        base_ms: Median time of one image by the first, milliseconds.
+        other_ms: The same of the second.
+        ratio: Median over the rounds of the second's time over the first's in the same round.
+        ratio_q1: First quartile of these ratios.
+        ratio_q3: Third quartile.
+    """
+
+    base_ms: float
+    other_ms: float
+    ratio: float
+    ratio_q1: float
+    ratio_q3: float
+
+
 @contextlib.contextmanager
 def _threads(number: int | None) -> Iterator[int]:
     before = torch.get_num_threads()
@@ -114,10 +133,15 @@ class _Runner:
         self.samples.append(self._seconds(self.inner))
 
     def quartiles(self) -> tuple[float, float, float]:
-        if len(self.samples) == 1:
-            return (self.samples[0],) * 3
-        low, middle, high = statistics.quantiles(self.samples, n=4, method="inclusive")
-        return low, middle, high
+        return quartiles(self.samples)
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return the first quartile, the median and the third quartile of at least one sample."""
+    if len(samples) == 1:
+        return (samples[0],) * 3
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, middle, high
 
 
 def _input(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
@@ -188,6 +212,47 @@ def measure_interleaved(
         name: _cost(models[name], each[0], each[-1], repeats=repeats, threads=used)
         for name, each in runners.items()
     }
+
+
+def measure_paired(
+    base: nn.Module,
+    other: nn.Module,
+    input_size: Sequence[int],
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+) -> Paired:
+    """Compare the latency of one image by two models on a machine that others use too.
+
+    Each round times both, one right after the other, and the next round in the other order: what
+    slows the machine for longer than a round slows both, and leaves the ratio of the round.
+
+    Args:
+        base: The model that is compared with.
+        other: The model that is compared.
+        input_size: Shape without the batch.
+        repeats: Rounds.
+        warmup: Passes of each before the first round.
+    """
+    size = tuple(int(s) for s in input_size)
+    models = (base, other)
+    with contextlib.ExitStack() as stack:
+        for model in models:
+            stack.enter_context(inference_mode_of(model))
+        stack.enter_context(torch.no_grad())
+        pair = [_Runner(model, _input(model, (1, *size)), warmup) for model in models]
+        for turn in range(repeats):
+            for runner in pair if turn % 2 == 0 else reversed(pair):
+                runner.sample()
+    first, second = (runner.samples for runner in pair)
+    low, middle, high = quartiles([b / a for a, b in zip(first, second, strict=True)])
+    return Paired(
+        base_ms=1e3 * statistics.median(first),
+        other_ms=1e3 * statistics.median(second),
+        ratio=middle,
+        ratio_q1=low,
+        ratio_q3=high,
+    )
 
 
 def _cost(model: nn.Module, alone: _Runner, batch: _Runner, *, repeats: int, threads: int) -> Cost:

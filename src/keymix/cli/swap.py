@@ -7,6 +7,7 @@ import argparse
 import copy
 import json
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -47,6 +48,16 @@ test split is read with --test alone, once, at the end. A search that was stoppe
 same command is given again."""
 
 
+_MIXER = (
+    "what to put in, e.g. ska(activation=relu); with slashes one for each of the chosen layers in "
+    "turn, e.g. ska/mhsa"
+)
+_LAYERS = (
+    "which layers: numbers from 0, ranges with both ends, patterns on module paths; e.g. 4-7, "
+    "0,3 or blocks.[0-3].*; default all"
+)
+
+
 def parser() -> VerbParser:
     """Return the parser of the command line."""
     made = VerbParser(
@@ -57,8 +68,8 @@ def parser() -> VerbParser:
     )
     add = made.add_argument
     add("model", metavar="MODEL", help="a run's folder, or the name of a model")
-    add("--mixer", required=True, metavar="M", help="what to put in, e.g. ska(activation=relu)")
-    add("--layers", metavar="L", help="numbers, ranges, patterns: 4-7, blocks.[0-3].*; default all")
+    add("--mixer", required=True, metavar="M", help=_MIXER)
+    add("--layers", metavar="L", help=_LAYERS)
     add(
         "--init",
         choices=("transfer", "fresh"),
@@ -125,8 +136,9 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--mixer {spec.label}: a search puts one mixer into every layer")
     name = Path(given.model).name if given.out is None else ""
     folder = Folder(Path(given.out or f"runs/{name}-{spec.slug}"), overwrite=given.overwrite)
-    source = load_source(given)
     with interruptible(folder.stands), locked(folder.path, "swap"):
+        console.note(f"loading {given.model} and its images")
+        source = load_source(given)
         setting = _setting(given, spec, source)
         known = folder.begin(setting)
         record = _swap(given, spec, source, folder, known)
@@ -167,12 +179,11 @@ def _swap(
     known: Search | None,
 ) -> dict[str, Any]:
     """Swap, measure and write the model; return the record."""
-    import torch
-
     from keymix.hosts.layers import find_layers
     from keymix.surgery.attention_cost import attention_costs
     from keymix.surgery.held_out import HeldOut
     from keymix.surgery.operation import swap
+    from keymix.surgery.search import drawing
     from keymix.surgery.search_record import sentence
     from keymix.surgery.statistics import gather
 
@@ -190,6 +201,7 @@ def _swap(
     if given.search:
         from keymix.surgery.search import search
 
+        console.note(f"reading the attention of {len(shown)} calibration images")
         shown = gather(model, shown, mixer, layers, mixer_options=options, estimate=given.estimate)
         with _watching() as progress:
             found = search(
@@ -209,8 +221,7 @@ def _swap(
             )
         layers = [*found.layers]
     swapped = copy.deepcopy(model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with drawing(model, 0):
         report = swap(
             swapped,
             mixer,
@@ -255,8 +266,9 @@ def _same_step(found: Search, held: Any, swapped: nn.Module) -> Step | None:
     """The search's step for the model, if that is the one that it measured, drawn numbers too."""
     assert found.met is not None  # a search ends beyond its budget
     step = found.steps[found.met]
-    loss, top1 = held.score(swapped)
-    return step if abs(loss - step.loss) <= 1e-4 * step.loss and top1 == step.top1 else None
+    loss, right = held.score(swapped)
+    same = abs(loss - step.loss) <= 1e-4 * step.loss
+    return step if same and float(right.double().mean()) == step.top1 else None
 
 
 def _layers(report: SwapReport) -> dict[str, Any]:
@@ -320,9 +332,15 @@ def _tell(record: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     if as_json:
         console.say(json.dumps({"folder": str(folder), **record}, ensure_ascii=False))
         return
+    from keymix.report.swap import told_latency
+
     layers = record["layers"]
     console.table(layers["heads"], layers["rows"], left=7)
     console.say(record["sentence"])
+    console.note(
+        f"In brackets: 95 % interval over {record['held_out']} held-out images. Latency of one "
+        f"image: {told_latency(record['after'])}."
+    )
     for note in layers["notes"]:
         console.note(note)
     if record["test"] is not None:
@@ -336,12 +354,25 @@ def _tell(record: dict[str, Any], folder: Path, *, as_json: bool) -> None:
 @contextmanager
 def _watching() -> Iterator[Callable[[str, float], None]]:
     """Show progress on standard error: a bar at a terminal, else a line for each measurement."""
+    from keymix.report.formats import duration
+
+    start, first = time.monotonic(), -1.0
+
+    def left(share: float) -> str:
+        nonlocal first
+        if first < 0:
+            first = share  # known before, where a stopped search goes on
+        if share <= first:
+            return ""
+        rest = (time.monotonic() - start) * (1 - share) / (share - first)
+        return f"; about {duration(rest)} left"
+
     if not console.err.is_terminal:
-        yield lambda told, share: console.note(f"{share:4.0%} {told}")
+        yield lambda told, share: console.note(f"{share:4.0%} {told}{left(share)}")
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console.err, transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda told, share: bar.update(task, completed=share, description=told)
+        yield lambda told, share: bar.update(task, completed=share, description=told + left(share))

@@ -152,17 +152,27 @@ def _of_run(name: str, spec: str | None) -> Source:
 
 
 def _by_name(given: argparse.Namespace) -> Source:
+    import difflib
+
+    import timm
     import torch
 
     from keymix.cli.parser import parse_size
-    from keymix.models.factory import create_model
+    from keymix.models.factory import create_model, list_models
     from keymix.train.model import build_model, device_of_this_machine, load_data, start_from
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
     name = given.model
+    known = [*list_models(), *timm.list_models()]
+    if name not in known and not timm.is_model(name):
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        told = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UserError(
+            f"there is no run folder and no model {name!r}.{told} `keymix list` shows the models"
+        )
     if given.data is None:
         with torch.device("meta"):
-            create_model(name)  # a name that there is not, rather than data that are not there
+            create_model(name)  # a model that cannot be, rather than data that are not there
         raise UserError(
             f"{name!r} is a model by name and brings no images: give --data, such as cifar10 or "
             "folder:PATH"

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
 
 from keymix.report import csv_cells
+from keymix.report.formats import points
 from keymix.report.page import render_page
 from keymix.report.plots import Line, Look, curves
 from keymix.report.views.payload import as_element_text
@@ -17,19 +19,24 @@ Record = Mapping[str, Any]
 
 SCRIPTS = ("core", "tables")
 STEPS = (
-    ("step", "step"),
-    ("layer", "layer added"),
-    ("share", "share of the cost"),
-    ("loss", "loss"),
-    ("top1", "top-1"),
-    ("points", "top-1 change"),
-    ("params", "parameters"),
-    ("macs", "MACs"),
-    ("latency_ms", "latency, ms"),
-    ("original_ms", "original, ms"),
-    ("latency_change", "latency change"),
+    "step",
+    "layer",
+    "share",
+    "loss",
+    "top1",
+    "points",
+    "change_low",
+    "change_high",
+    "params",
+    "macs",
+    "latency_ms",
+    "original_ms",
+    "latency_change",
+    "latency_q1",
+    "latency_q3",
 )
-"""Columns of the steps: names in the CSV file, and headings."""
+"""Columns of the steps in the CSV file. `change_` is the 95 % interval of `points`; the change of
+the latency and the quartiles beside it are of the ratios, round by round, less 1."""
 
 
 def steps(search: Record) -> list[dict[str, Any]]:
@@ -43,11 +50,13 @@ def steps(search: Record) -> list[dict[str, Any]]:
         last = step["layers"][-1] if step["layers"] else None
         rows.append(
             {
-                **{name: step[name] for name, _ in STEPS if name in step},
+                **{name: step[name] for name in STEPS if name in step},
                 "step": number,
                 "layer": None if last is None else search["attention"][last]["path"],
                 "points": step["top1"] - search["steps"][0]["top1"],
-                "latency_change": step["latency_ms"] / step["original_ms"] - 1,
+                "latency_change": step["latency_ratio"] - 1,
+                "latency_q1": step["latency_ratio_q1"] - 1,
+                "latency_q3": step["latency_ratio_q3"] - 1,
             }
         )
     return rows
@@ -55,8 +64,15 @@ def steps(search: Record) -> list[dict[str, Any]]:
 
 def steps_csv(search: Record) -> str:
     """Write a search's steps as CSV."""
-    names = [name for name, _ in STEPS]
-    return csv_cells.write(names, [[row[name] for name in names] for row in steps(search)])
+    return csv_cells.write(STEPS, [[row[name] for name in STEPS] for row in steps(search)])
+
+
+def told_latency(step: Record) -> str:
+    """Say how much longer or shorter one image takes than in the original, with the quartiles."""
+    change, low, high = (
+        points(step[name] - 1) for name in ("latency_ratio", "latency_ratio_q1", "latency_ratio_q3")
+    )
+    return f"{change} % (quartiles of alternating rounds {low} to {high} %)"
 
 
 def render(record: Record) -> str:
@@ -74,35 +90,49 @@ def render(record: Record) -> str:
     view = {
         "r": record,
         "steps": [] if search is None else steps(search),
-        "headings": [heading for _, heading in STEPS],
+        "latency": told_latency(record["after"]),
         "charts": [] if search is None else _charts(search),
         "looks": {},
     }
     return render_page("swap.html.j2", view, payload=as_element_text({}), scripts=SCRIPTS)
 
 
-def _charts(search: Record) -> list[Markup]:
+def _charts(search: Record) -> list[tuple[Markup, str]]:
     rows, met = steps(search), search["met"]
     drawn = []
-    for name, label, percent in (
-        ("top1", "top-1 on held-out images, %", True),
-        ("loss", "loss on held-out images", False),
-        ("latency_change", "change of the latency of one image, %", True),
+    start = rows[0]["top1"]
+    for row in rows:
+        row |= {"top1_low": start + row["change_low"], "top1_high": start + row["change_high"]}
+    for name, label, percent, low, high in (
+        ("top1", "top-1 on held-out images, %", True, "top1_low", "top1_high"),
+        ("loss", "loss on held-out images", False, "", ""),
+        ("latency_change", "latency change, %", True, "latency_q1", "latency_q3"),
     ):
         lines = [_line("every step", "c0", rows, name)]
+        if low:
+            ends = ([row[each] for row in rows] for each in (low, high))
+            lines[0] = replace(lines[0], low=next(ends), high=next(ends))
         if met is not None:
             lines.append(_line("the budget", "ink", [rows[met]], name))
-        drawn.append(
-            curves(
-                lines,
-                x_label="share of the attention’s cost that is swapped, %",
-                y_label=label,
-                name=f"{label} against the share that is swapped",
-                percent=percent,
-                markers=True,
-            )
+        chart = curves(
+            lines,
+            x_label="share of the attention’s cost that is swapped, %",
+            y_label=label,
+            name=f"{label} against the share that is swapped",
+            percent=percent,
+            markers=True,
+            holds=(0.0,) if name == "latency_change" else (),
         )
+        reach = [v for line in lines for each in (line.ys, line.low or ()) for v in each]
+        told = "The y axis starts above zero." if min(reach) > 0 else ""
+        drawn.append((chart, f"{_BANDS.get(name, '')} {told}".strip()))
     return drawn
+
+
+_BANDS = {
+    "top1": "Band: the first step’s accuracy with the 95 % interval of the change.",
+    "latency_change": "Band: quartiles of the rounds.",
+}
 
 
 def _line(label: str, colour: str, rows: Sequence[Record], name: str) -> Line:

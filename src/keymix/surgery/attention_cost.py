@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import Count, count
+from keymix.analysis.measure import quartiles
 from keymix.errors import UserError
 from keymix.hosts.layers import Layer
 from keymix.surgery.images import run
@@ -22,6 +22,7 @@ from keymix.surgery.search_record import Attention, Cost
 ROUNDS = 20
 """Of timing, behind each median."""
 
+Times = tuple[float | None, float | None, float | None]  # quartiles, the median between
 _WARM = 3  # rounds before
 
 
@@ -42,8 +43,10 @@ def attention_costs(
     counted = count(model, tuple(image.shape[1:]))
     params = [sum(p.numel() for p in layer.module.parameters()) for layer in found]
     macs = [_macs(counted, layer.path) for layer in found]
-    times = _times(model, found, image) if cost == "latency" else [None] * len(found)
-    costs = dict(zip(get_args(Cost), (params, macs, times), strict=True))[cost]
+    nothing: Times = (None, None, None)
+    times = _times(model, found, image) if cost == "latency" else [nothing] * len(found)
+    medians = [median for _, median, _ in times]
+    costs = dict(zip(get_args(Cost), (params, macs, medians), strict=True))[cost]
     total = math.fsum(each or 0.0 for each in costs)
     if total == 0:
         raise UserError(f"the layers of this model have no {cost}: count another cost")
@@ -52,7 +55,9 @@ def attention_costs(
             path=layer.place.path,
             params=params[i],
             macs=macs[i],
-            latency_ms=times[i],
+            latency_q1_ms=times[i][0],
+            latency_ms=times[i][1],
+            latency_q3_ms=times[i][2],
             share=(costs[i] or 0.0) / total,
         )
         for i, layer in enumerate(found)
@@ -68,8 +73,8 @@ def _macs(counted: Count, path: str) -> int:
     )
 
 
-def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[float]:
-    """Median time of each layer's attention alone, milliseconds, all layers in turns."""
+def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[Times]:
+    """Quartiles of the time of each layer's attention alone, milliseconds, all in turns."""
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def listener(path: str) -> Any:
@@ -96,7 +101,7 @@ def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[floa
                 seconds = _seconds(layer.module, *calls[layer.path], anchor.device)
                 if turn >= _WARM:
                     samples[layer.path].append(seconds)
-    return [1e3 * statistics.median(samples[layer.path]) for layer in found]
+    return [quartiles([1e3 * each for each in samples[layer.path]]) for layer in found]
 
 
 def _seconds(

@@ -143,8 +143,9 @@ class SwapReport:
     def __str__(self) -> str:
         """The table, and what it does not say, in lines."""
         heads, lines = self.table()
+        named = self.host if self.host.endswith(f" {self.model}") else f"{self.model} ({self.host})"
         text = [
-            f"{self.model} ({self.host}): {len(self.rows)} of "
+            f"{named}: {len(self.rows)} of "
             f"{len(self.rows) + len(self.untouched)} layers swapped, init={self.init}",
             *_columns([heads, *lines]),
             f"whole model: parameters {_pair(self.params)}, MACs {_pair(self.macs)}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -95,7 +96,7 @@ def search(
     }
     if not isinstance(calibration, Statistics):
         calibration = gather(model, calibration, mixer, [*candidates], **options)
-    with torch.random.fork_rng(devices=[]):  # one that cannot sit somewhere is refused at once
+    with drawing(model, _SEED):  # one that cannot sit somewhere is refused at once
         swap(copy.deepcopy(model), mixer, [*candidates], mixer_options=mixer_options, init="fresh")
     work = _Work(model, mixer, calibration, options, held)
     told = Search(
@@ -140,6 +141,15 @@ def search(
     return told
 
 
+@contextmanager
+def drawing(model: nn.Module, seed: int) -> Iterator[None]:
+    """Draw from a seed, and leave the random states of the CPU and the model's devices alone."""
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[*devices]):
+        torch.manual_seed(seed)
+        yield
+
+
 class _Work:
     """Swaps and measures."""
 
@@ -156,8 +166,7 @@ class _Work:
 
     def put(self, model: nn.Module, layer: int) -> None:
         """Swap one layer; what it draws depends on nothing but the layer."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_SEED + layer)
+        with drawing(model, _SEED + layer):
             swap(
                 model,
                 self.mixer,
@@ -171,8 +180,8 @@ class _Work:
         """Measure the model with one layer swapped."""
         model = copy.deepcopy(self.model)
         self.put(model, layer)
-        loss, top1 = self.held.score(model)
-        return Trial(layer=layer, loss=loss, top1=top1)
+        loss, right = self.held.score(model)
+        return Trial(layer=layer, loss=loss, top1=float(right.double().mean()))
 
 
 class _Notes:

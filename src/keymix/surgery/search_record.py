@@ -24,6 +24,8 @@ class Attention:
         macs: Its multiply-adds on one image.
         latency_ms: Median time of it alone on the tokens of one image, milliseconds; None unless
             the budget counts latency.
+        latency_q1_ms: First quartile of that time: how far to trust the share.
+        latency_q3_ms: Third quartile.
         share: Of the budget's cost of all layers' attention.
     """
 
@@ -31,6 +33,8 @@ class Attention:
     params: int
     macs: int
     latency_ms: float | None
+    latency_q1_ms: float | None
+    latency_q3_ms: float | None
     share: float
 
 
@@ -58,25 +62,41 @@ class Step:
         share: Of the attention's cost that they hold in the original model.
         loss: Mean cross entropy on the held-out images.
         top1: Accuracy on them, a fraction.
+        change_low: Lower end of the 95 % interval of the change of the accuracy, a fraction: of
+            the paired differences on the held-out images. 0 for the original itself.
+        change_high: Upper end.
         params: Trainable parameters of the whole model.
         macs: Its multiply-adds on one image.
         latency_ms: Median time of one image alone, milliseconds.
         original_ms: The same of the original model, measured in turns with it.
+        latency_ratio: Median of the rounds' ratios of its time to the original's.
+        latency_ratio_q1: First quartile of these ratios.
+        latency_ratio_q3: Third quartile.
     """
 
     layers: tuple[int, ...]
     share: float
     loss: float
     top1: float
+    change_low: float
+    change_high: float
     params: int
     macs: int
     latency_ms: float
     original_ms: float
+    latency_ratio: float
+    latency_ratio_q1: float
+    latency_ratio_q3: float
 
     @property
     def latency_change(self) -> float:
         """What the swap adds to the latency of one image, as a fraction of the original's."""
-        return self.latency_ms / self.original_ms - 1
+        return self.latency_ratio - 1
+
+    @property
+    def latency_differs(self) -> bool:
+        """Whether the quartiles of the ratios lie on one side of 1."""
+        return not self.latency_ratio_q1 <= 1 <= self.latency_ratio_q3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +152,7 @@ class Search:
         return () if self.met is None else tuple(sorted(self.steps[self.met].layers))
 
     def sentence(self, step: int | None = None) -> str:
-        """Say what a step swaps and costs: "5 of 12 layers, −0.3 points, −18 % latency".
-
-        Points are of top-1 accuracy on the held-out images, latency is of one image; both against
-        the original model, both measured.
+        """Say what a step swaps and costs, as `sentence` of this module does.
 
         Args:
             step: Its number; the one that meets the budget if None.
@@ -177,7 +194,11 @@ class Search:
 
 
 def sentence(before: Step, after: Step, layers: int) -> str:
-    """Say what a swap costs: "5 of 12 layers, −0.3 points, −18 % latency".
+    """Say what a swap costs, against the original model, all of it measured.
+
+    "5 of 12 layers, −0.3 points of held-out top-1 (−1.1 to +0.5), −18 % latency": the brackets
+    hold the 95 % interval over the held-out images; latency is of one image, and "not
+    distinguishable" where the quartiles of the rounds' ratios lie on both sides of 1.
 
     Args:
         before: The original model.
@@ -185,8 +206,14 @@ def sentence(before: Step, after: Step, layers: int) -> str:
         layers: How many layers the model has.
     """
     points = _signed(100 * (after.top1 - before.top1), 1)
-    latency = _signed(100 * after.latency_change, 0)
-    return f"{len(after.layers)} of {layers} layers, {points} points, {latency} % latency"
+    low, high = (_signed(100 * end, 1) for end in (after.change_low, after.change_high))
+    latency = "latency not distinguishable"
+    if after.latency_differs:
+        latency = f"{_signed(100 * after.latency_change, 0)} % latency"
+    return (
+        f"{len(after.layers)} of {layers} layers, {points} points of held-out top-1 "
+        f"({low} to {high}), {latency}"
+    )
 
 
 def _signed(value: float, digits: int) -> str:
