@@ -115,8 +115,13 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
     assert lines[2] == record(tmp_path / "out")["sentence"]
     assert "In brackets: 95 % interval over 8 held-out images" in said.err
     assert f"keymix eval {out}" in said.err
-    with pytest.raises(UserError, match="holds a swap: name another or add --overwrite"):
-        main(words)
+    assert main(words) == 0
+    again = capsys.readouterr()
+    assert again.out == said.out
+    assert f"'{out}' is done" in again.err
+    for more in (["--layers", "1"], ["--test"]):
+        with pytest.raises(UserError, match="holds a swap: name another or add --overwrite"):
+            main([*words, *more])
     assert main([*words, "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["held_out"] == 8
 
@@ -231,6 +236,14 @@ def test_a_model_that_cannot_be_had_is_one_line(
         main([*words, *SWAP, "--out", str(tmp_path / "out")])
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_loads(
+    trained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="cannot write '/proc/"):
+        main([trained, *SWAP, "--out", "/proc/nowhere/x"])
+    assert "loading" not in capsys.readouterr().err
 
 
 def test_a_folder_of_other_things_is_refused(trained: str, tmp_path: Path) -> None:

@@ -140,10 +140,13 @@ def main(argv: list[str]) -> int:
         console.note(f"loading {given.model} and its images")
         source = load_source(given)
         setting = _setting(given, spec, source)
-        known = folder.begin(setting)
-        record = _swap(given, spec, source, folder, known)
-        record["command"] = shlex.join(["keymix", "swap", *argv])
-        folder.finish(record)
+        record = folder.finished(setting, test=given.test)
+        if record is not None:
+            console.note(f"{str(folder.path)!r} is done; --overwrite swaps again")
+        else:
+            record = _swap(given, spec, source, folder, folder.begin(setting))
+            record["command"] = shlex.join(["keymix", "swap", *argv])
+            folder.finish(record)
     _tell(record, folder.path, as_json=given.json)
     return 0
 

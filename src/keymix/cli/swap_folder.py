@@ -25,7 +25,7 @@ class Folder:
         overwrite: Whether a swap that is there may be thrown away.
 
     Raises:
-        UserError: If it is a file, or holds other things or a finished swap.
+        UserError: If it is a file, or holds other things.
     """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
@@ -43,8 +43,28 @@ class Folder:
             raise UserError(
                 f"the folder {name!r} is not empty and holds no swap: name another with --out."
             )
-        if SWAP in there and not overwrite:
-            raise UserError(f"--out {name!r} holds a swap: name another or add --overwrite.")
+
+    def finished(self, setting: dict[str, Any], *, test: bool) -> dict[str, Any] | None:
+        """Return the record of a finished swap that is there, if it is the one asked for.
+
+        Args:
+            setting: What this swap is of.
+            test: Whether the record must hold the test split's scores.
+
+        Raises:
+            UserError: If another swap is there.
+        """
+        from keymix.train import files
+
+        path = self.path / files.SWAP
+        if self._overwrite or not path.exists():
+            return None
+        record: dict[str, Any] = files.read_json(path)
+        if record.get("setting") != setting or (test and record.get("test") is None):
+            raise UserError(
+                f"--out {str(self.path)!r} holds a swap: name another or add --overwrite."
+            )
+        return record
 
     def begin(self, setting: dict[str, Any]) -> Search | None:
         """Return what an earlier, stopped search found there.

@@ -52,11 +52,15 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         return
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     path = folder / LOCK
+    tries = 0
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # the holder has just taken the folder away
+        except FileNotFoundError as error:  # the holder has just taken the folder away,
+            tries += 1
+            if tries == 100:  # or no folder can be made there
+                raise write_error(folder, error) from None
             continue
         except OSError as error:
             raise write_error(path, error) from None
