@@ -127,8 +127,8 @@ def test_a_layer_that_does_not_run_is_an_error(images: Tensor) -> None:
     ("layers", "message"),
     [
         ("blokcs.0.*", "unknown layer"),
-        (4, "layer 4 is out of range"),
-        ([], "chooses no layer"),
+        (4, "this model has 4 layers"),
+        ([], "names no layer"),
     ],
 )
 def test_layers_that_do_not_exist_are_refused(

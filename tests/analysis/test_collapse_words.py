@@ -199,6 +199,12 @@ def test_sinks_are_told_from_three_tenths_on() -> None:
     assert not any("sink" in t for t in study({}, 3).verdict.evidence)
 
 
+def test_of_a_sink_among_an_unknown_prefix_no_share_is_said() -> None:
+    layers = [layer(1), layer(2, sink=0.45, sink_in_prefix=None), layer(3)]
+    (told,) = (t for t in study({}, 3, layers=layers).verdict.evidence if "sink" in t)
+    assert told.endswith("one token gets 45 % of a head's attention.")
+
+
 @pytest.mark.parametrize(
     ("found", "told"),
     [([3], "block 3"), ([1, 2, 3, 7], "blocks 1–3, 7"), ([2, 9, 4], "blocks 2, 4, 9")],

@@ -56,11 +56,13 @@ class AttentionMaps(dict[str, Tensor]):
     Attributes:
         layouts: Module path to where the layer's tokens lie on the image, for :func:`on_image`;
             a path is missing where nobody knows.
+        heads: Module path to the number of heads that were read, also where their mean is kept.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.layouts: dict[str, Layout] = {}
+        self.heads: dict[str, int] = {}
 
 
 def attention_maps(
@@ -79,7 +81,8 @@ def attention_maps(
     The images go through the model once, in inference mode and without gradients, with fused
     attention where the model uses it; each chosen layer then forms only the rows asked for from
     the tokens it was given: k rows cost k x N numbers a head, never N x N. The model is left as
-    it was. A layer without a map is an error that says why, never an empty answer.
+    it was, but for a hook or a few that hear the size of its images from now on. A layer without a
+    map is an error that says why, never an empty answer.
 
     Args:
         model: A model with keymix mixers, or any other that an adapter knows, with its own
@@ -138,6 +141,7 @@ def attention_maps(
         if layout is not None:
             laid = windows == "image" and layout.window is not None
             maps.layouts[seat.path] = _whole(layout) if laid else layout
+        maps.heads[seat.path] = found.shape[-3]
         maps[seat.path] = found.mean(-3, keepdim=True) if heads == "mean" else found
 
     run_once(model, images, seats, heard)

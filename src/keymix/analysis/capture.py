@@ -4,25 +4,24 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.analysis import layer_choice
+from keymix.analysis.layer_choice import chosen_numbers
+from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.base import find_host, find_mixers
 from keymix.hosts.layers import Layer, find_layers
 from keymix.hosts.reading import Layout
 from keymix.mixers.base import Queries, Stage, TokenMixer
 
-Layers = str | int | Sequence[str | int]
+Layers = layer_choice.Layers
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-_NUMBERS = re.compile(r"(-?\d+)(?:-(\d+))?")
 _BUDGET = 2**22
 """Entries of a map that are formed at a time where all rows are wanted but none is kept."""
 
@@ -166,7 +165,8 @@ def select_layers(model: nn.Module, layers: Layers | None = None) -> dict[str, S
         model: A model that an adapter knows, or that holds mixers.
         layers: Numbers in the model's order (negative ones count from the end), or texts: ranges
             of numbers (``"6-11"``, both ends in), patterns of module paths (``"blocks.3.*"``), or
-            what stands above some (``"stages.2"``); several in a list; all if None.
+            what stands above some (``"stages.2"``); several in a list, or in one text with commas
+            between them; all if None.
 
     Returns:
         Path to seat, in the model's order.
@@ -181,32 +181,7 @@ def select_layers(model: nn.Module, layers: Layers | None = None) -> dict[str, S
 
 def chosen(paths: Sequence[str], layers: Layers | None, what: str) -> list[str]:
     """Choose among paths, as :func:`select_layers` has it."""
-    if layers is None:
-        return list(paths)
-    wanted: set[str] = set()
-    for layer in [layers] if isinstance(layers, (str, int)) else layers:
-        wanted.update(_matching(paths, layer, what))
-    if not wanted:
-        raise UserError(f"{layers=} chooses no layer; leave it out for all {len(paths)}")
-    return [path for path in paths if path in wanted]
-
-
-def _matching(paths: Sequence[str], layer: str | int, what: str) -> Iterable[str]:
-    text = str(layer).strip()
-    numbers = _NUMBERS.fullmatch(text)
-    if numbers is not None:
-        first = int(numbers[1])
-        last = first if numbers[2] is None else int(numbers[2])
-        for number in (first, last):
-            if not -len(paths) <= number < len(paths):
-                raise UserError(f"layer {layer} is out of range: the model has {len(paths)} {what}")
-        if last < first:
-            raise UserError(f"layers {text!r} end before they begin")
-        return [paths[number] for number in range(first, last + 1)]
-    matched = fnmatch.filter(paths, text) or [p for p in paths if p.startswith(f"{text}.")]
-    if not matched:
-        raise unknown("layer", text, paths)
-    return matched
+    return [paths[i] for i in chosen_numbers([(path,) for path in paths], layers, what)]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -226,6 +201,26 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def images_of(batch: object) -> Tensor:
+    """Return the images of a batch, which may have more in it: ``(images, labels)``.
+
+    Raises:
+        UserError: If they are no images.
+    """
+    images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        shape = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(f"a batch must be images [B, C, H, W] or (images, labels), got {shape}")
+    return images
+
+
+def _holds_compiled(model: nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
 
 
 def run_once(
@@ -268,6 +263,8 @@ def run_once(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(inference_mode_of(model))
+        if _holds_compiled(model):  # whose graphs would not see the hooks
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for seat in seats.values():
             handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
             stack.callback(handle.remove)
@@ -299,9 +296,19 @@ def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
     Raises:
         UserError: If none passes through the layer.
     """
-    if layout is None or layout.prefix == 0 or getattr(unwrapped(model), "cls_token", 0) is None:
+    if layout is None or layout.prefix == 0 or not _may_have_class_token(unwrapped(model), path):
         raise UserError(
             f"no class token passes through layer {path}: ask for the mean over its patches "
             "('mean') or for single ones"
         )
     return 0
+
+
+def _may_have_class_token(model: nn.Module, path: str) -> bool:
+    """Whether the nearest module around a layer that could have a class token has one."""
+    while path:
+        path = path.rpartition(".")[0]
+        around = model.get_submodule(path)
+        if hasattr(around, "cls_token"):
+            return around.cls_token is not None
+    return True

@@ -11,7 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import Call, Layers, Seat, run_once, select_layers, unwrapped
+from keymix.analysis.capture import (
+    Call,
+    Layers,
+    Seat,
+    images_of,
+    run_once,
+    select_layers,
+    unwrapped,
+)
 from keymix.analysis.collapse_layers import LayerReading
 from keymix.analysis.collapse_pairs import PairSimilarity, PairTally, column_cosines
 from keymix.analysis.collapse_pass import Pass, cut_of
@@ -36,7 +44,7 @@ Progress = Callable[[int], None]
 
 def collapse(
     model: nn.Module,
-    images: Tensor | Iterable[Tensor],
+    images: Tensor | Iterable[Any],
     *,
     layers: Layers | None = None,
     threshold: float = 0.5,
@@ -74,8 +82,10 @@ def collapse(
     Only one batch's maps are held; nothing grows with the number of images.
 
     Args:
-        model: A model that an adapter knows, or that holds mixers. It is left as it was.
-        images: Normalised images ``[B, C, H, W]``, or batches of them one after another.
+        model: A model that an adapter knows, or that holds mixers. It is left as it was,
+            but for a hook or a few that hear the size of its images from now on.
+        images: Normalised images ``[B, C, H, W]``, or batches of them one after another, each
+            alone or first in a tuple ``(images, labels)``.
         layers: Which, as in :func:`keymix.attention_maps`; all if None.
         threshold: Cosine tau above which columns count as similar; the paper takes 0.5.
         similar: Share of similar columns above which a block counts as similar to the one before.
@@ -143,8 +153,8 @@ def _check(threshold: float, similar: float, unique: float, nearest: int, batch_
             raise UserError(f"{name}={number} must be 1 or more")
 
 
-def _batches(images: Tensor | Iterable[Tensor], size: int) -> Iterable[Tensor]:
-    return torch.split(images, size) if isinstance(images, Tensor) else images
+def _batches(images: Tensor | Iterable[Any], size: int) -> Iterable[Tensor]:
+    return map(images_of, torch.split(images, size) if isinstance(images, Tensor) else images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +201,7 @@ class Likeness:
 
 def map_similarity(
     model: nn.Module,
-    images: Tensor | Iterable[Tensor],
+    images: Tensor | Iterable[Any],
     *,
     layers: Layers | None = None,
     pairs: Pairs = "adjacent",
@@ -206,7 +216,8 @@ def map_similarity(
 
     Args:
         model: A model whose chosen layers have maps of one shape.
-        images: Normalised images ``[B, C, H, W]``, or batches of them one after another.
+        images: Normalised images ``[B, C, H, W]``, or batches of them one after another, each
+            alone or first in a tuple ``(images, labels)``.
         layers: Which, as in :func:`keymix.attention_maps`; all if None.
         pairs: ``"adjacent"`` compares each chosen layer with the next, ``"all"`` every two.
         threshold: Cosine above which columns count as similar; the paper takes 0.5.

@@ -40,7 +40,8 @@ class LayerReading:
         entropy_normalised: Entropy over ln M: 1 for even attention.
         sink: Share of all attention that the token gets which receives most; mean over heads and
             images (windows, where there are).
-        sink_in_prefix: Of those tokens the share that are prefix tokens.
+        sink_in_prefix: Of those tokens the share that are prefix tokens; None too where nobody
+            knows how many there are.
         uneven: Why there is neither entropy nor sink, None if there are.
         head_similarity: Mean Eq. 2 between every two heads.
         heads_similar: Share of their columns above the threshold.
@@ -108,10 +109,11 @@ class LayerTally:
         return 0 if self.seat.layer is None else self.seat.layer.place.stage
 
     @property
-    def prefix(self) -> int:
-        """Prefix tokens among the keys."""
+    def prefix(self) -> int | None:
+        """Prefix tokens among the keys; None if nobody knows."""
         if self.seat.layer is not None:
-            return self.seat.layer.place.site.num_prefix_tokens
+            place = self.seat.layer.place
+            return place.site.num_prefix_tokens if place.prefix_known else None
         site: Any = self.seat.module.site
         return int(site.num_prefix_tokens)
 
@@ -141,7 +143,7 @@ class LayerTally:
         most, where = weights.mean(-2, dtype=torch.float64).max(-1)
         self._sink += float(most.sum())
         self._places += most.numel()
-        self._in_prefix += int((where < self.prefix).sum())
+        self._in_prefix += int((where < (self.prefix or 0)).sum())
 
     def add_tokens(self, tokens: Float[Tensor, "B N C"], last: Tensor | None) -> None:
         """Add what the block made of a batch, beside what the last one of its stage made.
@@ -184,7 +186,9 @@ class LayerTally:
             entropy_by_head=tuple(by_head) if by_head else None,
             entropy_normalised=entropy / most if entropy is not None and most else None,
             sink=self._sink / self._places if even else None,
-            sink_in_prefix=self._in_prefix / self._places if even else None,
+            sink_in_prefix=(
+                self._in_prefix / self._places if even and self.prefix is not None else None
+            ),
             uneven=self.uneven,
             head_similarity=or_none(self.heads.mean),
             heads_similar=or_none(self.heads.similar_fraction),

@@ -294,12 +294,14 @@ def _sinks(study: Collapse) -> list[str]:
         return []
     worst = max(found, key=lambda layer: layer.sink or 0.0)
     where = numbers("block", [layer.block for layer in found])
-    prefix = worst.sink_in_prefix or 0.0
-    return [
+    told = (
         f"Attention sinks in {where}: in block {worst.block} one token gets "
-        f"{_percent(worst.sink or 0.0)} of a head's attention, and it is a prefix token in "
-        f"{_percent(prefix)} of heads and images."
-    ]
+        f"{_percent(worst.sink or 0.0)} of a head's attention"
+    )
+    if worst.sink_in_prefix is not None:
+        share = _percent(worst.sink_in_prefix)
+        told += f", and it is a prefix token in {share} of heads and images"
+    return [f"{told}."]
 
 
 def _tokens(study: Collapse) -> list[str]:

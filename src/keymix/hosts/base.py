@@ -43,6 +43,8 @@ class Place:
         needs_mask: Why the host hands a mask to the mixer, None if it never does.
         extras: What the host's attention does besides, in its words (norms of queries and keys,
             rotary positions, a gate): mixers with heads do it too, those without lose it.
+        prefix_known: Whether anything told how many prefix tokens there are; if not, the site's
+            number of them is 0 and says nothing.
     """
 
     path: str
@@ -52,6 +54,7 @@ class Place:
     forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs_mask: str | None = None
     extras: tuple[str, ...] = ()
+    prefix_known: bool = True
 
 
 class Host(ABC):

@@ -150,8 +150,8 @@ class BlockHost(Host):
         rows, columns = model.patch_embed.grid_size
         return rows, columns
 
-    def prefix(self, model: Any, path: str) -> int:
-        """Count the prefix tokens that an attention meets."""
+    def prefix(self, model: Any, path: str) -> int | None:
+        """Count the prefix tokens that an attention meets, None if unknown."""
         return 0
 
     def rotary(self, model: Any, attention: nn.Module) -> str | None:
@@ -171,12 +171,13 @@ class BlockHost(Host):
             if isinstance(finish, Finishes):
                 finish = finish.after(attention.mixer, next(model.parameters()))
             return replace(before, site=replace(before.site, grid=grid, finish=finish))
+        prefix = self.prefix(model, path)
         finishes = finishes_of(attention, rotary=self.rotary(model, attention))
         site = Site(
             dim=first_projection(attention).in_features,
             num_heads=attention.num_heads,
             grid=grid,
-            num_prefix_tokens=self.prefix(model, path),
+            num_prefix_tokens=prefix or 0,
             finish=finishes,
         )
         return Place(
@@ -185,4 +186,5 @@ class BlockHost(Host):
             site=site,
             defaults={**projections_of(attention), **self.own_defaults(attention)},
             extras=() if finishes is None else finishes.extras,
+            prefix_known=prefix is not None,
         )

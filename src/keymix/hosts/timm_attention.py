@@ -64,10 +64,18 @@ class TimmAttention(BlockHost):
         rows, columns = owner.patch_embed.grid_size
         return rows, columns
 
-    def prefix(self, model: nn.Module, path: str) -> int:
-        """Count prefix tokens: as the owner of the patches says, or by its position embedding."""
+    def prefix(self, model: nn.Module, path: str) -> int | None:
+        """Count prefix tokens: as the nearest module around says, or by a position embedding."""
         owner = _owner(model, path)
-        return 0 if owner is None else self._prefix(owner) or 0
+        while path:
+            path = path.rpartition(".")[0]
+            around = model.get_submodule(path)
+            known = getattr(around, "num_prefix_tokens", None)
+            if isinstance(known, int):
+                return known
+            if around is owner:
+                return self._prefix(owner)
+        return None
 
     def rotary(self, model: Any, attention: nn.Module) -> str | None:
         """Name the rotary positions of attention that takes some."""
