@@ -172,7 +172,7 @@ def test_a_damaged_image_is_left_out_and_told(photos: Path, tmp_path: Path) -> N
         ([NAME, "--queries", "1,2,3"], UserError, "give cls, mean, row,column"),
         ([NAME, "--queries", "6,0"], UserError, "lies outside"),
         ([NAME, "--queries", "cls"], UserError, "no class token passes through layer blocks.0"),
-        ([NAME, "--layers", "9"], UserError, "layer 9 is out of range: the model has 4 layers"),
+        ([NAME, "--layers", "9"], UserError, "layers='9': this model has 4 layers"),
         ([NAME, "--layers", "block.0"], UserError, "unknown layer 'block.0'"),
         ([NAME, "--view", "matrix", "--rollout"], UserError, "leave --queries and --rollout out"),
         ([NAME, "--pretrained", "--mixers", "ska"], UserError, "leave --mixers out"),
