@@ -32,8 +32,8 @@ def chosen_numbers(
     if layers is None:
         return list(range(len(names)))
     wanted: set[int] = set()
-    single = isinstance(layers, str) or not isinstance(layers, Sequence)
-    for given in [layers] if single else layers:
+    several = [layers] if isinstance(layers, str) or not isinstance(layers, Sequence) else layers
+    for given in several:
         if isinstance(given, bool) or not isinstance(given, str | int):
             raise UserError(
                 f"layers={given!r} must be a number, a range such as '6-11' or a pattern on paths"
