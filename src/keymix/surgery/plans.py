@@ -142,13 +142,56 @@ def _scaled(scale: float, head_dim: int, dim: int) -> dict[str, Any]:
     return {"scale": False, "temperature": 1.0 / scale}
 
 
+def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:
+    """Refuse a module that sits at two places: a mixer would sit at one of them alone.
+
+    Raises:
+        UserError: If one of those chosen is such a module.
+    """
+    first: dict[int, str] = {}
+    twins: dict[int, str] = {}
+    for layer in found:
+        where = twins if id(layer.module) in first else first
+        where[id(layer.module)] = layer.place.path
+    for layer in chosen:
+        if id(layer.module) in twins:
+            one, other = first[id(layer.module)], twins[id(layer.module)]
+            raise UserError(
+                f"{one} and {other} are one module; give each place its own (copy.deepcopy), or "
+                "leave both out (layers=)"
+            )
+
+
 def shadow(model: nn.Module) -> nn.Module:
     """Copy a model's modules and buffers, for evaluation; its parameters are the model's own.
 
-    Running it, or putting mixers into it, leaves modes, buffers and hooks of the model alone.
+    Running it, or putting mixers into it, leaves modes, buffers and hooks of the model alone. Hooks
+    are copied, since some are of the function (pruning's): those of the model run on the copy too.
+
+    Raises:
+        UserError: If the model cannot be copied.
     """
     shared: dict[int, Any] = {id(p): p for p in model.parameters()}
-    return copy.deepcopy(model, shared).eval()
+    try:
+        twin = copy.deepcopy(model, shared)
+    except (RuntimeError, TypeError) as error:
+        raise _uncopied(model, error) from error
+    for module in twin.modules():
+        module.training = False  # eval() would call train() of the user's, which may merge weights
+    return twin
+
+
+def _uncopied(model: nn.Module, error: Exception) -> UserError:
+    for path, module in model.named_modules():
+        for name, held in vars(module).items():
+            if isinstance(held, Tensor) and not held.is_leaf:
+                where = f"{path}.{name}" if path else name
+                return UserError(
+                    f"{where} holds a tensor of a backward graph, which cannot be copied; "
+                    "detach() it, or set it to None"
+                )
+    why = str(error).strip().partition("\n")[0]
+    return UserError(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {why}")
 
 
 def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
