@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from keymix.errors import UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
-from keymix.surgery.images import run
+from keymix.surgery.images import of_hook, run
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -103,7 +104,7 @@ def beside(
                 forced = shown.reshape(new.shape)
                 return (forced, *got[1:]) if isinstance(got, tuple) else forced
 
-            there = copy.get_submodule(path).register_forward_hook(replace)
+            there = copy.get_submodule(path).register_forward_hook(of_hook(replace))
             hooks.callback(call.remove)
             hooks.callback(there.remove)
         run(copy, images)
@@ -122,7 +123,17 @@ def _keep_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
+    if path in calls:
+        raise twice(path)
     calls[path] = (args, kwargs)
+
+
+def twice(path: str) -> UserError:
+    """Say that a layer is called more than once for an image."""
+    return UserError(
+        f"{path} is called more than once in a pass, and no mixer can be compared with all of its "
+        "calls; leave it out (layers=), or give each call a module of its own"
+    )
 
 
 def _keep_output(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ MIN_IMAGES = 8
 
 Images = Tensor | Iterable[Any]
 
+_HOOK = "keymix_hook"
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -72,7 +73,8 @@ class CalibrationImages:
             UserError: If they are no images this model takes, or fewer than asked for.
         """
         anchor = next(model.parameters())
-        wanted, seen = input_size(model), 0
+        any_size = bool(getattr(model, "dynamic_img_size", False))  # timm's
+        wanted, seen = None if any_size else input_size(model), 0
         for given in (self.source,) if isinstance(self.source, Tensor) else self.source:
             batch = _checked(given, wanted)
             if self.number is not None:
@@ -114,6 +116,19 @@ def _checked(given: object, wanted: tuple[int, int, int] | None) -> Tensor:
     return batch
 
 
+def of_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what fails in a hook of ours be told as it is, not as the fault of the images."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:
+            setattr(error, _HOOK, True)
+            raise
+
+    return call
+
+
 def run(model: nn.Module, images: Tensor) -> Tensor:
     """Call a model and return its class logits, or what it gives in their place.
 
@@ -125,6 +140,8 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
     except UserError:
         raise
     except (*_FAILURES, RuntimeError) as error:
+        if hasattr(error, _HOOK):
+            raise
         why = str(error).strip().partition("\n")[0]
         raise UserError(
             f"{type(model).__name__} cannot take calibration images of shape "

@@ -18,7 +18,7 @@ from keymix.surgery.choose import Layers, choose
 from keymix.surgery.drift import measure, settle_norms
 from keymix.surgery.images import CalibrationImages, Images
 from keymix.surgery.keys import estimate_keys
-from keymix.surgery.plans import Plan, install, plans_for, shadow
+from keymix.surgery.plans import Plan, install, plans_for, refuse_shared, shadow
 from keymix.surgery.report import SwapReport
 from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
 from keymix.surgery.transfer import Fate, freeze_as, transfer
@@ -42,11 +42,13 @@ def swap(
     """Put mixers in the place of a model's attention, in place, all of them or none.
 
     Everything is planned, built and estimated on a copy that shares the model's parameters; the
-    model itself changes last. After a refusal it is what it was, bit for bit.
+    model itself changes last. After a refusal it is what it was, bit for bit. Hooks of the model
+    run on the copy too, where it is shown images.
 
     Heads, their width, biases, dropouts and scale are those of the present attention unless
-    ``mixer_options`` say otherwise. Copied weights train if those that they come from did, new
-    ones do; modes, device and type stay.
+    ``mixer_options`` say otherwise. Copied weights train if those that they come from did, a
+    projection of queries, keys and values in one if any of them did, new ones do; modes, device
+    and type stay.
 
     Args:
         model: Any model that an adapter knows: timm's, torchvision's, Hugging Face's, or one of
@@ -71,7 +73,8 @@ def swap(
 
     Raises:
         UserError: If no adapter knows the model, a name is unknown, no layer is meant, a mixer
-            cannot sit where it should, or the images are not what the model takes.
+            cannot sit where it should, a module sits at two places, or the images are not what
+            the model takes.
     """
     if init not in INITS:
         raise unknown("init", init, INITS)
@@ -81,6 +84,7 @@ def swap(
     original, copy = shadow(model), shadow(model)
     found = find_layers(original)
     chosen = choose(found, layers)
+    refuse_shared(found, chosen)
     plans = plans_for(chosen, mixer, mixer_options)
     mixers = install(copy, plans)  # refuses what cannot sit there
     statistics, images = _read(
@@ -123,6 +127,7 @@ def _read(
     if calibration is None:
         return None, None
     if isinstance(calibration, Statistics):
+        calibration.check(chosen)
         return calibration, calibration.images
     images = CalibrationImages(calibration, batch_size)
     return summed(model, chosen, plans, images, estimate) if needed else None, images

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,14 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.registry import mixer_options as options_of
 from keymix.mixers.static_key import LearnedKeys
+from keymix.surgery.beside import twice
 from keymix.surgery.choose import Layers, choose
-from keymix.surgery.images import CalibrationImages, Images, run
-from keymix.surgery.plans import Plan, plans_for, shadow
+from keymix.surgery.images import CalibrationImages, Images, of_hook, run
+from keymix.surgery.plans import Plan, plans_for, refuse_shared, shadow
 
 Estimate = Literal["least_squares", "mean"]
+NEAR = 5e-3
+"""Marks of the same weights differ by less, in half precision too."""
 ESTIMATES = ("least_squares", "mean")
 PLAIN, PREFIX = "queries", "prefix queries"
 
@@ -54,6 +57,11 @@ def features(name: str, q: Tensor, prefix: int, grid: Grid | None) -> Tensor:
     if grid is None:
         raise UserError("a convolution of queries needs to know how tokens lie on the image")
     patches = q[..., prefix:, :]
+    if patches.shape[-2] != grid[0] * grid[1]:
+        raise UserError(
+            f"calibration images make {patches.shape[-2]} patches and the model is laid for "
+            f"{grid[0]}x{grid[1]}; give images of its size"
+        )
     image = to_image(patches, grid)
     near = F.unfold(image, side, padding=side // 2).mT
     near = near.reshape(*patches.shape[:-1], near.shape[-1])
@@ -120,7 +128,35 @@ class Moments:
 
 
 def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    if total is not None and total.shape != more.shape:
+        raise UserError("calibration images have several sizes; give them in the model's one")
     return more if total is None else total + more
+
+
+class Mark(NamedTuple):
+    """What tells one layer's weights from another's: what sits there, its shapes, a projection."""
+
+    kind: type
+    shapes: tuple[tuple[int, ...], ...]
+    number: float
+
+    @classmethod
+    def of(cls, layer: Layer) -> Mark:
+        """Project all weights of a layer, of norm 1 together, onto a wave."""
+        dot = size = 0.0
+        shapes = []
+        for phase, weight in enumerate(layer.module.parameters()):
+            flat = weight.detach().double().flatten()
+            wave = torch.arange(len(flat), dtype=flat.dtype, device=flat.device).add_(phase).cos_()
+            dot, size = dot + float(flat @ wave), size + float(flat @ flat)
+            shapes.append(tuple(weight.shape))
+        return cls(type(layer.module), tuple(shapes), dot / (size or 1.0) ** 0.5)
+
+    def fits(self, other: Mark) -> bool:
+        """Whether weights are the same but for their type; what was swapped since tells nothing."""
+        if self.kind is not other.kind:
+            return True
+        return self.shapes == other.shapes and abs(self.number - other.number) < NEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +169,26 @@ class Statistics:
     Attributes:
         images: The calibration images, read again where drift is measured.
         layers: Sums by path of the place.
+        marks: What tells the weights that they were gathered with, likewise.
     """
 
     images: CalibrationImages
     layers: Mapping[str, Moments]
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+
+    def check(self, layers: Sequence[Layer]) -> None:
+        """Refuse layers of another model.
+
+        Raises:
+            UserError: If the weights of a layer are not those that were gathered with.
+        """
+        for layer in layers:
+            path = layer.place.path
+            if path in self.marks and not self.marks[path].fits(Mark.of(layer)):
+                raise UserError(
+                    f"the statistics are of another model, or of other weights of {path}; gather "
+                    "them from the model that is swapped"
+                )
 
 
 def gather(
@@ -174,7 +226,9 @@ def gather(
     """
     check_estimate(estimate)
     model = shadow(getattr(model, "_orig_mod", model))
-    chosen = choose(find_layers(model), layers)
+    found = find_layers(model)
+    chosen = choose(found, layers)
+    refuse_shared(found, chosen)
     plans = plans_for(chosen, mixer, mixer_options)
     source = CalibrationImages(images, batch_size, number)
     return summed(model, chosen, plans, source, estimate)
@@ -207,6 +261,7 @@ def summed(
 ) -> Statistics:
     """Do what :func:`gather` says, for plans that are made."""
     sums: dict[str, Moments] = {}
+    marks = {}
     hooks = []
     for layer, plan in zip(layers, plans, strict=True):
         wanted = wanted_features(plan, layer)
@@ -215,15 +270,21 @@ def summed(
         site = layer.place.site
         moments = sums[plan.path] = Moments(prefix=site.num_prefix_tokens, key_grid=_home(layer))
         take = partial(_take, layer, moments, wanted if estimate == "least_squares" else ())
-        hooks.append(layer.module.register_forward_pre_hook(take, with_kwargs=True))
+        hooks.append(layer.module.register_forward_pre_hook(of_hook(take), with_kwargs=True))
+        marks[plan.path] = Mark.of(layer)
+    shown = 0
     try:
         with torch.no_grad():
             for batch in images.batches(model):
                 run(model, batch)
+                shown += len(batch)
+                for path, moments in sums.items():
+                    if moments.images > shown:
+                        raise twice(path)
     finally:
         for hook in hooks:
             hook.remove()
-    return Statistics(images=images, layers=sums)
+    return Statistics(images=images, layers=sums, marks=marks)
 
 
 def _home(layer: Layer) -> Grid:
