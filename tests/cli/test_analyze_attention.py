@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 
 from keymix.analysis.attention import attention_maps
+from keymix.analysis.capture import At
 from keymix.analysis.rollout import attention_rollout
 from keymix.cli import analyze_attention, main
 from keymix.cli.models_and_images import load_images, load_models
 from keymix.errors import NoAttentionMap, UserError
+from keymix.report.attention import caption
 
 NAME = "vit_nano_p2_12"
 
@@ -31,6 +33,10 @@ def photos(tmp_path: Path) -> Path:
         pixels = rng.integers(0, 256, (17, 23, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{name}.png")
     return folder
+
+
+def heads_of(model: torch.nn.Module) -> int:
+    return next(m.shape[-3] for m in attention_maps(model, torch.randn(1, 1, 12, 12)).values())
 
 
 def run(*words: object) -> None:
@@ -66,6 +72,9 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     rolled = attention_rollout(one.model, batch, layers=[0, -1], query="mean").picture
     np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
 
+    assert (model["rollout"]["layers"], model["rollout"]["of"]) == ([0, 3], 4)
+    assert [layer["heads_read"] for layer in model["layers"]] == [heads_of(one.model)] * 2
+
     assert record["figures"] == [
         f"{i:02d}-{image}-{query}.png"
         for i, image in ((1, "ferret"), (2, "jay"))
@@ -77,6 +86,8 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     page = (out / "attention.html").read_text()
     assert page.count("data:image/png;base64,") == 6
     assert "Random weights." in page
+    assert "over layers 0, 3 only, 2 of 4 layers" in page
+    assert "(mean)</td>" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     told = capsys.readouterr()
     assert f"{NAME} has random weights" in told.err
@@ -84,6 +95,27 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     assert lines[0][:3] == ["model", "layer", "path"]
     assert [line[1] for line in lines[1:]] == ["0", "3"]
     assert float(lines[1][3]) == pytest.approx(model["layers"][0]["peak"], rel=1e-2)
+
+
+def test_rollout_goes_over_all_layers_where_only_some_are_shown(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keymix.analysis import overlay
+
+    monkeypatch.setattr(overlay, "MOST_LAYERS", 2)
+    out = tmp_path / "looks"
+    run(NAME, "--images", photos / "jay.png", "--queries", "1,2", "--rollout", "--out", out)
+    record, arrays = read(out)
+    (model,) = record["models"]
+    assert [layer["number"] for layer in model["layers"]] == [0, 3]
+    assert (model["rollout"]["layers"], model["rollout"]["of"]) == ([0, 1, 2, 3], 4)
+    (one,) = load_models([NAME])
+    batch = next(load_images(one, [str(photos / "jay.png")], limit=1).batches(1))
+    rolled = attention_rollout(one.model, batch, query=At(1, 2)).picture
+    np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
+    assert "It goes over all layers" in (out / "attention.html").read_text()
+    told = caption(record, record["models"], "1,2")
+    assert "Its peak on the query itself is that identity, the residual path." in told
 
 
 def test_mixers_stand_below_one_another_and_those_without_maps_say_why(

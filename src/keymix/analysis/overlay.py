@@ -37,6 +37,7 @@ class LayerLook:
         path: Of its module.
         layout: Where its tokens lie; None for matrices of a layer that nobody can lay out.
         keys: Keys M of a row; even attention is 1 / M.
+        heads: Heads that were read, also where their mean is what is kept.
         weights: ``[image, head, query, H, W]``, or ``[image, head, N, M]`` as matrices.
         prefix: What each row gives to prefix keys, ``[image, head, query]``; None for matrices.
     """
@@ -45,6 +46,7 @@ class LayerLook:
     path: str
     layout: Layout | None
     keys: int
+    heads: int
     weights: FloatArray
     prefix: FloatArray | None
 
@@ -58,6 +60,8 @@ class Look:
         layers: One entry a layer that has a map.
         missing: Path to reason of those without.
         rollout: ``[image, query, H, W]``, None if it was not asked for or cannot be.
+        rolled: Numbers of the layers that it multiplies.
+        of: Layers of the model.
         no_rollout: Why it cannot be.
     """
 
@@ -65,6 +69,8 @@ class Look:
     layers: tuple[LayerLook, ...]
     missing: dict[str, str]
     rollout: FloatArray | None = None
+    rolled: tuple[int, ...] = ()
+    of: int = 0
     no_rollout: str | None = None
 
 
@@ -92,7 +98,8 @@ def look(
         heads: Each head, or their mean.
         view: ``"image"``, rows over the positions of their keys, windows laid back on the image;
             ``"matrix"``, whole maps, queries down and keys across.
-        rollout: Whether attention rollout over all chosen layers is computed too, for each query.
+        rollout: Whether attention rollout is computed too, for each query: over the layers that
+            were chosen, and where none were over every layer that has a map.
 
     Raises:
         NoAttentionMap: If a layer that was chosen, or every layer, has none.
@@ -103,6 +110,7 @@ def look(
     wanted = list(select_layers(model, layers))
     if layers is None:
         wanted = _with_maps(model, images[:1], missing)
+    multiplied, wanted = wanted, wanted if layers is not None else _shown(wanted)
     asked = tuple(queries) or (_default_query(model, images[:1], wanted),)
     each: list[AttentionMaps] = [
         attention_maps(
@@ -112,7 +120,12 @@ def look(
     ]
     found = [
         _layer(
-            paths.index(path), path, [maps[path] for maps in each], each[0].layouts.get(path), view
+            paths.index(path),
+            path,
+            [maps[path] for maps in each],
+            each[0].layouts.get(path),
+            each[0].heads[path],
+            view,
         )
         for path in wanted
     ]
@@ -120,21 +133,34 @@ def look(
     if rollout:
         try:
             pictures = [
-                attention_rollout(model, images, layers=wanted, query=query).picture
+                attention_rollout(model, images, layers=multiplied, query=query).picture
                 for query in asked
             ]
             rolled = _plain(torch.stack(pictures, 1))
         except UserError as error:
             why = str(error)
-    return Look(queries=asked, layers=tuple(found), missing=missing, rollout=rolled, no_rollout=why)
+    return Look(
+        queries=asked,
+        layers=tuple(found),
+        missing=missing,
+        rollout=rolled,
+        rolled=tuple(paths.index(path) for path in multiplied) if rolled is not None else (),
+        of=len(paths),
+        no_rollout=why,
+    )
 
 
 def _with_maps(model: nn.Module, image: Tensor, missing: dict[str, str]) -> list[str]:
-    """Choose among the layers that have a map, and note why others have none."""
+    """Find the layers that have a map, and note why others have none."""
     found = list(attention_maps(model, image, queries=[0], missing=missing))
     if not found:
         path, why = next(iter(missing.items()))
         raise NoAttentionMap(f"no layer has a map: {path}: {why}")
+    return found
+
+
+def _shown(found: list[str]) -> list[str]:
+    """Choose `MOST_LAYERS` evenly."""
     last = len(found) - 1
     if last < MOST_LAYERS:
         return found
@@ -152,7 +178,7 @@ def _default_query(model: nn.Module, image: Tensor, paths: Sequence[str]) -> Ask
 
 
 def _layer(
-    number: int, path: str, rows: Sequence[Tensor], layout: Layout | None, view: View
+    number: int, path: str, rows: Sequence[Tensor], layout: Layout | None, heads: int, view: View
 ) -> LayerLook:
     if view == "matrix":
         (whole,) = rows
@@ -161,6 +187,7 @@ def _layer(
             path=path,
             layout=layout,
             keys=whole.shape[-1],
+            heads=heads,
             weights=_plain(whole),
             prefix=None,
         )
@@ -172,6 +199,7 @@ def _layer(
         path=path,
         layout=layout,
         keys=joined.shape[-1],
+        heads=heads,
         weights=_plain(on_image(joined, layout)),
         prefix=_plain(joined[..., : layout.prefix].sum(-1)),
     )

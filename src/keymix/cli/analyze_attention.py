@@ -93,7 +93,7 @@ def parser() -> VerbParser:
         default="image",
         help="over the photo, or whole maps N x N (default: image)",
     )
-    add("--rollout", action="store_true", help="add attention rollout over the layers shown")
+    add("--rollout", action="store_true", help="add rollout over --layers, all by default")
     add(
         "--scale",
         choices=("shared", "each"),
@@ -307,6 +307,7 @@ def _model(
             "path": each.path,
             "array": key,
             "heads": each.weights.shape[1],
+            "heads_read": each.heads,
             "keys": each.keys,
         }
         if each.prefix is not None and each.layout is not None:
@@ -324,7 +325,7 @@ def _model(
         assert layout is not None  # it was rolled out over it
         arrays[f"m{i}.rollout"] = seen.rollout
         tokens = layout.prefix + layout.grid[0] * layout.grid[1]
-        rolled = {"array": f"m{i}.rollout", "tokens": tokens}
+        rolled = {"array": f"m{i}.rollout", "tokens": tokens, "layers": seen.rolled, "of": seen.of}
     return {
         "label": one.label,
         "name": one.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -76,7 +76,7 @@ def _figure(
 ) -> Drawn:
     numbers = sorted({layer["number"] for m in models for layer in m["layers"]})
     rolled = record["rollout"] and record["view"] == "image"
-    columns = [f"layer {n}" for n in numbers] + (["rollout"] if rolled else [])
+    columns = [f"layer {n}" for n in numbers] + ([_rollout_label(models)] if rolled else [])
     apart = record["heads"] == "each"
     short = short_labels([m["label"] for m in models])
     rows = []
@@ -121,6 +121,28 @@ def _rolled(model: Record, arrays: Arrays, image: int, query: int, head: int) ->
     return Cell(values=weights * model["rollout"]["tokens"], mark=mark)
 
 
+def _rollout_label(models: list[Record]) -> str:
+    """Name rollout with the layers that it multiplies, where all models agree."""
+    of = {_rollout_layers(m["rollout"]) for m in models if m["rollout"] is not None}
+    return f"rollout, {of.pop()}" if len(of) == 1 else "rollout"
+
+
+def _rollout_layers(rollout: Record) -> str:
+    count = len(rollout["layers"])
+    return f"all {count} layers" if count == rollout["of"] else f"{count} of {rollout['of']} layers"
+
+
+def rollout_told(models: Sequence[Record]) -> str:
+    """Say over which layers rollout goes, where it does not go over all of them."""
+    told = []
+    for m in models:
+        if m["rollout"] is not None and len(m["rollout"]["layers"]) < m["rollout"]["of"]:
+            layers = ", ".join(map(str, m["rollout"]["layers"]))
+            whose = f" of {m['label']}" if len(models) > 1 else ""
+            told.append(f"layers {layers} only{whose}, {_rollout_layers(m['rollout'])}")
+    return "; ".join(told)
+
+
 def _mark(layer: Record, query: int) -> tuple[float, float] | None:
     place, grid = layer["places"][query], layer["grid"]
     return None if place is None else ((place[0] + 0.5) / grid[0], (place[1] + 0.5) / grid[1])
@@ -139,7 +161,14 @@ def caption(record: Record, models: list[Record], query: str) -> str:
     if random:
         which = "" if len(random) == len(models) else f" ({', '.join(random)})"
         told.append(f"RANDOM WEIGHTS, not trained{which}")
-    return "; ".join(told) + ". 1× is even attention, the same for every key."
+    text = "; ".join(told) + ". 1× is even attention, the same for every key."
+    if any(m["rollout"] is not None for m in models):
+        only = rollout_told(models)
+        over = f" (over {only})" if only else ""
+        text += f" Rollout{over}: maps averaged with the identity, multiplied."
+        if query not in ("cls", "mean"):
+            text += " Its peak on the query itself is that identity, the residual path."
+    return text
 
 
 def render(record: Record, drawn: list[Drawn]) -> str:
@@ -165,6 +194,8 @@ def render(record: Record, drawn: list[Drawn]) -> str:
         ],
         "random": [m["label"] for m in record["models"] if m["random"]],
         "number": number,
+        "rolled": any(m["rollout"] is not None for m in record["models"]),
+        "rolled_only": rollout_told(record["models"]),
     }
     payload = as_element_text({"models": [m["label"] for m in record["models"]]})
     return render_page("analyze_attention.html.j2", view, payload=payload, scripts=SCRIPTS)

@@ -32,6 +32,7 @@ CLIPPED = 99.8
 """Percentile of all weights that the shared scale ends at; what lies above is drawn like it."""
 
 _DIM, _LEFT, _TOP, _BAR = 0.62, 0.25, 0.62, 0.95
+_APART = 0.13  # inches between labels of the bar
 _CHARACTER = 0.075  # inches of a character at 8 points
 
 
@@ -301,7 +302,7 @@ class _Page:
             axes.set_ylim(1, 0)
         low, high = (number(float(end)) for end in (cell.values.min(), cell.values.max()))
         told = f"{low} to {high}×"
-        self.text(x + CELL / 2, y + tall + 0.04, told, size=6.5, align="center", colour="#555")
+        self.text(x + CELL / 2, y + tall + 0.04, told, size=8, align="center", colour="#555")
 
     def bar(self, x: float, y: float, tall: float, over: Range, scale: Scale) -> None:
         low = -1.0 if over.signed else 0.0
@@ -316,9 +317,16 @@ class _Page:
             elif end == 1.0:
                 told = f"≥ {told}"
             at = y + tall * (1 - (end - low) / (1 - low))
+            if scale == "shared" and abs(end - 1 / over.high) * tall < _APART * (1 - low):
+                continue  # 1x stands there
             self.text(x + 0.21, at, told, size=7, middle=True)
-        under = "even = 1×" if scale == "shared" else "of each map"
-        self.text(x - 0.05, y + tall + 0.04, under, size=6.5, colour="#555")
+        if scale == "each":
+            self.text(x - 0.05, y + tall + 0.1, "of each map", size=8, colour="#555")
+            return
+        even = 1 / over.high  # of the part of the bar that lies above nought
+        at = y + tall * (1 - (even - low) / (1 - low))
+        axes.axhline(even, color="white", lw=1.2)
+        self.text(x + 0.21, at, "1× even", size=7, middle=True, weight="bold")
 
 
 def matrix(values: FloatArray, over: Range) -> FloatArray:
