@@ -98,7 +98,6 @@ def test_values_that_make_no_model_are_refused_by_name(family: str) -> None:
         ("cait", {"global_pool": "max"}, "cannot be built with global_pool='max': Only token or"),
         ("deepvit", {"last_blocks": 13}, "last_blocks=13 must be at most depth=12"),
         ("deepvit", {"num_classes": "ten"}, "num_classes='ten' must be a whole number of 0 or"),
-        ("vit", {"qk_norm": True}, "blocks.0.attn has q_norm and k_norm besides"),
     ],
 )
 def test_the_refusal_says_what_will_do(family: str, options: dict[str, Any], says: str) -> None:

@@ -255,5 +255,5 @@ class HeadTally:
         return _over(self.similar, self.count)
 
 
-def _over(part: float, whole: int) -> float:
+def _over(part: int | float, whole: int) -> float:
     return part / whole if whole else math.nan
