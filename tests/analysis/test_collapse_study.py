@@ -350,7 +350,7 @@ def test_blocks_are_what_stands_in_a_list_and_outputs_become_tokens() -> None:
         ({"unique": -0.1}, "unique=-0.1 is a share"),
         ({"nearest": 0}, "nearest=0 must be 1 or more"),
         ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
-        ({"layers": "7"}, "out of range"),
+        ({"layers": "7"}, "this model has 4"),
     ],
 )
 def test_bad_values_are_refused(options: dict, said: str, images: Tensor) -> None:
