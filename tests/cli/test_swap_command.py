@@ -15,6 +15,7 @@ import torch
 
 from keymix.cli import main as keymix
 from keymix.cli.swap import main
+from keymix.cli.swap_folder import Folder
 from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
 from keymix.surgery import attention_cost, held_out
@@ -244,6 +245,25 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_loads(
     with pytest.raises(UserError, match="cannot write '/proc/"):
         main([trained, *SWAP, "--out", "/proc/nowhere/x"])
     assert "loading" not in capsys.readouterr().err
+
+
+def test_a_swap_killed_while_it_writes_is_done_again(
+    trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """No handler takes it."""
+
+    def kill(self: Folder, record: dict[str, Any]) -> None:
+        raise Killed
+
+    words = [trained, *SWAP, "--layers", "1", "--held-out", "8", "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "finish", kill)
+        with pytest.raises(Killed):
+            main(words)
+    assert (tmp_path / "out" / "weights_last.safetensors").exists()
+    assert main(words) == 0
+    assert "1 of 3 layers" in record(tmp_path / "out")["sentence"]
 
 
 def test_a_folder_of_other_things_is_refused(trained: str, tmp_path: Path) -> None:

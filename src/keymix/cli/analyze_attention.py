@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console, models_and_images, out_folder
 from keymix.cli.parser import VerbParser
@@ -202,8 +201,6 @@ def _looked(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """Look at every model: the record and its arrays."""
     from keymix.analysis.overlay import look
-    from keymix.compare import environments
-    from keymix.train.environment import environment
 
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     models: list[dict[str, Any]] = []
@@ -241,8 +238,7 @@ def _looked(
             console.note(f"{m['label']}: no rollout: {m['no_rollout']}")
     return {
         "format": FORMAT,
-        "created": time.strftime("%Y-%m-%d %H:%M %Z"),
-        "environment": environments.lines(environment()),
+        **out_folder.stamp(),
         "stage": given.stage,
         "heads": given.heads,
         "view": given.view,
@@ -342,7 +338,7 @@ def _model(
 def _write(record: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> int:
     """Write all files; pictures of a look before go."""
     from keymix.report.attention import figures, render
-    from keymix.train.files import write_arrays, write_atomically
+    from keymix.train.files import write_arrays, write_bytes, write_text
 
     drawn = []
     for each in figures(record, arrays):
@@ -351,18 +347,14 @@ def _write(record: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], f
     before = _pictures_of(folder)
     record["figures"] = [each.file for each in drawn]
     for each in drawn:
-        write_atomically(folder / each.file, _writer(each.png))
+        write_bytes(folder / each.file, each.png)
     write_arrays(folder / MAPS, arrays)
     told = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
     for name, text in ((PAGE, render(record, drawn)), (RECORD, told)):
-        write_atomically(folder / name, _writer(text.encode("utf-8", errors="backslashreplace")))
+        write_text(folder / name, text)
     for stale in before - set(record["figures"]):
         (folder / stale).unlink(missing_ok=True)
     return len(drawn)
-
-
-def _writer(content: bytes) -> Callable[[BinaryIO], int]:
-    return lambda stream: stream.write(content)
 
 
 def _pictures_of(folder: Path) -> set[str]:

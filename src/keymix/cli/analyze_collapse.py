@@ -6,13 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console
+from keymix.cli import console, out_folder
 from keymix.cli.models_and_images import (
     RANDOM,
     add_arguments,
@@ -21,7 +20,7 @@ from keymix.cli.models_and_images import (
     warn_of_random,
 )
 from keymix.cli.parser import VerbParser
-from keymix.errors import UserError, one_line
+from keymix.errors import one_line
 
 if TYPE_CHECKING:
     from keymix.cli.models_and_images import Images, Loaded
@@ -108,7 +107,9 @@ def main(argv: list[str]) -> int:
         0, or 2 if an image was broken (it is named; the others are read).
     """
     given = parser().parse_args(argv)
-    folder = None if given.out is None else _folder(given.out, overwrite=given.overwrite)
+    folder = None
+    if given.out is not None:
+        folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
     VerbParser.run_imports(given)
     loaded = load_models(given.models, pretrained=given.pretrained)
     images = [load_images(one, given.images, limit=given.limit) for one in loaded]
@@ -117,9 +118,11 @@ def main(argv: list[str]) -> int:
     from keymix.train.signals import interruptible
 
     stands = "nothing was written" if folder is None else f"{given.out!r} is as it was"
-    with interruptible(lambda: stands):
+    record: dict[str, Any] = {}
+    with interruptible(lambda: stands), out_folder.made(folder, lambda: bool(record)):
         studies = [_study(*pair, given) for pair in zip(loaded, images, strict=True)]
-    record = _record(studies, shlex.join(["keymix", "analyze", "collapse", *argv]))
+        command = shlex.join(["keymix", "analyze", "collapse", *argv])
+        record |= {"studies": studies, "command": command, **out_folder.stamp()}
     if folder is not None:
         _write(record, folder)
     _tell(record, as_json=given.json)
@@ -163,18 +166,6 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
     }
 
 
-def _record(studies: list[dict[str, Any]], command: str) -> dict[str, Any]:
-    from keymix.compare import environments
-    from keymix.train.environment import environment
-
-    return {
-        "studies": studies,
-        "command": command,
-        "created": time.strftime("%Y-%m-%d %H:%M %Z"),
-        "environment": environments.lines(environment()),
-    }
-
-
 def _tell(record: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         console.say(json.dumps(record, ensure_ascii=False))
@@ -213,44 +204,17 @@ def _tell_pipe(studies: list[dict[str, Any]]) -> None:
     )
 
 
-def _folder(name: str, *, overwrite: bool) -> Path:
-    """Check where the files go, before any work.
-
-    Raises:
-        UserError: If it is a file, or a folder with other things or an analysis in it.
-    """
-    folder = Path(name)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {name!r} is a file. Name a folder.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return folder
-    if not (folder / RECORD).exists():
-        raise UserError(
-            f"the folder {name!r} is not empty and holds no analysis of collapse. Name another "
-            "with --out."
-        )
-    if not overwrite:
-        raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
-    return folder
-
-
 def _write(record: Mapping[str, Any], folder: Path) -> None:
     from keymix.report.collapse import files, render
-    from keymix.train.files import make_folder, write_atomically
+    from keymix.train.files import write_text
 
     made = files(record)
-    make_folder(folder)
     for stale in folder.glob("collapse-*.svg"):
         if stale.name not in made:
             stale.unlink()
     texts = {RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n", **made}
     for name, text in {**texts, PAGE: render(record)}.items():
-        content = text.encode("utf-8", errors="backslashreplace")
-        write_atomically(folder / name, _writer(content))
-
-
-def _writer(content: bytes) -> Callable[[BinaryIO], int]:
-    return lambda stream: stream.write(content)
+        write_text(folder / name, text)
 
 
 @contextmanager

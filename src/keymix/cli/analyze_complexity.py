@@ -6,13 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console
+from keymix.cli import console, out_folder
 from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError, one_line
 
@@ -101,7 +100,9 @@ def main(argv: list[str]) -> int:
     if given.json and given.markdown:
         raise UserError("--json and --markdown exclude each other: give one.")
     tokens = _tokens(given.tokens)
-    folder = None if given.out is None else _folder(given.out, overwrite=given.overwrite)
+    folder = None
+    if given.out is not None:
+        folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
 
     from keymix.analysis.complexity import complexity_parts
     from keymix.train.signals import interruptible
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
     command = shlex.join(["keymix", "analyze", "complexity", *argv])
     with (
         interruptible(lambda: _stands(known, given.out)),
-        _made(folder, known),
+        out_folder.made(folder, lambda: bool(known)),
         _watching() as progress,
     ):
         parts = complexity_parts(
@@ -152,50 +153,6 @@ def _tokens(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _folder(name: str, *, overwrite: bool) -> Path:
-    """Check where the files go, before any work.
-
-    Raises:
-        UserError: If it is a file, or a folder with other things or an analysis in it.
-    """
-    folder = Path(name)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {name!r} is a file. Name a folder.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return folder
-    if not (folder / RECORD).exists():
-        raise UserError(
-            f"the folder {name!r} is not empty and holds no analysis of complexity. Name another "
-            "with --out."
-        )
-    if not overwrite:
-        raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
-    return folder
-
-
-@contextmanager
-def _made(folder: Path | None, known: list[Complexity]) -> Iterator[None]:
-    """Make the folder before the work, and take it away again if nothing came of the work.
-
-    Raises:
-        WriteError: If it cannot be made.
-    """
-    from keymix.train.files import make_folder
-
-    if folder is None:
-        yield
-        return
-    lacking = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_folder(folder)
-    try:
-        yield
-    finally:
-        if not known:
-            for path in lacking:
-                with suppress(OSError):
-                    path.rmdir()
-
-
 def _stands(known: list[Complexity], out: str | None) -> str:
     """Say what is kept when a signal ends the work."""
     if not known:
@@ -208,16 +165,14 @@ def _stands(known: list[Complexity], out: str | None) -> str:
 
 
 def _record(study: Complexity, command: str) -> dict[str, Any]:
-    from keymix.compare import environments
-    from keymix.train.environment import environment
-
-    lines = environments.lines(environment())
+    made = out_folder.stamp()
+    lines = made["environment"]
     if study.setting.device == "cpu":
         lines.pop("device", None)
     return {
         **study.to_dict(),
         "command": command,
-        "created": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "created": made["created"],
         "environment": {**lines, "threads": str(study.setting.threads)},
     }
 
@@ -258,7 +213,7 @@ def _word(value: Any) -> str:
 def _write(record: dict[str, Any], folder: Path) -> None:
     from keymix.report.complexity import render
     from keymix.report.complexity_tables import tables
-    from keymix.train.files import write_atomically
+    from keymix.train.files import write_text
 
     csvs = {f"complexity-{table.key}.csv": table.csv() for table in tables(record) if table.saved}
     texts = {RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n", **csvs}
@@ -266,12 +221,7 @@ def _write(record: dict[str, Any], folder: Path) -> None:
         if stale.name not in texts:
             stale.unlink()
     for name, text in {**texts, PAGE: render(record)}.items():
-        content = text.encode("utf-8", errors="backslashreplace")
-        write_atomically(folder / name, _writer(content))
-
-
-def _writer(content: bytes) -> Callable[[BinaryIO], int]:
-    return lambda stream: stream.write(content)
+        write_text(folder / name, text)
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from keymix.errors import UserError
 
@@ -28,7 +30,8 @@ def checked(name: str, record: str, *, overwrite: bool) -> Path:
         return folder
     if not (folder / record).exists():
         raise UserError(
-            f"the folder {name!r} is not empty and holds no {record}. Name another with --out."
+            f"the folder {name!r} is not empty and holds no analysis of this kind ({record}). Name "
+            "another with --out."
         )
     if not overwrite:
         raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
@@ -36,11 +39,11 @@ def checked(name: str, record: str, *, overwrite: bool) -> Path:
 
 
 @contextmanager
-def made(folder: Path, done: Callable[[], bool]) -> Iterator[None]:
+def made(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]:
     """Make the folder before the work, and take it away again if nothing came of the work.
 
     Args:
-        folder: What :func:`checked` returned.
+        folder: What :func:`checked` returned; None where nothing is written.
         done: Whether there is something to keep.
 
     Raises:
@@ -48,6 +51,9 @@ def made(folder: Path, done: Callable[[], bool]) -> Iterator[None]:
     """
     from keymix.train.files import make_folder
 
+    if folder is None:
+        yield
+        return
     lacking = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
     try:
@@ -57,3 +63,14 @@ def made(folder: Path, done: Callable[[], bool]) -> Iterator[None]:
             for path in lacking:
                 with suppress(OSError):
                     path.rmdir()
+
+
+def stamp() -> dict[str, Any]:
+    """Say when and on what a record was made."""
+    from keymix.compare import environments
+    from keymix.train.environment import environment
+
+    return {
+        "created": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "environment": environments.lines(environment()),
+    }

@@ -243,6 +243,7 @@ def _swap(
     after = None if found is None else _same_step(found, held, swapped)
     if after is None:
         after = held.step(model, swapped, numbers, share)
+    folder.claim()
     _write_models(source, folder.path, model, swapped, held.images[:4])
     test = _test(source, model, swapped) if given.test else None
     record: dict[str, Any] = {

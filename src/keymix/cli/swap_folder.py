@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keymix.cli import out_folder
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ class Folder:
         if self._overwrite or not path.exists():
             return None
         record: dict[str, Any] = files.read_json(path)
+        if "sentence" not in record:  # it was begun, and stopped
+            return None
         if record.get("setting") != setting or (test and record.get("test") is None):
             raise UserError(
                 f"--out {str(self.path)!r} holds a swap: name another or add --overwrite."
@@ -109,8 +110,14 @@ class Folder:
 
         record = search.to_dict()
         files.write_json(self.path / SEARCH, {"setting": self._setting, "search": record})
-        _write(self.path / STEPS, steps_csv(record))
+        files.write_text(self.path / STEPS, steps_csv(record))
         self._kept = search
+
+    def claim(self) -> None:
+        """Mark the folder as a swap's before models lie in it: one that was killed may go on."""
+        from keymix.train import files
+
+        files.write_json(self.path / files.SWAP, {"setting": self._setting})
 
     def stands(self) -> str:
         """Say what is kept when a signal ends the work."""
@@ -124,27 +131,10 @@ class Folder:
 
     def finish(self, record: dict[str, Any]) -> None:
         """Write the page and, last of all, ``swap.json``."""
-        from keymix.compare import environments
         from keymix.report.swap import render
         from keymix.train import files
-        from keymix.train.environment import environment
 
-        lines = environments.lines(environment())
-        record |= {
-            "setting": self._setting,
-            "created": time.strftime("%Y-%m-%d %H:%M %Z"),
-            "environment": lines,
-        }
-        _write(self.path / PAGE, render(record))
-        _write_record(self.path / files.SWAP, record)
-
-
-def _write(path: Path, text: str) -> None:
-    from keymix.train.files import write_atomically
-
-    content = text.encode("utf-8", errors="backslashreplace")
-    write_atomically(path, lambda stream: stream.write(content))
-
-
-def _write_record(path: Path, record: Mapping[str, Any]) -> None:
-    _write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        record |= {"setting": self._setting, **out_folder.stamp()}
+        files.write_text(self.path / PAGE, render(record))
+        told = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        files.write_text(self.path / files.SWAP, told)

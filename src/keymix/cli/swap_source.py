@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keymix.cli.models_and_images import is_run, load_models
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def load_source(given: argparse.Namespace) -> Source:
         UserError: If it is neither a run nor a model's name, or something does not fit.
     """
     _refuse_other_libraries(given.model)
-    if _is_run(given.model):
+    if is_run(given.model):
         for option, value in (
             ("--pretrained", given.pretrained),
             ("--weights", given.weights),
@@ -114,18 +115,6 @@ def _refuse_other_libraries(name: str) -> None:
             return
         if name in theirs():
             raise UserError(f"{name!r} is a model of torchvision; they {_PYTHON}")
-
-
-def _is_run(name: str) -> bool:
-    import timm
-
-    from keymix.models.factory import list_models
-    from keymix.train.files import RECIPE
-
-    path = Path(name)
-    if "/" in name or (path / RECIPE).exists():
-        return True
-    return path.exists() and name not in list_models() and not timm.is_model(name)
 
 
 def _of_run(name: str, spec: str | None) -> Source:
@@ -225,8 +214,6 @@ def _by_name(given: argparse.Namespace) -> Source:
 
 
 def _pretrained(name: str) -> Any:
-    from keymix.cli.models_and_images import load_models
-
     return load_models([name], pretrained=True)[0]
 
 

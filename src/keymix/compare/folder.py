@@ -152,20 +152,15 @@ def _short(value: Any) -> str:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write JSON whole or not at all; numbers that are not finite are refused."""
+    from keymix.train.files import write_text
+
     write_text(path, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all; what UTF-8 cannot hold of a file's name is escaped."""
-    from keymix.train.files import write_atomically
-
-    content = text.encode("utf-8", "backslashreplace")
-    write_atomically(path, lambda stream: stream.write(content))
 
 
 def write_csv(path: Path, record: Mapping[str, Any]) -> None:
     """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
     from keymix.report import csv_cells
+    from keymix.train.files import write_text
 
     write_text(path, csv_cells.write(COLUMNS, csv_rows(record)))
 

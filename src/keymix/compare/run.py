@@ -252,10 +252,11 @@ def _train(
 def write(record: Mapping[str, Any], out: Path) -> None:
     """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
     from keymix.report.html import render
+    from keymix.train.files import write_text
 
     folder.write_json(out / folder.RESULTS, record)
     folder.write_csv(out / folder.TABLE, record)
-    folder.write_text(out / folder.REPORT, render(record))
+    write_text(out / folder.REPORT, render(record))
 
 
 def ignore(event: Event) -> None:

@@ -122,7 +122,7 @@ def of_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return hook(*args, **kwargs)
-        except Exception as error:
+        except (*_FAILURES, RuntimeError) as error:
             setattr(error, _HOOK, True)
             raise
 

@@ -112,10 +112,19 @@ def _bring_to_disk(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    write_atomically(path, lambda stream: stream.write(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; what UTF-8 cannot hold of a file's name is escaped."""
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a mapping as indented JSON."""
-    text = json.dumps(values, indent=2) + "\n"
-    write_atomically(path, lambda stream: stream.write(text.encode()))
+    write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def write_weights(path: Path, state: Mapping[str, Tensor], facts: Mapping[str, A
     """
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     data = save(tensors, metadata={"format": "pt", "keymix": json.dumps(facts)})
-    write_atomically(path, lambda stream: stream.write(_in_order(data)))
+    write_bytes(path, _in_order(data))
 
 
 def _in_order(data: bytes) -> bytes:
@@ -206,5 +215,4 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any
 
 def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:
     """Write all epochs' lines anew."""
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomically(path, lambda stream: stream.write(text.encode()))
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
