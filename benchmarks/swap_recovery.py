@@ -3,7 +3,8 @@
 
 For each part of the model (one block, the middle third, all) and each way to start (fresh, mean
 keys, least squares): test accuracy right after the swap, and after one epoch of recovery without
-and with distillation from the run. All of it through the command line, as a user would:
+and with distillation from the run; beside them the run itself, trained on for that epoch. All of it
+through the command line, as a user would:
 
     python benchmarks/swap_recovery.py RUN --out FOLDER --limit 10000
 
@@ -47,7 +48,7 @@ def swapped(run: str, mixer: str, layers: str, start: str, images: int, folder: 
 def recovered(
     run: str, source: Path, folder: Path, settings: argparse.Namespace, distil: bool
 ) -> float:
-    """Train a swapped model for one epoch and return its test accuracy."""
+    """Train a model for one epoch and return its test accuracy."""
     words = ["--model.weights", str(source), "--schedule.epochs", "1"]
     words += ["--schedule.warmup_epochs", "0", "--optim.lr", settings.lr]
     words += ["--limit", str(settings.limit), "--out", str(folder)]
@@ -56,6 +57,11 @@ def recovered(
     keymix("train", str(source), *words)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return float(summary["last"]["test"]["top1"])
+
+
+def told(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.1f}"
 
 
 def main() -> None:
@@ -73,6 +79,11 @@ def main() -> None:
     settings = parser.parse_args()
     print("| swapped | start | test, % | recovered | recovered, distilled |")
     print("|---|---|--:|--:|--:|")
+    if not settings.only_swap:
+        target = settings.out / "nothing-plain"
+        trained_on = recovered(settings.run, Path(settings.run), target, settings, distil=False)
+        before = json.loads((Path(settings.run) / "summary.json").read_text(encoding="utf-8"))
+        print(f"| nothing | | {told(before['last']['test']['top1'])} | {told(trained_on)} | |")
     for part in settings.parts:
         name, _, layers = part.partition("=")
         for start in settings.starts:
@@ -82,8 +93,8 @@ def main() -> None:
             for distil in () if settings.only_swap else (False, True):
                 target = folder.with_name(f"{folder.name}-{'distilled' if distil else 'plain'}")
                 cells.append(recovered(settings.run, folder, target, settings, distil))
-            told = [*(f"{100 * cell:.1f}" for cell in cells), "", ""][:3]
-            print(f"| {name} ({layers}) | {start} | {' | '.join(told)} |", flush=True)
+            row = [*map(told, cells), "", ""][:3]
+            print(f"| {name} ({layers}) | {start} | {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

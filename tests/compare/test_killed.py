@@ -16,7 +16,7 @@ import pytest
 
 from keymix.compare.folder import MEASURED_COLUMNS
 
-RUNS, EPOCHS, KILLS = 4, 8, 3
+RUNS, EPOCHS, KILLS = 4, 8, 2
 WORDS = f"--data digits --limit 200 --mixers mhsa,ska --no-controls --seeds 2 --epochs {EPOCHS}"
 
 
@@ -34,7 +34,7 @@ def epochs_done(out: Path) -> int:
 
 
 def finish(out: Path) -> None:
-    code = start(out).wait(timeout=500)
+    code = start(out).wait(timeout=700)
     assert code == 0, out.with_suffix(".log").read_text(encoding="utf-8")
 
 
@@ -59,7 +59,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
 @pytest.mark.timeout(1500)
-def test_killed_three_times_it_ends_with_the_same_results(tmp_path):
+def test_killed_twice_it_ends_with_the_same_results(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(whole)
     moments = random.Random(time.time_ns())

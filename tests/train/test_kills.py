@@ -17,7 +17,7 @@ def test_killed_runs_end_with_the_same_weights() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=590,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
