@@ -43,6 +43,10 @@ class NoAttentionMap(UserError):
     """A mixer or layer was asked for an attention map and has none; the message says why."""
 
 
+class GridNeeded(UserError):
+    """A mixer cannot be built without knowing how its tokens lie on the image."""
+
+
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
     """Make the error for an unknown name: it lists the nearest known names, or all of a few.
 

@@ -200,10 +200,8 @@ def _attention_in(model: nn.Module) -> str:
     """Say what in a model looks like attention: class, arguments, first path, how many more."""
     kinds: dict[type[nn.Module], list[str]] = {}
     for path, module in model.named_modules():
-        kind = type(module)
-        names = " ".join(base.__name__.lower() for base in kind.__mro__)
-        if path and ("attention" in names or "attn" in names):
-            kinds.setdefault(kind, []).append(path)
+        if path and called_attention(module):
+            kinds.setdefault(type(module), []).append(path)
     told = []
     for kind, paths in kinds.items():
         takes = ", ".join(list(inspect.signature(kind.forward).parameters)[1:])
@@ -216,6 +214,12 @@ def _attention_in(model: nn.Module) -> str:
         if told
         else ", in which nothing is called attention"
     )
+
+
+def called_attention(module: nn.Module) -> bool:
+    """Whether a module's class, or one that it is made from, is named after attention."""
+    names = " ".join(base.__name__.lower() for base in type(module).__mro__)
+    return "attention" in names or "attn" in names
 
 
 def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:

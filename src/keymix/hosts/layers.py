@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap
-from keymix.hosts.base import Host, Place, find_host, find_mixers
+from keymix.hosts.base import Host, Place, called_attention, find_host, find_mixers
 from keymix.hosts.reading import Layout, Reading
 from keymix.mixers.base import Queries, Stage, TokenMixer, query_rows
 from keymix.mixers.map_mixer import MapMixer
@@ -99,6 +99,28 @@ def find_layers(model: nn.Module) -> list[Layer]:
         module = model.get_submodule(path)
         layers.append(Layer(path=path, module=module, place=place, host=host, mixer=mixer))
     return layers
+
+
+def unread_attention(model: nn.Module, layers: Sequence[Layer]) -> list[str]:
+    """List the paths of modules named after attention that no adapter reads.
+
+    Args:
+        model: The model.
+        layers: Its layers, of :func:`find_layers`; what is in them or around them is read.
+    """
+    read = [layer.place.path for layer in layers]
+    found = [
+        path
+        for path, module in model.named_modules()
+        if path
+        and called_attention(module)
+        and not any(_within(path, place) or _within(place, path) for place in read)
+    ]
+    return [path for path in found if not any(o != path and _within(o, path) for o in found)]
+
+
+def _within(path: str, around: str) -> bool:
+    return path == around or path.startswith(f"{around}.")
 
 
 def read_mixer(mixer: TokenMixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:

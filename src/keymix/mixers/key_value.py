@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import UserError
+from keymix.errors import GridNeeded, UserError
 from keymix.mixers.base import Grid, Site, Traits
 from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
@@ -85,7 +85,7 @@ class KeyValueAttention(GridBound):
         if not isinstance(pos_dim, int) or pos_dim < 0:
             raise UserError(f"{pos_dim=} must be a whole number of channels, 0 for none")
         if pos_dim and site.grid is None:
-            raise UserError(f"{pos_dim=} codes positions and so needs grid=(H, W)")
+            raise GridNeeded(f"{pos_dim=} codes positions and so needs grid=(H, W)")
         super().__init__(site, **shared)
         self.pos_dim = pos_dim
         self.pos_proj: nn.Linear | None = None

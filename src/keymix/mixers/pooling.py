@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from keymix.errors import UserError
+from keymix.errors import GridNeeded, UserError
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits, split_prefix, to_image, to_tokens
 from keymix.mixers.registry import register_mixer
 
@@ -35,7 +35,7 @@ class Pooling(TokenMixer):
     def __init__(self, site: Site, *, pool_size: int = 3) -> None:
         super().__init__(site)
         if site.grid is None:
-            raise UserError("mixer 'pooling' averages neighbours and so needs grid=(H, W)")
+            raise GridNeeded("mixer 'pooling' averages neighbours and so needs grid=(H, W)")
         if pool_size < 1 or pool_size % 2 == 0:
             raise UserError(f"{pool_size=} must be odd and at least 1")
         self.pool_size = pool_size

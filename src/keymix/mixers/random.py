@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keymix.errors import UserError
+from keymix.errors import GridNeeded, UserError
 from keymix.mixers.base import (
     Grid,
     Queries,
@@ -49,7 +49,7 @@ class RandomMixing(TokenMixer):
     def __init__(self, site: Site, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__(site)
         if site.grid is None:
-            raise UserError("mixer 'random' draws an N x N map and so needs grid=(H, W)")
+            raise GridNeeded("mixer 'random' draws an N x N map and so needs grid=(H, W)")
         n = site.num_tokens
         self.register_buffer("random_matrix", torch.empty(n, n, device=device, dtype=dtype))
         self.reset_parameters()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import GridNeeded, UserError, unknown
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits, split_prefix, to_image, to_tokens
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.static_key import StarReLU
@@ -54,7 +54,7 @@ class SepConv(TokenMixer):
     ) -> None:
         super().__init__(site)
         if site.grid is None:
-            raise UserError("mixer 'sep_conv' convolves over the grid and so needs grid=(H, W)")
+            raise GridNeeded("mixer 'sep_conv' convolves over the grid and so needs grid=(H, W)")
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise UserError(f"{kernel_size=} must be odd and at least 1")
         inner = int(site.dim * expansion)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import GridNeeded, UserError, unknown
 from keymix.mixers.base import Grid, Site, Traits
 from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
@@ -72,7 +72,7 @@ class LearnedKeys(GridBound):
         **shared: Unpack[ResizeOptions],
     ) -> None:
         if site.grid is None:
-            raise UserError(
+            raise GridNeeded(
                 f"mixer {self.mixer_name!r} learns one key a position and so needs grid=(H, W)"
             )
         if activation not in ACTIVATIONS:

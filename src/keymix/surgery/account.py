@@ -10,7 +10,7 @@ from torch import nn
 
 from keymix.analysis.counting import run_counting
 from keymix.errors import UserError
-from keymix.hosts.layers import Layer
+from keymix.hosts.layers import Layer, unread_attention
 from keymix.mixers.base import TokenMixer
 from keymix.surgery.images import input_size
 from keymix.surgery.plans import Plan
@@ -58,6 +58,10 @@ def account(
     except UserError as error:
         notes.append(f"multiply-adds are not counted: {error}")
     layers = {layer.place.path: layer for layer in found}
+    notes += [
+        f"{path} ({type(original.get_submodule(path)).__name__}) stays: no adapter reads it"
+        for path in unread_attention(original, found)
+    ]
     rows = tuple(
         _row(layers[plan.path], plan, original, copy, fates[plan.path], both, drifts)
         for plan in plans

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from keymix.errors import UserError
+from keymix.errors import GridNeeded, UserError
 from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, known_of
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
@@ -222,6 +222,12 @@ def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
 def _built(host: Host, model: nn.Module, place: Place, plan: Plan) -> TokenMixer:
     anchor = next(model.get_submodule(place.path).parameters(), next(model.parameters()))
     factory = {"device": anchor.device, "dtype": anchor.dtype}
-    mixer = build_for(host, place, plan.mixer, plan.options, **factory)
+    try:
+        mixer = build_for(host, place, plan.mixer, plan.options, **factory)
+    except GridNeeded as error:
+        raise UserError(
+            f"{error}; how tokens lie at {place.path} is not known: choose other layers (layers=) "
+            "or another mixer"
+        ) from error
     setattr(mixer, PLAN, plan)
     return mixer

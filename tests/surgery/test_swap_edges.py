@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from tiny_models import TIMM, answer, images, tiny
 from torch import Tensor, nn
@@ -189,3 +190,48 @@ def test_a_model_that_takes_any_size_is_shown_images_of_any() -> None:
     assert report.output.relative is not None
     assert report.output.relative < 1e-12
     assert torch.allclose(answer(model, larger), before)
+
+
+def test_attention_that_no_adapter_reads_is_told() -> None:
+    model = VisionTransformer(**TIMM, global_pool="map", class_token=False)
+    assert model.attn_pool is not None
+    before = {n: p.clone() for n, p in model.attn_pool.named_parameters()}
+    report = swap(model, "static_key")
+    assert [note for note in report.notes if note.startswith("attn_pool (AttentionPoolLatent)")]
+    assert "attn_pool (AttentionPoolLatent) stays" in str(report)
+    assert len(report.rows) == 2
+    for name, parameter in model.attn_pool.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_what_every_adapter_reads_is_no_news() -> None:
+    for name in ("timm_vit", "timm_swin", "torchvision_swin"):
+        report = swap(tiny(name), "identity", layers="0")
+        assert not [note for note in report.notes if "no adapter" in note], name
+
+
+class Cut(nn.Module):
+    """Attention among tokens that lie nowhere known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention(12, num_heads=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_a_place_without_a_grid_is_named() -> None:
+    model = nn.Sequential(Cut())
+    weights = state_of(model)
+    with pytest.raises(UserError, match=r"at 0\.inner is not known: choose other layers") as told:
+        swap(model, "static_key")
+    assert "\n" not in str(told.value)
+    assert state_of(model) == weights
+    with pytest.raises(UserError, match=r"unknown option .*'window'") as told:
+        swap(model, "static_key", mixer_options={"window": 3})
+    assert "is not known" not in str(told.value)
+
+
+def state_of(model: nn.Module) -> dict[str, list[float]]:
+    return {name: value.flatten().tolist() for name, value in model.state_dict().items()}
