@@ -53,12 +53,15 @@ def test_a_run_is_read_on_its_own_test_images(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyze_collapse.main([str(run), "--limit", "4"]) == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    told = capsys.readouterr()
+    rows = [line.split("\t") for line in told.out.splitlines()]
     assert rows[0][:4] == ["model", "path", "block", "before"]
     assert [row[:3] for row in rows[1:]] == [
         ["deep", f"blocks.{i}.attn.mixer", str(i + 1)] for i in range(3)
     ]
     assert all(len(row) == len(rows[0]) for row in rows)
+    (headline,) = [line for line in told.err.splitlines() if line.startswith("deep: ")]
+    assert headline.endswith(".")
 
 
 def test_a_terminal_gets_the_verdict_in_words(

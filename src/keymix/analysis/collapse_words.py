@@ -104,7 +104,7 @@ def verdict_of(study: Collapse) -> Verdict:
     return Verdict(
         collapsed=any(run.one_pattern for run in runs),
         headline=_headline(study, runs),
-        evidence=(*evidence, _counts(study), *_rule(study), *_sinks(study), *tokens),
+        evidence=(*evidence, _counts(study), *_rule(study, runs), *_sinks(study), *tokens),
         caveats=(*_caveats(study, runs), *_apart(study), *_missing(study), *_few(study)),
     )
 
@@ -255,8 +255,8 @@ def _counts(study: Collapse) -> str:
     )
 
 
-def _rule(study: Collapse) -> list[str]:
-    """Say which block the rule for sharing takes, and how to share."""
+def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
+    """Say which block the rule for sharing takes, and how to share if a pattern is shared."""
     told = []
     for unique in study.unique_blocks:
         if not unique.sharing:
@@ -274,7 +274,7 @@ def _rule(study: Collapse) -> list[str]:
             f"By the {_percent(study.unique)} rule the last block is unique itself, so that the "
             "rule shares nothing."
         )
-    if study.shared_from is not None:
+    if study.shared_from is not None and any(run.one_pattern for run in runs):
         options = f"--model.options.shared_from {study.shared_from}"
         told.append(
             f"To train it so: keymix train RECIPE {options}, or keymix.create_model(NAME, "

@@ -174,6 +174,8 @@ def _tell(record: Mapping[str, Any], *, as_json: bool) -> None:
             _tell_person(study)
     else:
         _tell_pipe(record["studies"])
+        for study in record["studies"]:
+            console.note(one_line(f"{study['label']}: {study['verdict']['headline']}"))
 
 
 def _tell_person(study: Mapping[str, Any]) -> None:
