@@ -22,6 +22,7 @@ from keymix.surgery.plans import Plan, install, plans_for, refuse_shared, shadow
 from keymix.surgery.report import SwapReport
 from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
 from keymix.surgery.transfer import Fate, freeze_as, transfer
+from keymix.surgery.undo import undone_on_failure
 
 Init = Literal["transfer", "fresh"]
 INITS = ("transfer", "fresh")
@@ -42,8 +43,8 @@ def swap(
     """Put mixers in the place of a model's attention, in place, all of them or none.
 
     Everything is planned, built and estimated on a copy that shares the model's parameters; the
-    model itself changes last. After a refusal it is what it was, bit for bit. Hooks of the model
-    run on the copy too, where it is shown images.
+    model itself changes last. After a refusal or a failure it is what it was, bit for bit, and so
+    are the random states. Hooks of the model run on the copy too, where it is shown images.
 
     Heads, their width, biases, dropouts and scale are those of the present attention unless
     ``mixer_options`` say otherwise. Copied weights train if those that they come from did, a
@@ -81,36 +82,40 @@ def swap(
     check_estimate(estimate)
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     find_host(model)
-    original, copy = shadow(model), shadow(model)
-    found = find_layers(original)
-    chosen = choose(found, layers)
-    refuse_shared(found, chosen)
-    plans = plans_for(chosen, mixer, mixer_options)
-    mixers = install(copy, plans)  # refuses what cannot sit there
-    statistics, images = _read(
-        original, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
-    )
-    fates = {plan.path: Fate() for plan in plans}
-    for layer in chosen if init == "transfer" else ():
-        path = layer.place.path
-        fates[path] = transfer(layer, mixers[path])
-        _estimate(mixers[path], path, statistics, estimate, fates[path])
-    if init == "transfer":
-        settle_norms(original, copy, chosen, mixers, images, fates)
-    for layer in chosen:
-        freeze_as(layer, mixers[layer.place.path], fates[layer.place.path])
-    moved = (
-        measure(original, copy, chosen, mixers, images) if images is not None and drift else None
-    )
-    report = SwapReport(
-        model=type(model).__name__,
-        host=chosen[0].host.name,
-        init=init,
-        estimate=estimate if any("key" in n for f in fates.values() for n in f.estimated) else None,
-        **account(original, copy, found, plans, fates, moved),
-    )
-    _become(model, copy, plans)
-    return report
+    with undone_on_failure(model):
+        original, copy = shadow(model), shadow(model)
+        found = find_layers(original)
+        chosen = choose(found, layers)
+        refuse_shared(found, chosen)
+        plans = plans_for(chosen, mixer, mixer_options)
+        mixers = install(copy, plans)  # refuses what cannot sit there
+        statistics, images = _read(
+            original, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
+        )
+        fates = {plan.path: Fate() for plan in plans}
+        for layer in chosen if init == "transfer" else ():
+            path = layer.place.path
+            fates[path] = transfer(layer, mixers[path])
+            _estimate(mixers[path], path, statistics, estimate, fates[path])
+        if init == "transfer":
+            settle_norms(original, copy, chosen, mixers, images, fates)
+        for layer in chosen:
+            freeze_as(layer, mixers[layer.place.path], fates[layer.place.path])
+        moved = (
+            measure(original, copy, chosen, mixers, images)
+            if images is not None and drift
+            else None
+        )
+        learned = any("key" in name for fate in fates.values() for name in fate.estimated)
+        report = SwapReport(
+            model=type(model).__name__,
+            host=chosen[0].host.name,
+            init=init,
+            estimate=estimate if learned else None,
+            **account(original, copy, found, plans, fates, moved),
+        )
+        _become(model, copy, plans)
+        return report
 
 
 def _read(
