@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -87,6 +88,7 @@ class TokenMixer(nn.Module):
     traits: ClassVar[Traits] = Traits()
     laid: ClassVar[tuple[str, ...]] = ()  # names in a state with one row a position of a grid
     mixer_name: ClassVar[str] = ""  # set by register_mixer
+    built_with: Mapping[str, Any] = MappingProxyType({})  # its options, set by registry.build
 
     def __init__(self, site: Site) -> None:
         super().__init__()

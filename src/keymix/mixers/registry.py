@@ -162,7 +162,9 @@ def build(
     _check_kinds(cls, options)
     taken = accepted(cls)
     factory = {k: v for k, v in factory.items() if v is not None and k in taken}
-    return cls(site, **options, **factory)
+    made = cls(site, **options, **factory)
+    made.built_with = options
+    return made
 
 
 def create_mixer(

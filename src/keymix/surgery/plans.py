@@ -62,7 +62,7 @@ def plans_for(
 
 
 def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
-    shared = _of_mixer(layer) if layer.mixer is not None else _of_native(layer)
+    shared = _of_mixer(layer, name) if layer.mixer is not None else _of_native(layer)
     if {"scale", "temperature"} & own.keys():
         shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
     if "num_heads" in own:  # of the width that there is, unless told
@@ -99,12 +99,14 @@ def head_width(layer: Layer) -> int:
     return int(layer.place.defaults.get("head_dim") or site.dim // site.num_heads)
 
 
-def _of_mixer(layer: Layer) -> dict[str, Any]:
-    """The options that a mixer was built with and another in its place shall have too."""
+def _of_mixer(layer: Layer, name: str) -> dict[str, Any]:
+    """The options that a mixer was built with and the one of a name in its place shall have too."""
     mixer = layer.mixer
+    own = dict(mixer.built_with) if mixer is not None and mixer.mixer_name == name else {}
     if not isinstance(mixer, MapMixer):
-        return {}
+        return own
     made: dict[str, Any] = {
+        **own,
         "head_dim": mixer.head_dim,
         "qkv_bias": any(m.bias is not None for m in mixer.projections if m is not mixer.proj),
         "proj_bias": mixer.proj.bias is not None,
