@@ -218,6 +218,16 @@ def test_a_scale_that_norms_forbid_to_fold_is_told() -> None:
     assert "logits are 2 times what they were" in report.rows[0].notes[0]
 
 
+@pytest.mark.parametrize("mixer", ["softmax", "key_value"])
+@pytest.mark.parametrize("name", ["timm_dinov3", "timm_eva02"])
+def test_a_rotation_lets_another_scale_be_folded(name: str, mixer: str) -> None:
+    plain, scaled, x = tiny(name), tiny(name), images(MODELS[name][1])
+    swap(plain, mixer)
+    report = swap(scaled, mixer, mixer_options={"scale": "dim"})
+    assert "so that logits keep their size" in " ".join(report.rows[0].notes)
+    close(answer(scaled, x), answer(plain, x))
+
+
 def test_what_a_host_scales_otherwise_is_scaled_so() -> None:
     model = tiny("timm_vit_registers_qk_norm")  # norms forbid to fold it
     owner: Any = model

@@ -88,6 +88,11 @@ class HeadFinish(nn.Module):
         self.norm = nn.Identity() if norm is None else norm
         self.turn, self.prefix, self.halves = turn, prefix, halves
 
+    @property
+    def keeps_scale(self) -> bool:
+        """Whether twice as large comes out twice as large: by a rotation, not by a norm."""
+        return isinstance(self.norm, nn.Identity)
+
     def forward(self, t: Tensor) -> Tensor:
         """Normalise, then turn."""
         out: Tensor = self.norm(t)

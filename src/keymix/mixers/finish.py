@@ -29,6 +29,10 @@ class Finish(nn.ModuleDict):
             if made is not None:
                 self[role] = made
 
+    def norms(self, role: str) -> bool:
+        """Whether a role passes through something that does not say that it ``keeps_scale``."""
+        return role in self and not getattr(self[role], "keeps_scale", False)
+
     def heads(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish what came out of the projections."""
         return {role: self[role](t) if role in self else t for role, t in parts.items()}

@@ -168,10 +168,10 @@ def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: F
     if not names or abs(ratio - 1.0) < 1e-9:
         return
     role = names[0].partition(".")[0]
-    if mixer.finish is not None and role in mixer.finish:
+    if mixer.finish is not None and mixer.finish.norms(role):
         fate.notes.append(
-            f"logits are {1 / ratio:.3g} times what they were: {role} is finished by the host, so "
-            "that no projection can take the other scale"
+            f"logits are {1 / ratio:.3g} times what they were: the host norms {role}, so that no "
+            "projection can take the other scale"
         )
         return
     for name in names:
