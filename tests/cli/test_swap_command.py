@@ -151,7 +151,7 @@ def test_a_stopped_search_goes_on_and_tells_every_step(
     with pytest.raises(UserError, match=r"another search: budget is 0\.6 there, 0\.9 here"):
         main([*words, "--budget", "0.9"])
     assert main(words) == 0
-    assert calls == 4 + 1 + 1 + 3 + 1, "third trial, original, steps, and what is written"
+    assert calls == 4 + 1 + 1 + 1 + 3 + 1, "the same model, third trial, original, steps, written"
     told = record(out)
     assert told["search"]["trials"][:2] == kept["trials"]
     assert told["search"]["layers"] == sorted(told["search"]["steps"][2]["layers"])
@@ -182,6 +182,8 @@ def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_pat
     with torch.no_grad():
         assert torch.allclose(own(images), here(images), atol=1e-5)
     assert f"--loss.distill_teacher {out / 'original'}" in record(out)["next"][1]
+    with pytest.raises(UserError, match="holds a swap: name another or add --overwrite"):
+        main([*words, "--layers", "0", "--held-out", "16", "--image-size", "16", "--out", str(out)])
 
 
 @pytest.mark.parametrize(

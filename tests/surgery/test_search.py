@@ -170,6 +170,27 @@ def test_what_is_known_is_handed_on_before_a_stop(model: nn.Module, labels: Tens
     assert kept[-1].layers == ()
 
 
+def test_a_search_of_another_setting_or_model_is_not_gone_on_with(
+    model: nn.Module, labels: Tensor, found: tuple[Search, list[Search]]
+) -> None:
+    known = found[1][3]
+    with pytest.raises(UserError, match="has estimate='least_squares', this one 'mean'"):
+        searched(model, labels, known=known, estimate="mean")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    with pytest.raises(UserError, match="another model or of other images; search anew"):
+        searched(other, labels, known=known)
+
+
+def test_a_search_leaves_no_hooks(model: nn.Module, labels: Tensor) -> None:
+    own = copy.deepcopy(model)
+    before = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in own.modules()]
+    searched(own, labels, layers=0, budget=0.1)
+    assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in own.modules()] == before
+
+
 @pytest.mark.parametrize("cost", ["params", "macs", "latency"])
 def test_shares_are_of_the_original_attention(cost: Cost) -> None:
     sizes = {"depths": (1, 1, 1, 1), "dims": (8, 8, 32, 64), "img_size": 32}
@@ -209,6 +230,7 @@ def test_the_sentence_tells_measured_numbers() -> None:
     )
     told = Search(
         mixer="static_key",
+        estimate="least_squares",
         cost="params",
         budget=0.5,
         images=10,

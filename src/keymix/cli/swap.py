@@ -170,6 +170,7 @@ def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> dict
         "mixer": spec.label,
         "weights": source.weights,
         "data": source.data.spec,
+        **{name: source.seen[name] for name in ("image_size", "mean", "std")},
         **told,
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers to swap under a budget: each alone first, then greedily, measured at every step."""
+"""Which layers to swap under a budget: each alone, then all in that order, measured each step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from keymix.surgery.choose import Layers, choose
 from keymix.surgery.held_out import HeldOut
 from keymix.surgery.images import Images
 from keymix.surgery.operation import swap
+from keymix.surgery.plans import shadow
 from keymix.surgery.search_record import COSTS, Cost, Search, Trial
 from keymix.surgery.statistics import Estimate, Statistics, gather
 
 Progress = Callable[[str, float], None]
+_NEAR = 1e-3  # of a loss: another order of sums, no other weights
 _SEED = 0  # of what a swap draws: a layer starts alike alone and among others
 
 
@@ -84,6 +86,7 @@ def search(
         raise unknown("cost", cost, COSTS)
     if labels is None:
         raise UserError("a search needs the labels of its held-out images; give labels=[n]")
+    model = shadow(model)  # to listen to, copy and time; the user's stays as it is
     held = HeldOut(images, labels, batch_size)
     held.check(model)
     found = find_layers(model)
@@ -101,13 +104,14 @@ def search(
     work = _Work(model, mixer, calibration, options, held)
     told = Search(
         mixer=spec_of(mixer, mixer_options).label,
+        estimate=estimate,
         cost=cost,
         budget=wanted,
         images=len(images),
         candidates=candidates,
     )
     if known is not None:
-        told = _same(known, told)
+        told = _same(known, told, held, model)
     total = 2 * len(candidates) + 2
     note = _Notes(progress or _silent, keep or _silent, total)
 
@@ -217,14 +221,21 @@ def checked_budget(budget: object) -> float:
     return float(budget)  # type: ignore[arg-type]
 
 
-def _same(known: Search, asked: Search) -> Search:
+def _same(known: Search, asked: Search, held: HeldOut, model: nn.Module) -> Search:
     """Take what is known if it is of the same search.
 
     Raises:
-        UserError: If it is of another.
+        UserError: If it is of another, or the model's loss is another than it was.
     """
-    for name in ("mixer", "cost", "budget", "images", "candidates"):
+    for name in ("mixer", "estimate", "cost", "budget", "images", "candidates"):
         there, here = getattr(known, name), getattr(asked, name)
         if there != here:
             raise UserError(f"the earlier search has {name}={there!r}, this one {here!r}")
+    if known.steps:
+        there, here = known.steps[0].loss, held.score(model)[0]
+        if abs(there - here) > _NEAR * abs(there):
+            raise UserError(
+                f"the earlier search began at a held-out loss of {there:.6g}, this one at "
+                f"{here:.6g}: it is of another model or of other images; search anew"
+            )
     return known

@@ -105,6 +105,7 @@ class Search:
 
     Attributes:
         mixer: The mixer with its options.
+        estimate: How learned keys are estimated, ``"mean"`` or ``"least_squares"``.
         cost: What the budget counts.
         budget: Share of the original attention's cost that the swapped layers are to hold.
         images: Held-out images behind every loss and accuracy.
@@ -115,6 +116,7 @@ class Search:
     """
 
     mixer: str
+    estimate: str
     cost: Cost
     budget: float
     images: int
@@ -181,6 +183,7 @@ class Search:
         """Read what `to_dict` gave."""
         return cls(
             mixer=values["mixer"],
+            estimate=values["estimate"],
             cost=values["cost"],
             budget=values["budget"],
             images=values["images"],
