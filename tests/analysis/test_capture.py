@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -126,6 +127,8 @@ def test_rows_and_means_on_the_image_are_those_of_the_whole(block: int) -> None:
         ([139, 0, 77], whole[:, :, [139, 0, 77]]),
         (At(9, 13), whole[:, :, [139]]),
         (At(0.5, 0.25), whole[:, :, [5 * 14 + 3]]),
+        (At(np.float32(0.5), np.float64(0.25)), whole[:, :, [5 * 14 + 3]]),
+        (At(np.int64(9), np.int8(13)), whole[:, :, [139]]),
         ("mean", whole.mean(2, keepdim=True)),
     ):
         (rows,) = attention_maps(model, x, layers=block, queries=queries, windows="image").values()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,7 +48,7 @@ class At:
         """
         place = []
         for given, side in zip((self.row, self.column), layout.grid, strict=True):
-            share = isinstance(given, float)
+            share = not isinstance(given, numbers.Integral)
             at = int(given * side) if share and given >= 0 else int(given)
             if not 0 <= at < side or (share and not 0 <= given < 1):
                 raise UserError(
