@@ -233,6 +233,20 @@ def test_columns_of_zeros_are_left_out_and_counted() -> None:
     assert tally.nearest()["a"] == np.mean(np.array(told) > TAU)
 
 
+def test_columns_of_just_the_threshold_are_not_similar() -> None:
+    """Eq. 7 asks for more than tau: here each cosine is 1/2, without any rounding."""
+    own = torch.eye(4, dtype=torch.float64).expand(2, 2, 4, 4)
+    even = torch.full_like(own, 0.25)
+    for tau, share in ((0.5, 0.0), (math.nextafter(0.5, 0.0), 1.0)):
+        tally, heads = PairTally(["a", "b"], threshold=tau, nearest=1), HeadTally(tau)
+        tally.add([own, even])
+        heads.add(torch.stack((own[:, 0], even[:, 0]), 1))
+        (pair,) = tally.pairs()
+        assert (pair.mean, pair.columns, heads.mean) == (0.5, 16, 0.5)
+        assert pair.similar_fraction == heads.similar_fraction == share
+        assert tally.nearest() == {"a": share, "b": share}
+
+
 def test_even_columns_have_no_centred_cosine() -> None:
     even, other = torch.full((1, 1, 7, 7), 1 / 7), torch.rand(1, 1, 7, 7)
     tally = PairTally(["a", "b"], threshold=TAU, nearest=1)

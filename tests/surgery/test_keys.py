@@ -74,22 +74,29 @@ def test_least_squares_of_a_convolution_are_numpys_on_unfolded_queries() -> None
     reads = readings(model, x)
     swap(model, "conv_static_key", calibration=x, batch_size=4, drift=False)
     for mixer, read in zip(find_mixers(model).values(), reads, strict=True):
-        weight = mixer.key_conv.weight.unflatten(0, (3, -1))
-        bias = mixer.key_conv.bias.unflatten(0, (3, -1))
-        for h in range(3):
-            q, logits, mean = read.q[:, h], read.logits()[:, h], read.k[:, h].mean(0)
-            padded = F.pad(q[:, 1:].mT.unflatten(-1, (4, 6)), (1, 1, 1, 1))  # [B, d, 6, 8]
-            near = [padded[:, :, i : i + 4, j : j + 6] for i in range(3) for j in range(3)]
-            phi = torch.stack(near, 2).flatten(1, 2).flatten(2).mT  # d slowest, as a filter's
-            phi = torch.cat((phi, torch.ones_like(phi[..., :1])), -1)
-            start = torch.zeros(25, 4, 9, dtype=torch.float64)
-            start[..., 4] = mean
-            start = torch.cat((start.flatten(1), torch.zeros(25, 1)), -1)
-            wanted = fitted(phi, logits[:, 1:], start, read.scale)
-            made = torch.cat((weight[h].flatten(1), bias[h][:, None]), -1)
-            torch.testing.assert_close(made, wanted, rtol=1e-6, atol=1e-7)
-            first = fitted(q[:, :1], logits[:, :1], mean, read.scale)
-            torch.testing.assert_close(mixer.key[h], first, rtol=1e-7, atol=1e-7)
+        convolves(mixer, read, prefix=1)
+
+
+def convolves(mixer: Any, read: Any, prefix: int) -> None:
+    """Hold a convolution of queries on 4x6 patches, and the prefix queries' key, to NumPy's."""
+    weight = mixer.key_conv.weight.unflatten(0, (3, -1))
+    bias = mixer.key_conv.bias.unflatten(0, (3, -1))
+    gain = float(mixer.gain())
+    for h in range(3):
+        q, logits = read.q[:, h], read.logits()[:, h]
+        mean = read.k[:, h].mean(0) * float(read.scale) / gain
+        padded = F.pad(q[:, prefix:].mT.unflatten(-1, (4, 6)), (1, 1, 1, 1))  # [B, d, 6, 8]
+        near = [padded[:, :, i : i + 4, j : j + 6] for i in range(3) for j in range(3)]
+        phi = torch.stack(near, 2).flatten(1, 2).flatten(2).mT  # d slowest, as a filter's
+        phi = torch.cat((phi, torch.ones_like(phi[..., :1])), -1)
+        start = torch.zeros(len(mean), 4, 9, dtype=torch.float64)
+        start[..., 4] = mean
+        start = torch.cat((start.flatten(1), torch.zeros(len(mean), 1)), -1)
+        wanted = fitted(phi, logits[:, prefix:], start, gain)
+        made = torch.cat((weight[h].flatten(1), bias[h][:, None]), -1)
+        torch.testing.assert_close(made, wanted, rtol=1e-6, atol=1e-7)
+        first = fitted(q[:, :prefix], logits[:, :prefix], mean, gain)
+        torch.testing.assert_close(mixer.key[h], first, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +156,19 @@ def test_what_a_mixer_itself_adds_to_its_logits_is_fitted() -> None:
         mean = first.k[:, h].mean(0) * float(first.scale / mixer.gain())
         wanted = fitted(first.q[:, h], logits[:, h], mean, mixer.gain())
         torch.testing.assert_close(mixer.key[h], wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("timm_vit", 1), ("timm_vit_registers_qk_norm", 3)])
+def test_what_a_mixer_itself_adds_is_fitted_by_a_convolution_too(name: str, prefix: int) -> None:
+    model, x = tiny(name), images((8, 12), 10)
+    swap(model, "key_value", mixer_options={"pos_dim": 4})
+    stir(model)
+    first = readings(model, x)[0]
+    assert first.bias is not None
+    assert (first.bias[prefix] - first.bias[0]).abs().min() > 0.01, "each query has its own"
+    swap(model, "conv_static_key", 0, calibration=x, batch_size=4, drift=False)
+    mixer = next(iter(find_mixers(model).values()))
+    convolves(mixer, first, prefix)
 
 
 def test_windows_have_mean_keys_of_their_own() -> None:
