@@ -10,11 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.layers import LayerNorm, LayerNorm2d
-from timm.models.metaformer import LayerNorm2dNoBias, LayerNormNoBias, MetaFormerStage, Scale
+from timm.layers import LayerNorm, LayerNorm2d, Mlp
+from timm.models.metaformer import (
+    LayerNorm2dNoBias,
+    LayerNormNoBias,
+    MetaFormerBlock,
+    MetaFormerStage,
+    Scale,
+)
 from torch import Tensor, nn
 
 from keymix.hosts.grid_mixer import GridMixer
+from keymix.hosts.plain import UNKNOWN, patched
 from keymix.mixers.base import Grid, to_image, to_tokens
 
 # timm's norms over channels of an image, and the same over those of tokens
@@ -25,8 +32,11 @@ _TOKEN_NORMS: dict[type[nn.Module], type[nn.Module]] = {
 _IMAGE_NORMS = {token: image for image, token in _TOKEN_NORMS.items()}
 
 
-class GridBlock(nn.Module):
-    """The parts of a timm ``MetaFormerBlock`` under their own names, between images.
+class GridBlock(MetaFormerBlock):
+    """A timm ``MetaFormerBlock`` between images, its parts as they are, under their own names.
+
+    What else was attached to timm's block is attached to this one: hooks are called with images
+    from now on, in a stage of tokens too.
 
     Args:
         block: timm's block, whose parts move here.
@@ -47,25 +57,27 @@ class GridBlock(nn.Module):
     layer_scale2: Any
     res_scale2: Any
 
-    def __init__(self, block: nn.Module, *, use_nchw: bool) -> None:
-        super().__init__()
-        for name, part in block.named_children():
-            self.add_module(name, part)
+    def __init__(self, block: MetaFormerBlock, *, use_nchw: bool) -> None:
+        nn.Module.__init__(self)  # timm's would make parts of its own
+        self.__dict__.update(block.__dict__)
+        self._modules = dict(block._modules)
         self.use_nchw = use_nchw
-        self.training = block.training
 
     def set_layout(self, use_nchw: bool) -> None:
-        """Work on images or on tokens from now on, if the norms have both forms.
+        """Work on images or on tokens from now on, if all parts have both forms.
 
-        The numbers stay: a 1x1 convolution becomes a linear map and the other way round.
+        The numbers stay: a 1x1 convolution becomes a linear map and the other way round. Their
+        weights are new parameters then, since the shape is another: an optimizer of the old ones
+        must be handed the new. Hooks of a part go on, in the other layout. A block with a part that
+        has one form alone (a norm of PoolFormer's, an adapter of low rank, a weight that is
+        computed) goes on as it is.
         """
-        norms = _IMAGE_NORMS if use_nchw else _TOKEN_NORMS
-        both = (self.norm1, self.norm2)
-        if use_nchw == self.use_nchw or any(type(norm) not in norms for norm in both):
+        if use_nchw == self.use_nchw or not _turns(self, use_nchw):
             return
-        self.norm1, self.norm2 = (_norm(norm, norms[type(norm)]) for norm in both)
+        norms = _IMAGE_NORMS if use_nchw else _TOKEN_NORMS
+        self.norm1, self.norm2 = (_norm(n, norms[type(n)]) for n in (self.norm1, self.norm2))
         self.mlp.fc1, self.mlp.fc2 = _pointwise(self.mlp.fc1), _pointwise(self.mlp.fc2)
-        for scale in (self.layer_scale1, self.res_scale1, self.layer_scale2, self.res_scale2):
+        for scale in _scales(self):
             if isinstance(scale, Scale):
                 scale.shape = (len(scale.scale), 1, 1) if use_nchw else (len(scale.scale),)
         self.use_nchw = use_nchw
@@ -98,23 +110,107 @@ class GridBlock(nn.Module):
         return mixed
 
 
-def grid_blocks(stage: MetaFormerStage) -> None:
-    """Let a stage hand images to its blocks, all of which become :class:`GridBlock`."""
-    if all(isinstance(block, GridBlock) for block in stage.blocks):
-        return
-    blocks = [
-        block if isinstance(block, GridBlock) else GridBlock(block, use_nchw=stage.use_nchw)
-        for block in stage.blocks
-    ]
-    stage.blocks = nn.Sequential(*blocks).train(stage.blocks.training)
+_BLOCKS = (MetaFormerBlock, GridBlock)
+
+
+def grid_blocks(stage: MetaFormerStage, index: int) -> GridBlock:
+    """Let a stage hand images to its blocks, and return one of them as a :class:`GridBlock`.
+
+    In a stage that hands on images already the others stay as they are.
+    """
+    for i in [index] if stage.use_nchw else range(len(stage.blocks)):
+        if not isinstance(stage.blocks[i], GridBlock):
+            stage.blocks[i] = GridBlock(stage.blocks[i], use_nchw=stage.use_nchw)
     stage.use_nchw = True
+    made = stage.blocks[index]
+    assert isinstance(made, GridBlock)
+    return made
+
+
+def why_not(stage: MetaFormerStage, path: str, index: int, *, use_nchw: bool) -> str | None:
+    """Say why a block of a stage cannot take a mixer, with the remedy; None if it can.
+
+    What a block or a part of it computes must be what timm's class does, where it is to compute the
+    same in another layout.
+
+    Args:
+        stage: The stage.
+        path: Its path in the model.
+        index: Which of its blocks.
+        use_nchw: Whether the mixer works on images, else on tokens.
+    """
+    own = f"{path}.blocks.{index}"
+    reasons = [_unlike(stage.blocks[index], own, _BLOCKS, own)]
+    if not stage.use_nchw:  # it will hand on images from now on
+        named = [(f"{path}.blocks.{i}", block) for i, block in enumerate(stage.blocks)]
+        reasons += [_unlike(stage, path, (MetaFormerStage,), path)]
+        reasons += [_unlike(block, where, _BLOCKS, path) for where, block in named]
+    told = next((reason for reason in reasons if reason is not None), None)
+    if told is not None:
+        return told
+    block: Any = stage.blocks[index]
+    here = block.use_nchw if isinstance(block, GridBlock) else stage.use_nchw
+    if use_nchw == here or not _turns(block, use_nchw):
+        return None
+    reasons = [
+        _replaced(part, f"{own}.{name}")
+        for name, part in block.named_modules()
+        if name.partition(".")[0] != "token_mixer"
+    ]
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _unlike(module: nn.Module, path: str, kinds: tuple[type, ...], leave: str) -> str | None:
+    kind = type(module)
+    if kind not in kinds:
+        return (
+            f"{path} is {kind.__module__}.{kind.__qualname__}, and only timm's own "
+            f"{kinds[0].__name__} is known to compute the same with a mixer of keymix in its "
+            f"stage; leave {leave} out (layers=)"
+        )
+    return _replaced(module, path)
+
+
+def _replaced(module: nn.Module, path: str) -> str | None:
+    name = type(module).__name__
+    return f"the forward of {path} ({name}) was replaced: {UNKNOWN}" if patched(module) else None
+
+
+def _turns(block: Any, use_nchw: bool) -> bool:
+    """Whether all parts of a block but its mixer have the other layout's form."""
+    norms, mlp = _IMAGE_NORMS if use_nchw else _TOKEN_NORMS, block.mlp
+    return (
+        all(type(norm) in norms and _own_weight(norm) for norm in (block.norm1, block.norm2))
+        and type(mlp) is Mlp
+        and type(mlp.norm) is nn.Identity
+        and _is_pointwise(mlp.fc1)
+        and _is_pointwise(mlp.fc2)
+        and all(type(scale) in (Scale, nn.Identity) for scale in _scales(block))
+    )
+
+
+def _scales(block: Any) -> tuple[nn.Module, ...]:
+    return block.layer_scale1, block.res_scale1, block.layer_scale2, block.res_scale2
+
+
+def _own_weight(module: nn.Module) -> bool:
+    """Whether the weight is a parameter, not what a norm or a mask makes of others."""
+    return module._parameters.get("weight") is not None
+
+
+def _is_pointwise(layer: nn.Module) -> bool:
+    """Whether it is a linear map of channels and nothing else."""
+    if type(layer) is nn.Conv2d:
+        plain = layer.kernel_size == layer.stride == (1, 1) and layer.padding == (0, 0)
+        return plain and layer.groups == 1 and _own_weight(layer)
+    return type(layer) is nn.Linear and _own_weight(layer)
 
 
 def _norm(norm: Any, form: type[nn.Module]) -> nn.Module:
     """Return the same norm over another layout's channels."""
     made = form(len(norm.weight), eps=norm.eps, device="meta")
     made.weight, made.bias = norm.weight, norm.bias
-    return made.train(norm.training)
+    return _hooked_as(norm, made).train(norm.training)
 
 
 def _pointwise(layer: nn.Module) -> nn.Module:
@@ -130,4 +226,10 @@ def _pointwise(layer: nn.Module) -> nn.Module:
         numbers = weight[..., None, None]
     made.weight = nn.Parameter(numbers.detach().clone(), requires_grad=weight.requires_grad)
     made.bias = layer.bias
-    return made.train(layer.training)
+    return _hooked_as(layer, made).train(layer.training)
+
+
+def _hooked_as(old: nn.Module, new: nn.Module) -> nn.Module:
+    """Hang the hooks of one module on another, where their handles remove them still."""
+    vars(new).update({name: held for name, held in vars(old).items() if "_hook" in name})
+    return new

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from timm.layers import trunc_normal_
@@ -15,7 +15,7 @@ from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.base import Host, Place, laid_out
 from keymix.hosts.call_grid import CallSize, call_size, heard_by
 from keymix.hosts.grid_mixer import GridMixer
-from keymix.hosts.metaformer_block import grid_blocks
+from keymix.hosts.metaformer_block import grid_blocks, why_not
 from keymix.hosts.plain import UNKNOWN, patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.hosts.timm_heads import own_weights, read_call
@@ -30,11 +30,23 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockPlace(Place):
+    """A place in a block.
+
+    Attributes:
+        refused: Why the block cannot take a mixer that works on images (True), on tokens (False);
+            empty where it can.
+    """
+
+    refused: Mapping[bool, str] = field(default_factory=dict)
+
+
 class TimmMetaFormer(Host):
     """timm's MetaFormer: PoolFormer, ConvFormer, CAFormer.
 
     A block whose mixer forms a map works on tokens, any other on images, as timm has it of its
-    attention; where the norms have no form for tokens (PoolFormer's), on images throughout.
+    attention; where a part has no other form (PoolFormer's norms), as the block does already.
     """
 
     name = "timm MetaFormer"
@@ -48,12 +60,19 @@ class TimmMetaFormer(Host):
         if not isinstance(model, MetaFormer):
             raise UserError(f"{type(model).__name__} is not timm's MetaFormer")
         return [
-            _place(f"stages.{s}.blocks.{i}.token_mixer", s, block, grid, model)
+            _place(s, i, grid, model)
             for s, (stage, grid) in enumerate(
                 zip(model.stages, stage_grids(model, image_size(model)), strict=True)
             )
-            for i, block in enumerate(stage.blocks)
+            for i in range(len(stage.blocks))
         ]
+
+    def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
+        """Return the place's site; refuse a block that would lose what somebody put there."""
+        use_nchw = _on_images(mixer)
+        if isinstance(place, BlockPlace) and use_nchw in place.refused:
+            raise UserError(place.refused[use_nchw])
+        return place.site
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put the mixer there, its linear maps initialised as timm initialises the model's."""
@@ -65,10 +84,9 @@ class TimmMetaFormer(Host):
                     nn.init.zeros_(part.bias)
         stage_path, _, index = place.path.removesuffix(".token_mixer").rpartition(".blocks.")
         stage: Any = model.get_submodule(stage_path)
-        grid_blocks(stage)
-        block = stage.blocks[int(index)]
+        block = grid_blocks(stage, int(index))
         block.token_mixer = GridMixer(mixer, place).train(block.training)
-        block.set_layout(use_nchw=not isinstance(mixer, MapMixer))
+        block.set_layout(use_nchw=_on_images(type(mixer)))
 
     def reading(
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -154,11 +172,24 @@ def _after(conv: Any, grid: Grid) -> Grid:
     return sides[0], sides[1]
 
 
-def _place(path: str, stage: int, block: Any, grid: Grid, model: MetaFormer) -> Place:
+def _on_images(mixer: type[TokenMixer]) -> bool:
+    """Whether a block with such a mixer works on images; with a map it works on tokens."""
+    return not issubclass(mixer, MapMixer)
+
+
+def _place(s: int, i: int, grid: Grid, model: MetaFormer) -> Place:
+    stage: Any = model.stages[s]
+    block: Any = stage.blocks[i]
     mixer = block.token_mixer
+    reasons = {
+        on_images: why_not(stage, f"stages.{s}", i, use_nchw=on_images)
+        for on_images in (True, False)
+    }
+    refused = {layout: reason for layout, reason in reasons.items() if reason is not None}
     if isinstance(mixer, GridMixer):
         before = mixer.place
-        return replace(before, site=replace(before.site, grid=grid))
+        site = replace(before.site, grid=grid)
+        return BlockPlace(**{**vars(before), "site": site, "refused": refused})
     dim = len(block.norm1.weight)
     if isinstance(mixer, Attention):
         heads, defaults = mixer.num_heads, _of_attention(mixer)
@@ -172,8 +203,14 @@ def _place(path: str, stage: int, block: Any, grid: Grid, model: MetaFormer) -> 
             "attn_drop": getattr(model, "attn_drop_rate", 0.0),
             "proj_drop": block.mlp.drop1.p,
         }
-    site = Site(dim=dim, num_heads=heads, grid=grid)
-    return Place(path=path, stage=stage, site=site, defaults=defaults, forms=FORMS)
+    return BlockPlace(
+        path=f"stages.{s}.blocks.{i}.token_mixer",
+        stage=s,
+        site=Site(dim=dim, num_heads=heads, grid=grid),
+        defaults=defaults,
+        forms=FORMS,
+        refused=refused,
+    )
 
 
 def _of_attention(attention: Attention) -> Mapping[str, Any]:
