@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from keymix.analysis.counting import default_input_size
 from keymix.errors import UserError
+from keymix.hosts.base import find_mixers
+from keymix.mixers.resize import GridBound
 
 MIN_IMAGES = 8
 """With fewer images a mean over them says little."""
@@ -69,14 +71,17 @@ class CalibrationImages:
     def batches(self, model: nn.Module) -> Iterator[Tensor]:
         """Yield batches of at most ``batch_size`` images, where the model is and in its type.
 
+        Images of another size than the model tells are let through where nothing in it is known
+        to be bound to that: whether it takes them shows when it runs.
+
         Raises:
             UserError: If they are no images this model takes, or fewer than asked for.
         """
         anchor = next(model.parameters())
         any_size = bool(getattr(model, "dynamic_img_size", False))  # timm's
-        wanted, seen = None if any_size else input_size(model), 0
+        wanted, bound, seen = None if any_size else input_size(model), _bound(model), 0
         for given in (self.source,) if isinstance(self.source, Tensor) else self.source:
-            batch = _checked(given, wanted)
+            batch = _checked(given, wanted, bound=bound)
             if self.number is not None:
                 batch = batch[: self.number - seen]
             seen += len(batch)
@@ -92,7 +97,26 @@ class CalibrationImages:
             )
 
 
-def _checked(given: object, wanted: tuple[int, int, int] | None) -> Tensor:
+def _bound(model: nn.Module) -> bool:
+    """Whether a model is known to serve one image size: its patches say so, or a mixer's keys."""
+    strict = getattr(getattr(model, "patch_embed", None), "strict_img_size", False)  # timm's
+    tied = any(isinstance(m, GridBound) and m.tied_to_grid for m in find_mixers(model).values())
+    return bool(strict) or tied
+
+
+def _fits(images: Sequence[int], wanted: tuple[int, int, int], *, bound: bool) -> bool:
+    """Whether images ``(channels, height, width)`` may be shown to a model made for others.
+
+    Higher and narrower ones, or the other way round, may make as many tokens on another grid: keys
+    estimated there would be of other positions, and their number would not tell.
+    """
+    higher, wider = images[1] - wanted[1], images[2] - wanted[2]
+    if images[0] != wanted[0]:
+        return False
+    return higher == wider == 0 or (not bound and higher * wider >= 0)
+
+
+def _checked(given: object, wanted: tuple[int, int, int] | None, *, bound: bool) -> Tensor:
     """Return a batch's images; refuse what are none, or none for a model that takes ``wanted``."""
     batch = given[0] if isinstance(given, tuple | list) and given else given
     if not isinstance(batch, Tensor):
@@ -106,7 +130,7 @@ def _checked(given: object, wanted: tuple[int, int, int] | None) -> Tensor:
             f"calibration images are {batch.dtype}; give floating point numbers, normalised as in "
             "the model's evaluation"
         )
-    if wanted is not None and tuple(batch.shape[1:]) != wanted:
+    if wanted is not None and not _fits(batch.shape[1:], wanted, bound=bound):
         raise UserError(
             "calibration images are {}x{}x{} (channels, height, width) and the model takes "
             "{}x{}x{}".format(*batch.shape[1:], *wanted)
