@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -57,12 +58,15 @@ class AttentionMaps(dict[str, Tensor]):
         layouts: Module path to where the layer's tokens lie on the image, for :func:`on_image`;
             a path is missing where nobody knows.
         heads: Module path to the number of heads that were read, also where their mean is kept.
+        seen: Module path to the number of keys that one query sees: those of a window, where
+            attention stays inside windows, also where they are laid back on the image.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.layouts: dict[str, Layout] = {}
         self.heads: dict[str, int] = {}
+        self.seen: dict[str, int] = {}
 
 
 def attention_maps(
@@ -141,6 +145,8 @@ def attention_maps(
         if layout is not None:
             laid = windows == "image" and layout.window is not None
             maps.layouts[seat.path] = _whole(layout) if laid else layout
+        area = None if layout is None or layout.window is None else math.prod(layout.window)
+        maps.seen[seat.path] = found.shape[-1] if area is None else area
         maps.heads[seat.path] = found.shape[-3]
         maps[seat.path] = found.mean(-3, keepdim=True) if heads == "mean" else found
 

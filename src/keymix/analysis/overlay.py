@@ -36,7 +36,9 @@ class LayerLook:
         number: Of the layer in the model's order, from 0.
         path: Of its module.
         layout: Where its tokens lie; None for matrices of a layer that nobody can lay out.
-        keys: Keys M of a row; even attention is 1 / M.
+        keys: Keys that a row runs over, zeros beside its window among them.
+        even: One over the even weight of each query's row: the keys that a query sees, M or those
+            of its window; all M of the mean over queries. Of matrices one, of every row.
         heads: Heads that were read, also where their mean is what is kept.
         weights: ``[image, head, query, H, W]``, or ``[image, head, N, M]`` as matrices.
         prefix: What each row gives to prefix keys, ``[image, head, query]``; None for matrices.
@@ -46,6 +48,7 @@ class LayerLook:
     path: str
     layout: Layout | None
     keys: int
+    even: tuple[int, ...]
     heads: int
     weights: FloatArray
     prefix: FloatArray | None
@@ -125,6 +128,7 @@ def look(
             [maps[path] for maps in each],
             each[0].layouts.get(path),
             each[0].heads[path],
+            (each[0].seen[path],) if view == "matrix" else _even(each, path, asked),
             view,
         )
         for path in wanted
@@ -177,8 +181,22 @@ def _default_query(model: nn.Module, image: Tensor, paths: Sequence[str]) -> Ask
     return "cls"
 
 
+def _even(each: Sequence[AttentionMaps], path: str, asked: Sequence[Asking]) -> tuple[int, ...]:
+    """Return what even weights of each query are one over: the mean's are of all keys."""
+    return tuple(
+        maps[path].shape[-1] if query == "mean" else maps.seen[path]
+        for maps, query in zip(each, asked, strict=True)
+    )
+
+
 def _layer(
-    number: int, path: str, rows: Sequence[Tensor], layout: Layout | None, heads: int, view: View
+    number: int,
+    path: str,
+    rows: Sequence[Tensor],
+    layout: Layout | None,
+    heads: int,
+    even: tuple[int, ...],
+    view: View,
 ) -> LayerLook:
     if view == "matrix":
         (whole,) = rows
@@ -187,6 +205,7 @@ def _layer(
             path=path,
             layout=layout,
             keys=whole.shape[-1],
+            even=even,
             heads=heads,
             weights=_plain(whole),
             prefix=None,
@@ -199,6 +218,7 @@ def _layer(
         path=path,
         layout=layout,
         keys=joined.shape[-1],
+        even=even,
         heads=heads,
         weights=_plain(on_image(joined, layout)),
         prefix=_plain(joined[..., : layout.prefix].sum(-1)),

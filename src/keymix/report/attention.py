@@ -107,18 +107,20 @@ def _cell(
 ) -> Cell:
     if layer is None or head >= layer["heads"]:
         return Cell(values=None)
-    weights = arrays[layer["array"]][image, head].astype(np.float64) * layer["keys"]
+    weights = arrays[layer["array"]][image, head].astype(np.float64)
     if record["view"] == "matrix":
-        return Cell(values=weights)
-    return Cell(values=weights[query], mark=_mark(layer, query))
+        return Cell(values=weights * layer["even"][0])
+    return Cell(values=weights[query] * layer["even"][query], mark=_mark(layer, query))
 
 
 def _rolled(model: Record, arrays: Arrays, image: int, query: int, head: int) -> Cell:
-    if model["rollout"] is None or head > 0:  # it is of all heads together
+    if model["rollout"] is None:
         return Cell(values=None)
+    if head > 0:
+        return Cell(values=None, why="of all heads: above")
     weights = arrays[model["rollout"]["array"]][image, query].astype(np.float64)
     mark = _mark(model["layers"][0], query)
-    return Cell(values=weights * model["rollout"]["tokens"], mark=mark)
+    return Cell(values=weights * model["rollout"]["tokens"], mark=mark, apart=True)
 
 
 def _rollout_label(models: list[Record]) -> str:

@@ -43,10 +43,15 @@ class Cell:
     Attributes:
         values: Weights as multiples of even attention, rows and columns; None where there is none.
         mark: Where the query lies, as shares of height and width; None for none.
+        apart: Whether it is of another kind than the others, such as rollout: a shared scale of
+            colours is then shared with its own kind alone.
+        why: What is written where there is none.
     """
 
     values: FloatArray | None
     mark: tuple[float, float] | None = None
+    apart: bool = False
+    why: str = "no map"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +138,8 @@ def draw(
     across = max(map(len, bands)) + photos
     heights = [_height(row) for row in rows]
     band_height = 0.3 + sum(heights) + 0.27 * len(rows)
-    drawn = [c.values for row in rows for c in row.cells if c.values is not None]
-    ranges = [Range.shared(drawn)] if drawn else []
-    if scale == "each":  # one bar for maps of one sign, and one for those of both
-        ranges = list({over.signed: over for over in map(Range.own, drawn)}.values())
+    shared = shared_ranges(rows)
+    ranges = list(shared.values()) if scale == "shared" else _own(rows)
     width = lead + across * (CELL + GAP) + _BAR * max(1, len(ranges))
     title_lines = textwrap.wrap(title, max(20, int(width / 0.095)))
     note_lines = textwrap.wrap(note, max(20, int(width / 0.072)))
@@ -167,22 +170,40 @@ def draw(
                     page.text(
                         x + CELL / 2,
                         y + tall / 2,
-                        "no map",
+                        textwrap.fill(cell.why, 12),
                         size=8,
                         align="center",
                         middle=True,
                         colour="#888",
                     )
                 else:
-                    over = ranges[0] if scale == "shared" else Range.own(cell.values)
+                    over = shared[cell.apart] if scale == "shared" else Range.own(cell.values)
                     page.cell(x, y, tall, cell, row.photo, over)
                 x += CELL + GAP
             y += tall + 0.27
     for i, over in enumerate(ranges):
-        page.bar(width - _BAR * (len(ranges) - i) + 0.12, head + 0.3, heights[0], over, scale)
+        at = width - _BAR * (len(ranges) - i) + 0.12
+        page.bar(at, head + 0.3, heights[0], over, scale)
+        if scale == "shared" and len(ranges) > 1:
+            page.text(at - 0.05, head + 0.4 + heights[0], ("layers", "rollout")[i], size=8)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
+
+
+def shared_ranges(rows: Sequence[Row]) -> dict[bool, Range]:
+    """Return the shared scale of the cells of either kind, by whether they stand apart."""
+    kinds: dict[bool, list[FloatArray]] = {}
+    for cell in (cell for row in rows for cell in row.cells):
+        if cell.values is not None:
+            kinds.setdefault(cell.apart, []).append(cell.values)
+    return {apart: Range.shared(kinds[apart]) for apart in sorted(kinds)}
+
+
+def _own(rows: Sequence[Row]) -> list[Range]:
+    """Return a scale to show as a bar for maps of one sign, and one for those of both."""
+    drawn = [c.values for row in rows for c in row.cells if c.values is not None]
+    return list({over.signed: over for over in map(Range.own, drawn)}.values())
 
 
 def overlaid(photo: npt.NDArray[np.uint8], values: FloatArray, over: Range) -> FloatArray:
