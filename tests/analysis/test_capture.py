@@ -12,7 +12,7 @@ import timm
 import torch
 from timm.models.metaformer import MetaFormer, Pooling
 from torch import Tensor, nn
-from torchvision.models import SwinTransformer
+from torchvision.models import SwinTransformer, VisionTransformer
 
 import keymix
 from keymix.analysis.attention import At, attention_maps, on_image
@@ -274,3 +274,32 @@ def test_mixers_outside_of_any_host_are_read_too() -> None:
 def test_options_that_do_not_exist_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         attention_maps(vit(), images(16, 24), **options)
+
+
+def torchvisions() -> nn.Module:
+    return VisionTransformer(
+        image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8
+    )
+
+
+@pytest.mark.parametrize("made", [vit, torchvisions])
+def test_images_that_the_model_cannot_take_are_named(made: Callable[[], nn.Module]) -> None:
+    model = made()
+    before = [len(m._forward_hooks) for m in model.modules()]
+    with pytest.raises(UserError, match=r"cannot take images of shape \(1, 3, 20, 20\): ") as told:
+        attention_maps(model, torch.randn(1, 3, 20, 20))
+    assert "\n" not in str(told.value)
+    with pytest.raises(UserError, match="cannot take images"):
+        keymix.collapse(model, torch.randn(1, 3, 20, 20))
+    assert [len(m._forward_hooks) for m in model.modules()] == before
+
+
+def test_what_fails_in_the_reading_is_not_told_as_bad_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("keymix.analysis.capture.Seat.map", fails)
+    with pytest.raises(RuntimeError, match=r"^a fault of ours$"):
+        attention_maps(vit(), torch.randn(1, 3, 16, 24))

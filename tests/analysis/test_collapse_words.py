@@ -135,6 +135,9 @@ def test_blocks_alike_in_evenness_only_are_not_said_to_share_a_map() -> None:
     assert any("even attention alone gives" in told for told in found.verdict.caveats)
     assert found.shared_from == 1
     assert not [told for told in found.verdict.evidence if "shared_from" in told]
+    verdict = study(all_of(range(1, 5), 1.0), 4, centred=-0.004).verdict
+    assert "cosine 0.00 (" in verdict.headline
+    assert "has a cosine of 0.00 on average" in verdict.evidence[0]
     drifting = all_of(range(2, 6), 0.3) | {(i, i + 1): 0.9 for i in range(2, 5)}
     headline = study(drifting, 6, centred=0.1).verdict.headline
     assert headline.startswith("Blocks 2–5 are alike, each to the one before, by DeepViT's")

@@ -150,6 +150,33 @@ def test_heads_stand_apart_and_class_tokens_are_asked_where_they_are(
     assert layer["prefix_share"] == pytest.approx(kept.mean(), abs=1e-5)
 
 
+def test_even_attention_in_windows_is_one_over_the_keys_of_a_window(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "looks"
+    words = ["--queries", "0.5,0.5", "mean", "--layers", "0,1"]
+    run("swin_micro_p2_32", "--images", photos / "jay.png", *words, "--out", out)
+    record, arrays = read(out)
+    for layer in record["models"][0]["layers"]:
+        (weights,) = arrays[layer["array"]][0]  # one head, [queries, H, W]
+        window = int((weights[0] > 0).sum())
+        assert window < layer["keys"] == weights[1].size
+        assert layer["even"] == [window, layer["keys"]]
+        told = weights * np.array(layer["even"])[:, None, None]
+        assert told[0].sum() == pytest.approx(window, rel=1e-4)
+        assert layer["peak"] == pytest.approx(told.max((-2, -1)).mean(), rel=1e-4)
+        assert layer["peak"] < 3, "random weights attend nearly evenly"
+
+
+def test_rollout_has_a_scale_of_its_own() -> None:
+    from keymix.report.overlays import Cell, Row, shared_ranges
+
+    strong, faint = np.full((2, 2), 40.0), np.full((2, 2), 0.5)
+    cells = (Cell(values=strong), Cell(values=faint, apart=True), Cell(values=None))
+    scales = shared_ranges([Row(label="", cells=cells, photo=None)])
+    assert {apart: scale.high for apart, scale in scales.items()} == {False: 40.0, True: 3.0}
+
+
 def test_matrices_are_whole_maps(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "looks"
     words = ["--view", "matrix", "--stage", "final", "--layers", "1"]
@@ -187,10 +214,15 @@ def test_a_look_is_replaced_only_when_told_and_takes_its_pictures_along(
     assert sorted(p.name for p in out.glob("*.png")) == ["01-jay-mean.png", "mine.png"]
 
 
-def test_a_damaged_image_is_left_out_and_told(photos: Path, tmp_path: Path) -> None:
+def test_a_damaged_image_is_left_out_and_told(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (photos / "bad.png").write_bytes(b"no image")
     out = tmp_path / "looks"
-    run(NAME, "--layers", "0", "--images", photos, "--out", out)
+    words = [NAME, "--layers", "0", "--images", str(photos), "--out", str(out)]
+    assert analyze_attention.main(words) == 2
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "bad.png" in told
     record, _ = read(out)
     assert [Path(name).name for name in record["left_out"]] == ["bad.png"]
     assert len(record["images"]) == 2

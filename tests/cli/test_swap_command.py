@@ -195,10 +195,10 @@ def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_pat
         (["--search", "--budget", "nan"], "budget=nan must be above 0"),
         (["--search", "--init", "fresh"], "--init fresh starts keys anew"),
         (["--search", "--mixer", "ska/ska/mhsa"], "a search puts one mixer into every layer"),
-        (["--images", "5000"], "--images 5000: the training split of digits has"),
+        (["--images", "5000"], "--images 5000: take 1 to .* images, as many as the train"),
         (["--images", "0"], "--images 0"),
         (["--images", "4"], "4 calibration images were given and 8 are the least"),
-        (["--held-out", "5000"], "--held-out 5000: the validation split of digits has"),
+        (["--held-out", "5000"], "--held-out 5000: take 1 to .* as the validation split of dig"),
         (["--layers", "9"], "3 layers with attention"),
         (["--mixer", "skaa"], "skaa.*ska"),
         (["--mixer", "ska(activaton=relu)"], "activation"),
@@ -230,6 +230,7 @@ def test_a_mistake_is_one_line(trained: str, tmp_path: Path, words: list[str], m
         (["vit_b_16"], "a model of torchvision; they are swapped in Python"),
         (["vit_nano_p4_12", "--data", "digits", "--weights", "nowhere.pth"], "no such file"),
         (["vit_nano_p4_12", "--data", "digits", "--pretrained"], "no weights of its own"),
+        (["vit_nano_p4_12", "--data", "digits"], "give --weights FILE, --pretrained, or the fol"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_one_line(

@@ -243,9 +243,10 @@ def run_once(
 
     Raises:
         NoAttentionMap: If a layer does not run in the forward pass.
-        UserError: If one runs more than once.
+        UserError: If one runs more than once, or the model cannot take the images.
     """
     ran: set[str] = set()
+    own: list[bool] = []  # True where what failed is the reading, not the model
 
     def hook(seat: Seat) -> Any:
         def tell(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
@@ -254,7 +255,9 @@ def run_once(
                     f"layer {seat.path} runs more than once in a forward pass; leave it out"
                 )
             ran.add(seat.path)
+            own.append(True)
             heard(seat, (args, kwargs))
+            own.clear()
 
         return tell
 
@@ -269,7 +272,16 @@ def run_once(
         for seat in seats.values():
             handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
             stack.callback(handle.remove)
-        unwrapped(model)(images)
+        try:
+            unwrapped(model)(images)
+        except (AssertionError, ValueError, RuntimeError) as error:
+            if own or isinstance(error, UserError | torch.OutOfMemoryError):
+                raise
+            why = str(error).strip().partition("\n")[0]
+            raise UserError(
+                f"{type(unwrapped(model)).__name__} cannot take images of shape "
+                f"{tuple(images.shape)}: {type(error).__name__}: {why}"
+            ) from error
     idle = [path for path in seats if path not in ran]
     if idle:
         raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")

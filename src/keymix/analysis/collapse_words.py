@@ -183,7 +183,7 @@ def _capital(text: str) -> str:
 
 
 def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    low, high = (f"{round(end, 2) + 0.0:.2f}" for end in (min(values), max(values)))  # no -0.00
     return low if low == high else f"{low} to {high}"
 
 
@@ -228,7 +228,7 @@ def _run_evidence(study: Collapse, run: _Run) -> str:
     else:
         text += (
             f"; what is left when each column's mean is taken off has a cosine of "
-            f"{run.centred:.2f} on average (one map: {PATTERN:g} or more)"
+            f"{_span([run.centred])} on average (one map: {PATTERN:g} or more)"
         )
     return text + "."
 

@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
         argv: The words after ``attention``.
 
     Returns:
-        0; mistakes are raised as UserError.
+        0, or 2 if an image was broken (it is named; the others are drawn).
     """
     given = parser().parse_args(argv)
     queries = [_query(word) for word in given.queries]
@@ -140,7 +140,7 @@ def main(argv: list[str]) -> int:
     else:
         _tell(record)
     console.note(f"{folder / PAGE} shows it; {written} PNG and {MAPS} lie beside it")
-    return 0
+    return console.tell_broken(record["left_out"].values())
 
 
 def _models(given: argparse.Namespace) -> list[Loaded]:
@@ -305,13 +305,14 @@ def _model(
             "heads": each.weights.shape[1],
             "heads_read": each.heads,
             "keys": each.keys,
+            "even": list(each.even),
         }
         if each.prefix is not None and each.layout is not None:
             told |= {
                 "grid": list(each.layout.grid),
                 "key_grid": list(each.layout.key_grid),
                 "places": [place(query, each.layout) for query in seen.queries],
-                "peak": float(each.weights.max((-2, -1)).mean() * each.keys),
+                "peak": float((each.weights.max((-2, -1)) * each.even).mean()),
                 "prefix_share": float(each.prefix.mean()) if each.layout.prefix else None,
             }
         layers.append(told)

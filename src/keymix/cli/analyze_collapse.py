@@ -128,10 +128,7 @@ def main(argv: list[str]) -> int:
     _tell(record, as_json=given.json)
     if folder is not None:
         console.note(f"{folder / PAGE} shows it; {RECORD} and the charts lie beside it")
-    broken = {name: why for each in images for name, why in each.left_out.items()}
-    for why in broken.values():
-        console.err.print(f"keymix: error: {why}", markup=False, soft_wrap=True)
-    return 2 if broken else 0
+    return console.tell_broken(why for each in images for why in each.left_out.values())
 
 
 def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[str, Any]:

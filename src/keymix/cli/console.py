@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,14 @@ def say(text: str = "") -> None:
 def note(text: str) -> None:
     """Write a line for the person, not for a script, to standard error."""
     err.print(text, markup=False, style="dim")
+
+
+def tell_broken(reasons: Iterable[str]) -> int:
+    """Name the images that could not be read; return the exit code, 2 if there are any."""
+    told = dict.fromkeys(reasons)
+    for why in told:
+        err.print(f"keymix: error: {why}", markup=False)
+    return 2 if told else 0
 
 
 def table(

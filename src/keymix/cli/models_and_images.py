@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -300,6 +301,7 @@ def named_model(name: str, label: str, *, pretrained: bool = False, **options: A
         if not pretrained:
             model = create_model(name, **options)
         else:
+            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry is a line
             try:
                 model = create_model(name, pretrained=True, **options)
             except UserError:

@@ -66,7 +66,8 @@ class Source:
         if not 1 <= number <= len(split):
             words = {"train": "training", "val": "validation"}[which]
             raise UserError(
-                f"{option} {number}: the {words} split of {self.data.spec} has {len(split)} images"
+                f"{option} {number}: take 1 to {len(split)} images, as many as the {words} split "
+                f"of {self.data.spec} has"
             )
         rows = [i * len(split) // number for i in range(number)]
         pixels = torch.stack([split.read(i) for i in rows])
@@ -165,6 +166,11 @@ def _by_name(given: argparse.Namespace) -> Source:
         raise UserError(
             f"{name!r} is a model by name and brings no images: give --data, such as cifar10 or "
             "folder:PATH"
+        )
+    if not given.pretrained and given.weights is None:
+        raise UserError(
+            f"{given.model!r} is a model by name and has no trained weights, which a swap starts "
+            "from: give --weights FILE, --pretrained, or the folder of a run"
         )
     if given.pretrained and given.weights:
         raise UserError("--pretrained and --weights exclude each other: give one")
