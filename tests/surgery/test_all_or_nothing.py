@@ -21,7 +21,12 @@ def structure(model: nn.Module) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for path, module in model.named_modules():
         own = {**module._parameters, **module._buffers, **module._modules}
-        told[path] = (module, module.training, {name: id(held) for name, held in own.items()})
+        told[path] = (
+            module,
+            type(module),
+            module.training,
+            {name: id(held) for name, held in own.items()},
+        )
         told[f"{path} hooks"] = [*module._forward_hooks.values(), *module._backward_hooks.values()]
     return told
 

@@ -253,3 +253,19 @@ def test_a_convolution_gives_no_keys_and_says_so() -> None:
     row = report.rows[0]
     assert "no product of queries and keys" in " ".join(row.notes)
     assert row.fresh == ("key",)
+
+
+def test_fewer_queries_than_unknowns_are_told() -> None:
+    model = tiny("timm_vit_no_prefix")  # 24 tokens, heads of 4: 37 unknowns of a convolution
+    few = swap(tiny("timm_vit_no_prefix"), "conv_static_key", calibration=images((8, 12))[:8])
+    assert not [note for row in few.rows for note in row.notes if "unknowns" in note]
+    wide = swap(
+        model,
+        "conv_static_key",
+        calibration=images((8, 12))[:8],
+        mixer_options={"kernel_size": 9},
+    )
+    for row in wide.rows:
+        (note,) = [note for note in row.notes if "unknowns" in note]
+        assert note.startswith("192 queries of 8 images set 325 unknowns a key")
+        assert note.endswith("give 14 or more")

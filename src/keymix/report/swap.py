@@ -24,7 +24,7 @@ STEPS = (
     "share",
     "loss",
     "top1",
-    "points",
+    "change",
     "change_low",
     "change_high",
     "params",
@@ -35,8 +35,9 @@ STEPS = (
     "latency_q1",
     "latency_q3",
 )
-"""Columns of the steps in the CSV file. `change_` is the 95 % interval of `points`; the change of
-the latency and the quartiles beside it are of the ratios, round by round, less 1."""
+"""Columns of the steps in the CSV file. `change` is that of `top1`, a fraction too, with its 95 %
+interval; that of the latency and the quartiles beside it are of the ratios, round by round, less
+1."""
 
 
 def steps(search: Record) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def steps(search: Record) -> list[dict[str, Any]]:
                 **{name: step[name] for name in STEPS if name in step},
                 "step": number,
                 "layer": None if last is None else search["attention"][last]["path"],
-                "points": step["top1"] - search["steps"][0]["top1"],
+                "change": step["top1"] - search["steps"][0]["top1"],
                 "latency_change": step["latency_ratio"] - 1,
                 "latency_q1": step["latency_ratio_q1"] - 1,
                 "latency_q3": step["latency_ratio_q3"] - 1,

@@ -48,7 +48,8 @@ class _Sums:
 def _parts(mixer: MapMixer, x: Tensor) -> Iterator[Tensor | None]:
     """Yield rows of a mixer's maps of tokens to look at together, None for all."""
     queries = x.shape[-2]
-    a_row = x[..., 0, 0].numel() * mixer.num_heads * mixer.site.num_keys
+    keys = queries if mixer.site.grid is None else mixer.site.num_keys
+    a_row = x[..., 0, 0].numel() * mixer.num_heads * keys
     step = max(1, MOST_NUMBERS // max(1, a_row))
     if step >= queries:
         yield None

@@ -14,6 +14,8 @@ than it on the same images, and is the mean key exactly where keys do not depend
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,23 @@ def estimate_keys(mixer: LearnedKeys, moments: Moments, estimate: Estimate, fate
         elif "key" not in fate.copied and mixer.key is not None:
             mixer.key.copy_(_solve(mixer, moments, PLAIN, estimate))
             fate.estimated.add("key")
+    if estimate == "least_squares":
+        fate.notes += _thin(mixer, moments)
+
+
+def _thin(mixer: LearnedKeys, moments: Moments) -> list[str]:
+    """Say where there are fewer queries than unknowns, so that a fit says little of others."""
+    told = []
+    for name, gram in moments.gram.items():
+        windows = gram.shape[0] if gram.ndim > 3 and mixer.site.windows == 1 else 1
+        rows, unknowns = moments.rows[name] * windows, gram.shape[-1]
+        if rows < unknowns:
+            told.append(
+                f"{rows} {'queries' if name != PREFIX else PREFIX} of {moments.images} images set "
+                f"{unknowns} unknowns a key, so the drift on these images says little of others: "
+                f"give {math.ceil(moments.images * unknowns / rows)} or more"
+            )
+    return told
 
 
 def _convolution(

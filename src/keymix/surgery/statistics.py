@@ -81,6 +81,7 @@ class Moments:
         keys: Sum of finished keys ``[*, h, M, d]``; None where logits are no product.
         gram: ``[*, h, F, F]`` by set of features.
         cross: ``[*, h, F, M]`` likewise.
+        rows: Queries in the sums likewise, of one window.
         scale: The layer's factor of logits.
         key_grid: Where its keys lie.
         prefix: Its prefix tokens.
@@ -91,6 +92,7 @@ class Moments:
     keys: Tensor | None = None
     gram: dict[str, Tensor] = field(default_factory=dict)
     cross: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
     scale: float | Tensor = 1.0
     key_grid: Grid = (1, 1)
     prefix: int = 0
@@ -125,6 +127,7 @@ class Moments:
                 cross = cross + (phi.mT @ own).sum(0)
             self.gram[name] = _plus(self.gram.get(name), (phi.mT @ phi).sum(0))
             self.cross[name] = _plus(self.cross.get(name), cross)
+            self.rows[name] = self.rows.get(name, 0) + len(q) * phi.shape[-2]
 
 
 def _plus(total: Tensor | None, more: Tensor) -> Tensor:

@@ -24,16 +24,18 @@ def undone_on_failure(model: nn.Module) -> Iterator[None]:
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     drawn = torch.get_rng_state()
     drawn_there = {device: torch.cuda.get_rng_state(device) for device in devices}
-    held = [(module, _held(module)) for module in model.modules()]
+    held = [(module, type(module), _held(module)) for module in model.modules()]
+    done = False
     try:
         yield
-    except BaseException:
-        for module, was in held:
-            _restore(module, was)
-        torch.set_rng_state(drawn)
-        for device, state in drawn_there.items():
-            torch.cuda.set_rng_state(state, device)
-        raise
+        done = True
+    finally:
+        if not done:
+            for module, kind, was in held:
+                _restore(module, kind, was)
+            torch.set_rng_state(drawn)
+            for device, state in drawn_there.items():
+                torch.cuda.set_rng_state(state, device)
 
 
 _Held = dict[str, tuple[Any, dict[Any, Any] | None]]
@@ -47,7 +49,9 @@ def _held(module: nn.Module) -> _Held:
     }
 
 
-def _restore(module: nn.Module, was: _Held) -> None:
+def _restore(module: nn.Module, kind: type[nn.Module], was: _Held) -> None:
+    if type(module) is not kind:
+        module.__class__ = kind
     vars(module).clear()
     for name, (value, content) in was.items():
         if content is not None:
