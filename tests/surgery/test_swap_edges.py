@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
-from tiny_models import TIMM, answer, images, tiny
+from tiny_models import TIMM, answer, images, refused, tiny
 from torch import Tensor, nn
 
+from keymix.analysis.attention import attention_maps
 from keymix.errors import UserError
 from keymix.surgery import gather, load_swapped, swap
 from keymix.surgery.images import of_hook, run
@@ -66,15 +67,6 @@ def test_a_file_with_a_broken_record_of_its_swaps_is_refused(told: str, tmp_path
     with pytest.raises(UserError, match="broken: what it says of its swaps is broken") as error:
         load_swapped(tiny("timm_vit"), file)
     assert "\n" not in str(error.value)
-
-
-def refused(model: nn.Module, words: str, mixer: str = "softmax", **options: Any) -> None:
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UserError, match=words) as error:
-        swap(model, mixer, **options)
-    assert "\n" not in str(error.value)
-    assert model.state_dict().keys() == before.keys()
-    assert all(torch.equal(model.state_dict()[name], t) for name, t in before.items())
 
 
 def test_one_module_at_two_places_is_refused() -> None:
@@ -235,3 +227,20 @@ def test_a_place_without_a_grid_is_named() -> None:
 
 def state_of(model: nn.Module) -> dict[str, list[float]]:
     return {name: value.flatten().tolist() for name, value in model.state_dict().items()}
+
+
+def test_memory_that_runs_out_is_not_the_fault_of_the_images() -> None:
+    model = tiny("timm_vit")
+    blocks: Any = model
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    blocks.blocks[1].register_forward_hook(full)
+    for act in (swap, attention_of):
+        with pytest.raises(torch.OutOfMemoryError, match=r"^out of memory$"):
+            act(model, "softmax", calibration=images(SIZE))
+
+
+def attention_of(model: nn.Module, _: str, *, calibration: Tensor) -> None:
+    attention_maps(model, calibration)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from tiny_models import MODELS, answer, images, tiny
+from tiny_models import MODELS, answer, images, refused, tiny
 from torch import nn
 
 from keymix.errors import UserError
@@ -21,15 +21,6 @@ ANY = ["timm_metaformer", "hugging_face_dinov2_registers", "keymix_cvt"]
 def larger(name: str) -> tuple[int, int]:
     height, width = MODELS[name][1]
     return 2 * height, 2 * width
-
-
-def refused(model: nn.Module, words: str, mixer: str, **options: Any) -> None:
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UserError, match=words) as error:
-        swap(model, mixer, **options)
-    assert "\n" not in str(error.value)
-    assert model.state_dict().keys() == before.keys()
-    assert all(torch.equal(model.state_dict()[name], t) for name, t in before.items())
 
 
 def naflex() -> nn.Module:

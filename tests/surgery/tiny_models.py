@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer as TorchvisionSwin
 from torchvision.models import VisionTransformer as TorchvisionViT
 
+from keymix.errors import UserError
 from keymix.models import create_model
+from keymix.surgery import swap
 from mixer_cases import stir
 
 TIMM: dict[str, Any] = {"img_size": (8, 12), "patch_size": 2, "embed_dim": 12, "depth": 2}
@@ -157,3 +159,13 @@ def answer(model: nn.Module, x: Tensor) -> Tensor:
         out = model(x)
     logits: Tensor = getattr(out, "logits", out)
     return logits
+
+
+def refused(model: nn.Module, words: str, mixer: str = "softmax", **options: Any) -> None:
+    """A swap is refused in one line that holds some words, and changes nothing."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=words) as error:
+        swap(model, mixer, **options)
+    assert "\n" not in str(error.value)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(model.state_dict()[name], t) for name, t in before.items())

@@ -277,14 +277,21 @@ def run_once(
         except (AssertionError, ValueError, RuntimeError) as error:
             if own or isinstance(error, UserError | torch.OutOfMemoryError):
                 raise
-            why = str(error).strip().partition("\n")[0]
-            raise UserError(
-                f"{type(unwrapped(model)).__name__} cannot take images of shape "
-                f"{tuple(images.shape)}: {type(error).__name__}: {why}"
-            ) from error
+            raise cannot_take(model, images, error) from error
     idle = [path for path in seats if path not in ran]
     if idle:
         raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")
+
+
+def cannot_take(
+    model: nn.Module, images: Tensor, error: Exception, what: str = "images"
+) -> UserError:
+    """Make the error for a model that failed on images, in one line."""
+    why = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"{type(unwrapped(model)).__name__} cannot take {what} of shape {tuple(images.shape)}: "
+        f"{type(error).__name__}: {why}"
+    )
 
 
 def row_chunks(count: int, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from keymix.analysis.capture import cannot_take
 from keymix.analysis.counting import default_input_size
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
@@ -164,13 +166,9 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
     except UserError:
         raise
     except (*_FAILURES, RuntimeError) as error:
-        if hasattr(error, _HOOK):
+        if hasattr(error, _HOOK) or isinstance(error, torch.OutOfMemoryError):
             raise
-        why = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"{type(model).__name__} cannot take calibration images of shape "
-            f"{tuple(images.shape)}: {type(error).__name__}: {why}"
-        ) from error
+        raise cannot_take(model, images, error, "calibration images") from error
     for name in ("logits", "pooler_output", "last_hidden_state"):
         named = getattr(out, name, None)
         if isinstance(named, Tensor):
