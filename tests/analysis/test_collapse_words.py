@@ -135,6 +135,7 @@ def test_blocks_alike_in_evenness_only_are_not_said_to_share_a_map() -> None:
     assert any("even attention alone gives" in told for told in found.verdict.caveats)
     assert found.shared_from == 1
     assert not [told for told in found.verdict.evidence if "shared_from" in told]
+    assert any("blocks 2–4 would take its map" in told for told in found.verdict.evidence)
     verdict = study(all_of(range(1, 5), 1.0), 4, centred=-0.004).verdict
     assert "cosine 0.00 (" in verdict.headline
     assert "has a cosine of 0.00 on average" in verdict.evidence[0]

@@ -258,6 +258,27 @@ def test_the_sentence_tells_measured_numbers() -> None:
     assert costs.order == (2, 0, 1, 3), "equal rises: the layer that costs more comes first"
 
 
+def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
+    losses, shares = (1.5, 0.9, 1.125, 1.0), (0.75, 0.0, 0.25, 0.0)
+    no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
+    told = Search(
+        mixer="static_key",
+        cost="params",
+        estimate="least_squares",
+        budget=0.5,
+        images=10,
+        attention=tuple(
+            Attention(path=str(i), params=0, macs=0, share=share, **no_times)
+            for i, share in enumerate(shares)
+        ),
+        candidates=(0, 1, 2, 3),
+        trials=tuple(Trial(layer=i, loss=loss, top1=0.5) for i, loss in enumerate(losses)),
+        steps=(step(()),),
+    )
+    # rises of the loss for a unit of cost are 0.67 and 0.5; of those for nothing, -0.1 and 0
+    assert told.order == (2, 0, 1, 3)
+
+
 def test_the_interval_is_of_paired_differences_with_half_an_image_in_each_outcome() -> None:
     before = torch.tensor([1, 1, 1, 1, 1, 0, 0]).bool()
     after = torch.tensor([0, 0, 0, 1, 1, 1, 0]).bool()

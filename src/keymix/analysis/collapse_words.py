@@ -258,12 +258,14 @@ def _counts(study: Collapse) -> str:
 def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     """Say which block the rule for sharing takes, and how to share if a pattern is shared."""
     told = []
+    shared = any(run.one_pattern for run in runs)
+    take = "could take its map" if shared else "would take its map"
     for unique in study.unique_blocks:
         if not unique.sharing:
             continue
         rule = f"By the {_percent(study.unique)} rule block {unique.block} is the last unique one"
         count = len(unique.sharing)
-        text = f"{rule}: {numbers('block', unique.sharing)} could take its map"
+        text = f"{rule}: {numbers('block', unique.sharing)} {take}"
         if count > 1 and unique.least is not None:
             text += f", with which theirs agree in at least {_percent(unique.least)} of columns"
             if unique.least <= study.unique:
@@ -274,7 +276,7 @@ def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
             f"By the {_percent(study.unique)} rule the last block is unique itself, so that the "
             "rule shares nothing."
         )
-    if study.shared_from is not None and any(run.one_pattern for run in runs):
+    if study.shared_from is not None and shared:
         options = f"--model.options.shared_from {study.shared_from}"
         told.append(
             f"To train it so: keymix train RECIPE {options}, or keymix.create_model(NAME, "
