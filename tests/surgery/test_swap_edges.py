@@ -202,8 +202,8 @@ def test_what_every_adapter_reads_is_no_news() -> None:
         assert not [note for note in report.notes if "no adapter" in note], name
 
 
-class Cut(nn.Module):
-    """Attention among tokens that lie nowhere known."""
+class CutAttention(nn.Module):
+    """Around attention among tokens that lie nowhere known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,8 +213,14 @@ class Cut(nn.Module):
         return self.inner(x)
 
 
+def test_what_stands_around_attention_that_is_read_is_no_news() -> None:
+    report = swap(nn.Sequential(CutAttention()), "key_value")
+    assert [row.path for row in report.rows] == ["0.inner"]
+    assert not [note for note in report.notes if "no adapter" in note], report.notes
+
+
 def test_a_place_without_a_grid_is_named() -> None:
-    model = nn.Sequential(Cut())
+    model = nn.Sequential(CutAttention())
     weights = state_of(model)
     with pytest.raises(UserError, match=r"at 0\.inner is not known: choose other layers") as told:
         swap(model, "static_key")
