@@ -16,7 +16,7 @@ from keymix.analysis import layer_choice
 from keymix.analysis.layer_choice import chosen_numbers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.base import find_host, find_mixers
-from keymix.hosts.layers import Layer, find_layers
+from keymix.hosts.layers import Layer, by_name, find_layers
 from keymix.hosts.reading import Layout
 from keymix.mixers.base import Queries, Stage, TokenMixer
 
@@ -130,8 +130,7 @@ def read_map(
     Returns:
         ``[*, h, Q, M]``.
     """
-    named = dict(zip(("x", "grid", "bias"), args, strict=False)) | dict(kwargs)
-    return mixer.attention_map(**named, queries=queries, stage=stage)
+    return mixer.attention_map(**by_name(args, kwargs), queries=queries, stage=stage)
 
 
 def find_seats(model: nn.Module) -> dict[str, Seat]:

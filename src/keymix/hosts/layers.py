@@ -69,7 +69,7 @@ class Layer:
             NoAttentionMap: If the layer forms none; it says why.
         """
         if self.mixer is not None:
-            named = _named(args, kwargs)
+            named = by_name(args, kwargs)
             return self.mixer.attention_map(**named, queries=queries, stage=stage)
         read = self.host.reading(self.module, args, kwargs)
         return read.map(query_rows(queries, read.q), stage)
@@ -132,7 +132,7 @@ def read_mixer(mixer: TokenMixer, args: tuple[Any, ...], kwargs: Mapping[str, An
     name = mixer.mixer_name or type(mixer).__name__
     if not isinstance(mixer, MapMixer):
         raise NoAttentionMap(f"mixer {name!r} has no queries and keys")
-    named = _named(args, kwargs)
+    named = by_name(args, kwargs)
     grid = mixer.resolve_grid(named["x"], named.get("grid"))
     inputs = mixer.inputs(named["x"], grid)
     both = mixer.factors(inputs)
@@ -149,5 +149,6 @@ def read_mixer(mixer: TokenMixer, args: tuple[Any, ...], kwargs: Mapping[str, An
     )
 
 
-def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a mixer's call by name."""
     return dict(zip(("x", "grid", "bias"), args, strict=False)) | dict(kwargs)

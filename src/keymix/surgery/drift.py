@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap
-from keymix.hosts.layers import Layer
+from keymix.hosts.layers import Layer, by_name
 from keymix.mixers.base import TokenMixer, take_rows
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.re_attention import ReMixing
@@ -64,12 +63,12 @@ def _compare(pair: Pair, sums: _Sums) -> None:
     mixer, layer = pair.mixer, pair.layer
     if not isinstance(mixer, MapMixer):
         return
-    for rows in _parts(mixer, _named(pair.after)["x"]):
+    for rows in _parts(mixer, by_name(*pair.after)["x"]):
         try:
             before = layer.map(*pair.before, queries=rows)
         except NoAttentionMap:
             return
-        after = mixer.attention_map(**_named(pair.after), queries=rows)
+        after = mixer.attention_map(**by_name(*pair.after), queries=rows)
         if after.shape != before.shape:
             return
         distance = 0.5 * (after - before).abs().sum(-1)
@@ -81,13 +80,9 @@ def _compare(pair: Pair, sums: _Sums) -> None:
             sums.error("logits", old - old.mean(-1, True), new - new.mean(-1, True))
 
 
-def _named(call: Call) -> dict[str, Any]:
-    return dict(zip(("x", "grid", "bias"), call[0], strict=False)) | call[1]
-
-
 def _logits(mixer: MapMixer, call: Call, rows: Tensor | None) -> Tensor:
     """Scaled logits of a mixer, without what its host adds to those of any mixer."""
-    named = _named(call)
+    named = by_name(*call)
     grid = mixer.resolve_grid(named["x"], named.get("grid"))
     inputs = mixer.inputs(named["x"], grid)
     logits = mixer.logits(inputs, grid, rows) * mixer.gain()
@@ -195,7 +190,7 @@ def settle_norms(
         path = pair.layer.place.path
         if path not in norms:
             return
-        mixer, named = norms[path], _named(pair.after)
+        mixer, named = norms[path], by_name(*pair.after)
         for rows in _parts(mixer, named["x"]):
             maps = mixer.attention_map(**named, queries=rows)
             maps = MapMixer.mix_after(mixer, maps, track=False)
