@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from keymix.errors import UserError
 from keymix.hosts.plain import patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.registry import build, get_mixer_class, resolve
+from keymix.mixers.registry import build, get_mixer_class, list_mixers, resolve
 from keymix.mixers.registry import mixer_options as all_options
 from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import spec_of
@@ -43,6 +43,7 @@ class Place:
         needs_mask: Why the host hands a mask to the mixer, None if it never does.
         extras: What the host's attention does besides, in its words (norms of queries and keys,
             rotary positions, a gate): mixers with heads do it too, those without lose it.
+        domain: What the tokens there are, as in a mixer's traits.
         prefix_known: Whether anything told how many prefix tokens there are; if not, the site's
             number of them is 0 and says nothing.
     """
@@ -54,6 +55,7 @@ class Place:
     forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs_mask: str | None = None
     extras: tuple[str, ...] = ()
+    domain: Literal["dense", "spiking"] = "dense"
     prefix_known: bool = True
 
 
@@ -313,7 +315,14 @@ def build_for(
     Raises:
         UserError: If an option is bad, or the mixer cannot sit there.
     """
-    site = host.site_for(place, get_mixer_class(name), options)
+    kind = get_mixer_class(name)
+    if kind.traits.domain not in (place.domain, "any"):
+        fitting = ", ".join(list_mixers(domain=place.domain))
+        raise UserError(
+            f"mixer {name!r} takes {kind.traits.domain} tokens and cannot sit at {place.path}, "
+            f"whose tokens are {place.domain}; what can: {fitting}"
+        )
+    site = host.site_for(place, kind, options)
     made = build(name, site, dict(options), **factory)
     if place.needs_mask and not made.claims.maskable:
         raise UserError(f"mixer {name!r} cannot sit at {place.path}: {place.needs_mask}")

@@ -42,7 +42,8 @@ class Traits:
     """What a mixer claims about itself; the contract tests hold it to every claim.
 
     Attributes:
-        domain: ``"dense"`` for real-valued tokens, ``"spiking"`` for ``[T, B, N, C]`` spikes.
+        domain: ``"dense"`` for real-valued tokens, ``"spiking"`` for ``[T, B, N, C]`` spikes,
+            ``"any"`` where either will do.
         mixes_prefix: Whether prefix tokens receive anything from patch tokens. Where False, a
             class token never sees the image, and models read out by the mean of patch tokens.
         maskable: Whether a bias of minus infinity at (n, m) keeps token m's value from query n.
@@ -53,7 +54,7 @@ class Traits:
             such out unless they are named.
     """
 
-    domain: Literal["dense", "spiking"] = "dense"
+    domain: Literal["dense", "spiking", "any"] = "dense"
     mixes_prefix: bool = True
     maskable: bool = True
     permutation: Literal["equivariant", "positional"] = "equivariant"

@@ -20,7 +20,7 @@ class Identity(TokenMixer):
     Shape: x ``[*, N, C]`` -> the same.
     """
 
-    traits = Traits(mixes_prefix=False, control=True)
+    traits = Traits(domain="any", mixes_prefix=False, control=True)
 
     def forward(
         self,

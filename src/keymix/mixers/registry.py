@@ -101,13 +101,14 @@ def list_mixers(pattern: str = "*", *, domain: str | None = None) -> list[str]:
 
     Args:
         pattern: Shell-style pattern on the name.
-        domain: ``"dense"`` or ``"spiking"`` to keep only those.
+        domain: ``"dense"`` or ``"spiking"`` to keep only those that can sit among such tokens.
     """
     _discover()
     return sorted(
         name
         for name, cls in _MIXERS.items()
-        if fnmatch.fnmatch(name, pattern) and domain in (None, cls.traits.domain)
+        if fnmatch.fnmatch(name, pattern)
+        and (domain is None or cls.traits.domain in (domain, "any"))
     )
 
 

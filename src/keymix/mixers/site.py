@@ -79,6 +79,8 @@ class Site:
             that takes ``(y [*, N, h * d], x [*, N, C])``, what the heads gathered and the tokens,
             before the output projection (a norm, a gate); it makes None for a role without one.
             A learned key is not finished: it lives where finished queries do.
+        neuron: Makes the neurons of spiking mixers, called with ``v_threshold=``, ``device=`` and
+            ``dtype=``; None for LIF with the papers' settings.
     """
 
     dim: int
@@ -90,6 +92,7 @@ class Site:
     window_grid: Grid | None = None
     project: Callable[[str], nn.Module] | None = None
     finish: Callable[[str], nn.Module | None] | None = None
+    neuron: Callable[..., nn.Module] | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "num_heads", "windows"):
