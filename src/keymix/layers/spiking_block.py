@@ -18,8 +18,9 @@ def spiking_linear(
         norm: Over the D channels.
         neuron: Maps currents ``[T, ...]`` to spikes.
     """
-    y = linear(x)
-    return neuron(norm(y.flatten(0, -2)).view(y.shape))
+    y: Tensor = linear(x)
+    spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(y.shape))
+    return spikes
 
 
 def spiking_conv(
@@ -38,7 +39,8 @@ def spiking_conv(
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
     """
-    y = norm(conv(x.flatten(0, 1)))
+    y: Tensor = norm(conv(x.flatten(0, 1)))
     if pool is not None:
         y = pool(y)
-    return neuron(y.unflatten(0, x.shape[:2]))
+    spikes: Tensor = neuron(y.unflatten(0, x.shape[:2]))
+    return spikes
