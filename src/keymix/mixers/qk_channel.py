@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q-K channel attention: the queries of all tokens decide which channels of the keys stay."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from keymix.mixers.registry import register_mixer
+from keymix.mixers.spiking import Note, SpikingMixer
+
+
+@register_mixer("qk_channel", aliases=("qkca",))
+class QKChannelAttention(SpikingMixer):
+    r"""Q-K channel attention: :math:`A_c = SN(\sum_j Q_j),\; X' = A_c \otimes K`.
+
+    The sum runs over the N tokens, so that A_c is one spike a channel, which keeps or drops that
+    channel of all keys. Output: :math:`X'' = SN(BN(X' W_o))`.
+
+    Paper: QKFormer, https://arxiv.org/abs/2403.16552, Eq. 9, 11, 12. A channel's sum knows no
+    heads: their number only says how A_c is laid out. With the defaults (LIF of tau 2, threshold
+    0.5) one spike among the tokens is enough to fire. Parameters: ``q, q_bn, k, k_bn, proj,
+    proj_bn``, and one number a neuron layer under ``neuron="plif"``.
+
+    Options and what is refused: as in :class:`keymix.mixers.spiking.SpikingMixer`.
+
+    Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 3 N C^2 multiply-adds a step for the
+    projections; the attention itself adds N C numbers and masks as many. 3 C^2 + 7 C parameters.
+    """
+
+    why_no_map = "its attention A_c is one spike a channel, the same for all tokens"
+
+    def gather(
+        self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
+    ) -> Float[Tensor, "T *batch N h d"]:
+        """Mask the keys channel by channel."""
+        attention = self.attn_sn(parts["q"].sum(-3, keepdim=True))  # [T, *, 1, h, d]
+        note("A_c", attention.transpose(-3, -2))
+        masked: Tensor = attention * parts["k"]
+        return masked

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q-K token attention: each token keeps or loses the keys of a head, as its own queries say."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from keymix.mixers.base import Traits
+from keymix.mixers.registry import register_mixer
+from keymix.mixers.spiking import Note, SpikingMixer
+
+
+@register_mixer("qk_token", aliases=("qkta",))
+class QKTokenAttention(SpikingMixer):
+    r"""Q-K token attention: :math:`A_t = SN(\sum_i Q_i),\; X' = A_t \otimes K`.
+
+    The sum runs over the d channels of a head, so that A_t is one spike a token and head, which
+    keeps or drops the head's keys of that token. Output: :math:`X'' = SN(BN(X' W_o))`.
+
+    Paper: QKFormer, https://arxiv.org/abs/2403.16552, Eq. 9, 10, 12; heads as the text below Eq.
+    12 says. No token receives anything from another; only the statistics of the norms and the
+    model around it join them. With the defaults (LIF of tau 2, threshold 0.5) one spike among the
+    queries is enough to fire, so A_t says whether the head's queries are silent. Parameters:
+    ``q, q_bn, k, k_bn, proj, proj_bn``, and one number a neuron layer under ``neuron="plif"``.
+
+    Options and what is refused: as in :class:`keymix.mixers.spiking.SpikingMixer`.
+
+    Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 3 N C^2 multiply-adds a step for the
+    projections; the attention itself adds N C numbers and masks as many. 3 C^2 + 7 C parameters.
+    """
+
+    traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
+    why_no_map = "its attention A_t is one spike a token and head"
+
+    def gather(
+        self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
+    ) -> Float[Tensor, "T *batch N h d"]:
+        """Mask the keys token by token."""
+        attention = self.attn_sn(parts["q"].sum(-1, keepdim=True))  # [T, *, N, h, 1]
+        note("A_t", attention.transpose(-3, -2))
+        masked: Tensor = attention * parts["k"]
+        return masked

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spike-driven self-attention: masks and additions alone, linear in tokens and channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keymix.mixers.base import Site
+from keymix.mixers.registry import register_mixer
+from keymix.mixers.spiking import Kind, Note, SpikingMixer
+
+
+@register_mixer("spike_driven", aliases=("sdsa",))
+class SpikeDrivenSelfAttention(SpikingMixer):
+    r"""Spike-driven self-attention: :math:`A = SN(\sum_j Q_j \otimes K_j),\; A \otimes V`.
+
+    The sum of the products runs over the N tokens, so that A is one spike a channel, which keeps
+    or drops that channel of all values.
+
+    Paper: Spike-driven Transformer, https://arxiv.org/abs/2307.01694 (SDSA); QKFormer's Table 1
+    (https://arxiv.org/abs/2403.16552) compares with it. Differs: that network adds potentials
+    around its attention; here spikes come in and go out, as the other spiking mixers have it, so
+    the output passes a neuron too. Parameters: ``q, q_bn, k, k_bn, v, v_bn, proj, proj_bn``,
+    ``talking_heads.weight [h, h]`` with that option, and one number a neuron layer under
+    ``neuron="plif"``.
+
+    Options and what is refused: as in :class:`keymix.mixers.spiking.SpikingMixer`, and
+
+    Args:
+        site: As there.
+        talking_heads: Mix the sums of the heads linearly before the neuron, starting at the
+            identity. The published sizes of that network hold h^2 weights a block for it: its
+            8-384 has 512 = 8 x 8 x 8 more than Spikformer's.
+        head_dim: As there.
+        qkv_bias: As there.
+        proj_bias: As there.
+        neuron: As there.
+        attn_threshold: As there.
+        device: As there.
+        dtype: As there.
+
+    Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 4 N C^2 multiply-adds a step for the
+    projections; the attention itself masks and adds N C numbers, then masks as many. 4 C^2 + 9 C
+    parameters.
+    """
+
+    roles = ("q", "k", "v")
+    why_no_map = "its attention A_c is one spike a channel, the same for all tokens"
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        talking_heads: bool = False,
+        head_dim: int | None = None,
+        qkv_bias: bool = False,
+        proj_bias: bool = True,
+        neuron: Kind | None = None,
+        attn_threshold: float = 0.5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            site,
+            head_dim=head_dim,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            neuron=neuron,
+            attn_threshold=attn_threshold,
+            device=device,
+            dtype=dtype,
+        )
+        h = site.num_heads
+        self.talking_heads: nn.Linear | None = None
+        if talking_heads:
+            self.talking_heads = nn.Linear(h, h, bias=False, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Let every head speak for itself."""
+        if self.talking_heads is not None:
+            nn.init.eye_(self.talking_heads.weight)
+
+    @property
+    def published(self) -> tuple[str, str]:
+        """The names of what is gathered, and of the output."""
+        return "SDSA'", "SDSA"
+
+    def gather(
+        self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
+    ) -> Float[Tensor, "T *batch N h d"]:
+        """Mask the values channel by channel."""
+        sums = (parts["q"] * parts["k"]).sum(-3, keepdim=True)  # [T, *, 1, h, d]
+        if self.talking_heads is not None:
+            sums = self.talking_heads(sums.transpose(-2, -1)).transpose(-2, -1)
+        attention = self.attn_sn(sums)
+        note("A_c", attention.transpose(-3, -2))
+        masked: Tensor = attention * parts["v"]
+        return masked
