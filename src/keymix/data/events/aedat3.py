@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""AEDAT 3.1, the format of DVS128 Gesture: a header in text, then little-endian packets.
+
+A packet (https://docs.inivation.com/software/software-advanced-usage/file-formats/aedat-3.1.html)
+has 28 bytes of header: type and source (16 bits each), bytes an event, offset of the time in an
+event, overflows of the time, room for events, events, valid events (32 bits each). A polarity event
+(type 1) is 8 bytes: bit 0 valid, bit 1 polarity, bits 2-16 row, bits 17-31 column, then the time in
+microseconds, 31 bits; the overflows stand above them. Packets of other types are skipped, and so
+are events that the camera's software marked invalid.
+
+The reader is our own because SpikingJelly's takes a packet that is cut off for a short one, reads
+invalid events as valid ones, and loops over events in Python.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keymix.data.events.stream import Events, Size, make_events
+from keymix.errors import UserError
+
+SENSOR: Size = (128, 128)
+_VERSION = b"#!AER-DAT3.1"
+_END = b"#!END-HEADER"
+_HEADER = struct.Struct("<hhiiiiii")
+_POLARITY = 1
+_BYTES = 8  # of a polarity event
+
+
+@dataclass(frozen=True)
+class _Packet:
+    kind: int
+    size: int
+    overflow: int
+    capacity: int
+    number: int
+
+
+def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
+    """Read all polarity events of a recording.
+
+    Args:
+        path: The file.
+        sensor: Height and width, pixels; the file does not tell.
+
+    Raises:
+        UserError: If the header is broken, the file ends in mid-packet, a packet contradicts
+            itself, an event is outside the sensor, times fall, or there is no event.
+    """
+    content = path.read_bytes()
+    at = _text(path, content)
+    parts: list[NDArray[np.int64]] = []
+    first = 0  # the number of the packet's first event among the file's polarity events
+    while at < len(content):
+        packet = _packet(path, content, at, first)
+        at += _HEADER.size
+        if packet.kind == _POLARITY:
+            words = np.frombuffer(content, "<u4", 2 * packet.number, at).reshape(-1, 2)
+            data, time = words[:, 0].astype(np.int64), words[:, 1].astype(np.int64)
+            valid = np.flatnonzero(data & 1)
+            t = time | packet.overflow << 31
+            columns = (
+                first + np.arange(len(data)),
+                t,
+                data >> 17,
+                data >> 2 & 0x7FFF,
+                data >> 1 & 1,
+            )
+            parts.append(np.stack(columns)[:, valid])
+            first += packet.number
+        at += packet.capacity * packet.size
+    found = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0), dtype=np.int64)
+    numbers, t, x, y, p = found
+    return make_events(str(path), t=t, x=x, y=y, p=p, sensor=sensor, numbers=numbers)
+
+
+def _text(path: Path, content: bytes) -> int:
+    """Check the lines of text and find where the packets begin."""
+    if not content:
+        raise UserError(f"{path}: the file is empty. Download or copy it again.")
+    if not content.startswith(_VERSION):
+        first = content[:16].split(b"\n")[0].strip()
+        raise UserError(
+            f"{path}: the header is broken: the file begins with {first!r}, not with "
+            f"{_VERSION.decode()!r}. Give an AEDAT 3.1 file."
+        )
+    at = 0
+    while content[at : at + 1] == b"#":
+        end = content.find(b"\n", at)
+        if end < 0:
+            break
+        line, at = content[at:end].strip(), end + 1
+        if line == _END:
+            return at
+    raise UserError(
+        f"{path}: the header is broken: there is no line {_END.decode()!r}. Copy the file again."
+    )
+
+
+def _packet(path: Path, content: bytes, at: int, first: int) -> _Packet:
+    """Read a packet's header and check that the packet is whole."""
+    left = len(content) - at
+    if left < _HEADER.size:
+        raise UserError(
+            f"{path}: the file ends in mid-packet: after event {first - 1} there are {left} of the "
+            f"{_HEADER.size} bytes of a packet's header. Download or copy the file again."
+        )
+    kind, _, size, _, overflow, capacity, number, valid = _HEADER.unpack_from(content, at)
+    packet = _Packet(kind, size, overflow, capacity, number)
+    fits = 0 <= valid <= number <= capacity and size > 0 and overflow >= 0
+    if not fits or (kind == _POLARITY and size != _BYTES):
+        raise UserError(
+            f"{path}: the packet after event {first - 1}, at byte {at}, is damaged: {number} "
+            f"events ({valid} valid) of {size} bytes in room for {capacity}. "
+            "Download the file again."
+        )
+    there = left - _HEADER.size
+    if there < capacity * size:
+        whole = there // size
+        raise UserError(
+            f"{path}: the file ends in mid-packet: event {first + whole} is cut off, {there} of "
+            f"{capacity * size} bytes of its packet are there. Download or copy the file again."
+        )
+    return packet

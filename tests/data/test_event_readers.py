@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from event_files import (
+    AEDAT2_HEADER,
+    AEDAT3_HEADER,
+    aedat2,
+    aedat3,
+    packet,
+    random_events,
+    write_npz,
+)
+
+from keymix.data.events import read_events
+from keymix.errors import UserError
+
+
+def as_list(path: Path, **options: Any) -> list[tuple[int, ...]]:
+    events = read_events(path, **options)
+    return [tuple(map(int, e)) for e in events.data.tolist()]
+
+
+def refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(UserError) as told:
+        read_events(path, **options)
+    assert "\n" not in str(told.value)
+    assert str(told.value).startswith(f"{path}: ")
+    return str(told.value).removeprefix(f"{path}: ")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(content: bytes, name: str = "a.aedat") -> Path:
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    return write
+
+
+def test_aedat2_is_read_as_it_was_written(file: Any) -> None:
+    events = random_events(500, seed=1)
+    assert as_list(file(aedat2(events))) == events
+    assert read_events(file(aedat2(events))).sensor == (128, 128)
+
+
+def test_times_of_aedat2_are_unsigned(file: Any) -> None:
+    events = [(2**31 - 1, 0, 0, 1), (2**31 + 5, 1, 2, 0)]
+    assert as_list(file(aedat2(events))) == events
+
+
+def test_external_signals_in_aedat2_are_no_events(file: Any) -> None:
+    events = random_events(3)
+    signal = struct.pack(">II", 0x8000, events[0][0])
+    assert as_list(file(AEDAT2_HEADER + signal + aedat2(events, b""))) == events
+
+
+def test_aedat3_is_read_as_it_was_written(file: Any) -> None:
+    events = random_events(550, seed=2)
+    assert as_list(file(aedat3(events))) == events
+
+
+def test_overflows_of_aedat3_stand_above_the_time(file: Any) -> None:
+    late = [(5, 1, 2, 1), (9, 3, 4, 0)]
+    content = AEDAT3_HEADER + packet(random_events(4)) + packet(late, overflow=3)
+    assert as_list(file(content))[4:] == [(3 * 2**31 + t, x, y, p) for t, x, y, p in late]
+
+
+def test_invalid_events_and_spare_room_of_aedat3_are_left_out(file: Any) -> None:
+    events = random_events(6)
+    content = (
+        AEDAT3_HEADER + packet(events, invalid=(0, 4), capacity=9) + packet([(10**6, 1, 1, 1)])
+    )
+    assert as_list(file(content)) == [*events[1:4], events[5], (10**6, 1, 1, 1)]
+
+
+def test_npz_is_read_as_it_was_written(tmp_path: Path) -> None:
+    events = random_events(40, side=16)
+    assert as_list(write_npz(tmp_path / "a.npz", events)) == events
+    assert read_events(tmp_path / "a.npz").sensor == (16, 16)
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.int8, np.uint16])
+def test_npz_takes_polarities_as_they_are_met(tmp_path: Path, kind: type) -> None:
+    events = random_events(40, side=16)
+    p = np.array([e[3] for e in events])
+    signed = 2 * p - 1 if kind is np.int8 else p
+    assert as_list(write_npz(tmp_path / "a.npz", events, p=signed.astype(kind))) == events
+
+
+def test_npz_without_a_sensor_takes_one_that_is_named(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", random_events(4, side=16), None)
+    assert read_events(path, (20, 30)).sensor == (20, 30)
+    assert "sensor_size=(height, width)" in refusal(path)
+
+
+def test_aedat2_that_ends_in_mid_event_is_refused(file: Any) -> None:
+    for lost in range(1, 8):
+        told = refusal(file(aedat2(random_events(10))[:-lost]))
+        assert told.startswith(f"the file ends in mid-event: event 9 has {8 - lost} of 8 bytes")
+
+
+def test_aedat3_that_is_cut_anywhere_is_refused(file: Any) -> None:
+    content = AEDAT3_HEADER + packet(random_events(4)) + packet(random_events(3, start=9999))
+    first = len(AEDAT3_HEADER) + 28 + 4 * 8
+    for end in range(len(AEDAT3_HEADER) + 1, len(content)):
+        if end == first:
+            continue  # between two packets nothing is missing
+        assert refusal(file(content[:end])).startswith("the file ends in mid-packet: ")
+    assert "event 5 is cut off, 12 of 24 bytes" in refusal(file(content[: first + 28 + 12]))
+    assert "after event 3 there are 27 of the 28 bytes" in refusal(file(content[: first + 27]))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "the file is empty"),
+        (aedat2([(0, 0, 0, 0)], b"#!AER-DAT1.0\r\n"), "the file begins with b'#!AER-DAT1.0', not"),
+        (aedat2([(0, 0, 0, 0)], b""), "the file begins with "),
+        (b"#!AER-DAT2.0\r\n# no end", "its last line has no end"),
+        (AEDAT2_HEADER, "the recording holds no event"),
+        (AEDAT3_HEADER, "the recording holds no event"),
+        (b"#!AER-DAT3.1\r\n#Format: RAW\r\n", "there is no line '#!END-HEADER'"),
+        (
+            AEDAT3_HEADER.replace(b"#!END-HEADER\r\n", b"") + packet([(0, 0, 0, 0)]),
+            "'#!END-HEADER'",
+        ),
+        (AEDAT3_HEADER + packet([(0, 0, 0, 0)], kind=7), "the recording holds no event"),
+        (AEDAT3_HEADER + packet([(0, 0, 0, 0)], valid=5), "the packet after event -1, at byte"),
+        (AEDAT3_HEADER + b"\xff" * 40, "is damaged: -1 events"),
+    ],
+)
+def test_broken_headers_and_empty_recordings_are_refused(
+    file: Any, content: bytes, told: str
+) -> None:
+    assert told in refusal(file(content))
+
+
+def test_events_outside_the_sensor_are_refused_by_number(file: Any, tmp_path: Path) -> None:
+    events = random_events(10)
+    foreign = struct.pack(">II", 0x10000, 10**6)
+    assert "event 10 has the address 0x00010000" in refusal(file(aedat2(events) + foreign))
+    outside = AEDAT3_HEADER + packet([*events, (10**6, 128, 5, 1)])
+    assert "event 10 at x=128, y=5 is outside the sensor of 128 columns" in refusal(file(outside))
+    small = write_npz(tmp_path / "a.npz", [(0, 0, 0, 1), (1, 2, 16, 1)])
+    assert "event 1 at x=2, y=16 is outside" in refusal(small)
+    negative = write_npz(tmp_path / "a.npz", [(0, 0, 0, 1), (1, -2, 6, 1)])
+    assert "event 1 at x=-2, y=6 is outside" in refusal(negative)
+    assert "swapped" not in refusal(negative)
+
+
+def test_swapped_axes_are_named(tmp_path: Path) -> None:
+    swapped = write_npz(tmp_path / "a.npz", [(0, 3, 20, 1), (1, 15, 2, 0)], (16, 24))
+    assert "event 0 at x=3, y=20" in refusal(swapped)
+    assert "x and y look swapped" in refusal(swapped)
+
+
+def test_falling_times_are_refused_by_number(file: Any, tmp_path: Path) -> None:
+    events = [(5, 0, 0, 0), (7, 0, 0, 0), (6, 0, 0, 0)]
+    told = "event 2 is at 6 us, before event 1 at 7 us"
+    assert refusal(file(aedat2(events))).startswith(told)
+    assert refusal(file(AEDAT3_HEADER + packet(events))).startswith(told)
+    assert refusal(write_npz(tmp_path / "a.npz", events)).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"t": None}, "has no array 't'"),
+        ({"x": np.zeros(3, dtype=int)}, "x has the shape (3,), t (4,)"),
+        ({"y": np.zeros((4, 1), dtype=int)}, "y has the shape (4, 1)"),
+        ({"t": np.arange(4) / 1e6}, "t is float64; whole microseconds are wanted"),
+        ({"p": np.array([0, 1, 2, 1])}, "event 2 has polarity 2"),
+        ({"p": np.array([-1, 1, 0, 1])}, "event 2 has polarity 0 among others of -1"),
+        ({"x": np.array([1, 2, 3, 2**40])}, f"event 3 at x={2**40}"),
+    ],
+)
+def test_unfit_arrays_are_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    assert told in refusal(write_npz(tmp_path / "a.npz", random_events(4, side=16), **changed))
+
+
+@pytest.mark.parametrize("sensor", [(16,), (0, 16), (16.0, 16.0), (1 << 20, 16)])
+def test_unfit_sensor_sizes_are_refused(tmp_path: Path, sensor: Any) -> None:
+    assert "height and width are wanted" in refusal(
+        write_npz(tmp_path / "a.npz", random_events(4, side=16), sensor)
+    )
+
+
+def test_files_that_are_no_npz_are_refused(file: Any, tmp_path: Path) -> None:
+    whole = write_npz(tmp_path / "b.npz", random_events(400, side=16)).read_bytes()
+    for content in (b"", b"no archive", whole[:-30], whole[: len(whole) // 2]):
+        assert refusal(file(content, "a.npz")).startswith("cannot be read: ")
+    np.save(tmp_path / "c.npy", np.zeros(3))
+    single = file((tmp_path / "c.npy").read_bytes(), "a.npz")
+    assert "is no .npz file" in refusal(single)
+    np.savez(tmp_path / "d.npz", t=np.array([None, 3], dtype=object))
+    assert refusal(tmp_path / "d.npz").startswith("cannot be read: ")
+    assert refusal(tmp_path / "absent.npz").startswith("cannot be read: ")
+    assert refusal(tmp_path / "absent.aedat").startswith("cannot be read: ")
