@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,8 +21,8 @@ from keymix.data.events import integrate, make_events, read_events
 def theirs() -> ModuleType:
     """SpikingJelly's data sets; they import torchaudio, which may be of another CUDA than torch."""
     pytest.importorskip("spikingjelly")
-    with mock.patch.dict(sys.modules):
-        sys.modules["torchaudio"] = ModuleType("torchaudio")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torchaudio", ModuleType("torchaudio"))
         import spikingjelly.datasets
         from spikingjelly.datasets import cifar10_dvs, utils  # noqa: F401
 
