@@ -37,6 +37,7 @@ _getattr, __dir__, _public = attach(
         "collapse": "keymix.analysis.collapse",
         "complexity": "keymix.analysis.complexity",
         "count": "keymix.analysis.counting",
+        "spike_study": "keymix.analysis.spikes",
         "swap": "keymix.surgery.operation",
         "evaluate": "keymix.train.runs",
         "load_run": "keymix.train.runs",

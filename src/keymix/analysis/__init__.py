@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analysis: what a model costs, what its attention does, and whether its layers collapse."""
+"""Analysis: what a model costs, what its attention does, whether its layers collapse, its spikes."""
 
 from keymix._lazy import attach
 
@@ -10,7 +10,10 @@ __getattr__, __dir__, __all__ = attach(
         "Complexity": "keymix.analysis.complexity",
         "Cost": "keymix.analysis.measure",
         "Count": "keymix.analysis.counting",
+        "ENERGIES": "keymix.analysis.energy",
+        "Energy": "keymix.analysis.energy",
         "LayerCount": "keymix.analysis.counting",
+        "SpikeStudy": "keymix.analysis.spikes",
         "attention_maps": "keymix.analysis.attention",
         "complexity_parts": "keymix.analysis.complexity",
         "count": "keymix.analysis.counting",
@@ -18,5 +21,6 @@ __getattr__, __dir__, __all__ = attach(
         "measure_interleaved": "keymix.analysis.measure",
         "measure_model": "keymix.analysis.measure",
         "peak_memory": "keymix.analysis.memory",
+        "spike_study": "keymix.analysis.spikes",
     },
 )

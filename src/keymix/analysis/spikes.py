@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a spiking network's spikes come to: firing rates, synaptic operations, energy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keymix.analysis.capture import cannot_take, inference_mode_of, unwrapped
+from keymix.analysis.energy import Energy, energy_of
+from keymix.analysis.spikes_firing import (
+    TABLE7,
+    Firing,
+    FiringTally,
+    by_stage,
+    neuron_paths,
+    points_of,
+)
+from keymix.analysis.spikes_operations import Operation, OperationCounter
+from keymix.errors import UserError
+
+__all__ = ["SpikeStudy", "spike_study"]
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeStudy:
+    """Firing rates, operations and energy of a spiking network, of one image on average.
+
+    Attributes:
+        firings: One entry a layer of neurons and a masked K, in the model's order.
+        operations: One entry an operation that costs something, in the order of the forward pass.
+        time_steps: Steps T.
+        images: Images that were read.
+        batch_norm: ``"folded"`` into the layer before, or ``"separate"``.
+        cost: What a multiply-add and an addition cost.
+        repeated: Paths of layers with real-valued input that was the same at every step, as of a
+            still image: their multiply-adds are counted T times, and could be made once.
+    """
+
+    firings: tuple[Firing, ...]
+    operations: tuple[Operation, ...]
+    time_steps: int
+    images: int
+    batch_norm: str
+    cost: Energy
+    repeated: tuple[str, ...]
+
+    @property
+    def rate(self) -> float:
+        """Spikes per neuron per step, over all neurons of the model."""
+        own = [f for f in self.firings if not f.inward]
+        return sum(f.rate * f.neurons for f in own) / sum(f.neurons for f in own)
+
+    @property
+    def silent(self) -> float | None:
+        """Share of neurons that never fired; None where it is not known of all."""
+        own = [(f.silent, f.neurons) for f in self.firings if not f.inward]
+        known = [(silent, count) for silent, count in own if silent is not None]
+        if len(known) < len(own):
+            return None
+        return sum(silent * count for silent, count in known) / sum(count for _, count in own)
+
+    @property
+    def sops(self) -> float:
+        """Synaptic operations of one image: additions that spikes bring about."""
+        return sum(op.acs for op in self.operations)
+
+    @property
+    def macs(self) -> float:
+        """Multiply-adds of one image: those of layers whose input is real."""
+        return sum(op.macs for op in self.operations)
+
+    @property
+    def energy(self) -> tuple[float, float, float]:
+        """Energy of one image in pJ: lower bound, every spike one addition, upper bound."""
+        low, middle, high = zip(*(op.energy(self.cost) for op in self.operations), strict=True)
+        return sum(low), sum(middle), sum(high)
+
+    @property
+    def twin_macs(self) -> float:
+        """Multiply-adds of the network of the same shape without spikes, which needs one step."""
+        return sum(op.twin for op in self.operations)
+
+    @property
+    def twin_energy(self) -> float:
+        """Energy of that network, every multiply-add of it, pJ."""
+        return self.twin_macs * self.cost.mac
+
+    @property
+    def saved_once(self) -> float:
+        """Energy in pJ that computing the layers of `repeated` once would save."""
+        macs = sum(op.macs for op in self.operations if op.path in self.repeated)
+        return macs * (1 - 1 / self.time_steps) * self.cost.mac
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON takes it."""
+        low, middle, high = self.energy
+        return {
+            "images": self.images,
+            "time_steps": self.time_steps,
+            "batch_norm": self.batch_norm,
+            "cost": self.cost.to_dict(),
+            "rate": self.rate,
+            "silent": self.silent,
+            "sops": self.sops,
+            "macs": self.macs,
+            "energy": {"low": low, "middle": middle, "high": high},
+            "twin": {
+                "macs": self.twin_macs,
+                "energy": self.twin_energy,
+                "ratio": self.twin_energy / middle if middle else None,
+            },
+            "repeated": list(self.repeated),
+            "saved_once": self.saved_once,
+            "table": [
+                {"mixer": mixer, "stage": stage, "rates": rates}
+                for (mixer, stage), rates in by_stage(self.firings).items()
+            ],
+            "paper": {role: list(rates) for role, rates in TABLE7.items()},
+            "firings": [firing.to_dict() for firing in self.firings],
+            "operations": [op.to_dict(self.cost) for op in self.operations],
+        }
+
+
+def spike_study(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    *,
+    energy: str | Energy = "fp32",
+    batch_norm: str = "folded",
+    batch_size: int = 8,
+    progress: Progress | None = None,
+) -> SpikeStudy:
+    r"""Measure what the spikes of a network come to, batch after batch.
+
+    **Firing rates** are spikes per neuron per step (QKFormer, https://arxiv.org/abs/2403.16552,
+    App. A.3, Table 7): the mean of what neurons give, over images, steps and neurons. X', the
+    masked K, is what goes into the output projection of Q-K attention.
+
+    **Synaptic operations.** In a layer with weights each spike costs one addition for every weight
+    it meets: :math:`SOP = \sum_i s_i \, f_i`, over inputs i with spikes :math:`s_i` and fan-out
+    :math:`f_i`. That is "rate times dense multiply-adds", but exact at the border of a
+    convolution, where padding meets no spike. What drives a layer is decided by the values that
+    it was given over all images:
+
+    - 0 and 1: additions, AC.
+    - whole numbers, as shortcuts make that add spikes: a value of n counts as n additions; the
+      lower bound is one addition an input that is not 0, the upper one multiply-add each.
+    - anything else, such as the pixels of the first layer or the mean before the classifier:
+      multiply-adds, MAC, all of them.
+
+    The products of spiking self-attention have no weights. Two factors of 0 and 1 need an addition
+    wherever a 1 meets a 1; a factor of 0 and 1 beside one of whole numbers (the second product)
+    adds a row of the other for each of its spikes. Q-K attention's sum over Q adds each spike once;
+    its mask is addressing or an AND, "with negligible power consumption" in the paper's words, and
+    costs nothing here. So do neurons' own dynamics, biases, pooling, means and shortcuts, as in
+    the papers.
+
+    **Energy** is MACs and ACs times what they cost: 4.6 and 0.9 pJ by default, 32-bit floating
+    point in 45 nm (Horowitz 2014). Memory access is not counted. All time steps count: the first
+    layer's multiply-adds T times, though a still image is the same at every step. The twin without
+    spikes makes every multiply-add once.
+
+    The model is left as it was. Modules with ``reset()`` among its neurons are reset before each
+    batch.
+
+    Args:
+        model: A model with neurons of keymix or of SpikingJelly that takes the images as they are.
+        images: Normalised images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, or batches of them
+            one after another, each alone or first in a tuple.
+        energy: Name in :data:`keymix.analysis.energy.ENERGIES`, ``"MAC,AC"`` in pJ, or
+            :class:`keymix.analysis.energy.Energy`.
+        batch_norm: ``"folded"``: costs nothing, its factors being part of the weights before it;
+            ``"separate"``: a multiply-add an element.
+        batch_size: Images at a time where ``images`` is one tensor.
+        progress: Is told the number of images read, after every batch.
+
+    Example:
+        >>> model = keymix.create_model("qkformer_nano_32")
+        >>> study = keymix.spike_study(model, torch.randn(4, 3, 32, 32))
+        >>> print(study.rate, study.sops, study.energy)
+
+    Raises:
+        UserError: If the model has no spiking neurons, or cannot take the images, there are none,
+            or an operation ran whose cost nobody stated.
+    """
+    cost = energy_of(energy)
+    if batch_norm not in ("folded", "separate"):
+        raise UserError(f"{batch_norm=} must be 'folded' or 'separate'")
+    if batch_size < 1:
+        raise UserError(f"{batch_size=} must be 1 or more")
+    inner = unwrapped(model)
+    neurons = checked_neurons(inner)
+    reading = _Reading(inner, neurons)
+    seen = 0
+    batches = torch.split(images, batch_size) if isinstance(images, Tensor) else images
+    for batch in map(frames_of, batches):
+        reading.run(batch)
+        seen += len(batch)
+        if progress is not None:
+            progress(seen)
+    if not seen:
+        raise UserError("a study of spikes needs at least one image, got none")
+    return SpikeStudy(
+        firings=reading.firings(),
+        operations=reading.counter.results(seen, reading.steps, norms=batch_norm == "separate"),
+        time_steps=reading.steps,
+        images=seen,
+        batch_norm=batch_norm,
+        cost=cost,
+        repeated=reading.repeated(),
+    )
+
+
+def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
+    """Return a model's layers of neurons.
+
+    Raises:
+        UserError: If there are none.
+    """
+    neurons = neuron_paths(model)
+    if not neurons:
+        raise UserError(
+            f"{type(model).__name__} has no spiking neurons; choose a model that has, such as "
+            "keymix's qkformer and spikformer models (not with neuron='relu', which is their twin "
+            "without spikes)"
+        )
+    return neurons
+
+
+def frames_of(batch: object) -> Tensor:
+    """Return the images or frames of a batch, which may have more in it.
+
+    Raises:
+        UserError: If they are neither.
+    """
+    found = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not isinstance(found, Tensor) or found.ndim not in (4, 5):
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise UserError(
+            f"a batch must be images [B, C, H, W] or frames [B, T, C, H, W], got {shape}"
+        )
+    return found
+
+
+class _Reading:
+    """Runs batches through a model, spikes and operations listened to."""
+
+    def __init__(self, model: nn.Module, neurons: dict[str, nn.Module]) -> None:
+        self.model, self.neurons = model, neurons
+        self.tallies = [FiringTally(point) for point in points_of(model)]
+        self.steps = int(getattr(model, "time_steps", 0))
+        self.counter = OperationCounter(model, neurons, self.steps or None)
+
+    def run(self, batch: Tensor) -> None:
+        for neuron in self.neurons.values():
+            reset = getattr(neuron, "reset", None)
+            if callable(reset):
+                reset()
+        parameter = next(self.model.parameters(), None)
+        if parameter is not None:
+            batch = batch.to(device=parameter.device, dtype=parameter.dtype)
+        with self._hooks(len(batch)), undisturbed(self.model), self.counter.listening(len(batch)):
+            try:
+                self.model(batch)
+            except UserError:
+                raise
+            except (AssertionError, ValueError, RuntimeError) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                raise cannot_take(self.model, batch, error) from error
+        self.steps = self.steps or max(tally.steps_heard for tally in self.tallies)
+        for tally in self.tallies:
+            tally.end_batch(len(batch), self.steps)
+
+    @contextlib.contextmanager
+    def _hooks(self, images: int) -> Iterator[None]:
+        def hear(tally: FiringTally) -> Callable[..., None]:
+            def out(_module: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
+                self.counter.paused = True  # what is read off is no work of the model's
+                tally.hear(args[0] if tally.point.inward else output, images, self.steps)
+                self.counter.paused = False
+
+            return out
+
+        with contextlib.ExitStack() as stack:
+            for tally in self.tallies:
+                module = tally.point.module
+                if tally.point.inward:
+                    stack.callback(module.register_forward_pre_hook(hear(tally)).remove)
+                else:
+                    stack.callback(module.register_forward_hook(hear(tally)).remove)
+            yield
+
+    def firings(self) -> tuple[Firing, ...]:
+        return tuple(tally.result() for tally in self.tallies if tally.heard)
+
+    def repeated(self) -> tuple[str, ...]:
+        return self.counter.same_at_every_step()
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run in inference mode, without gradients, every operation as it is written."""
+    with (
+        torch.no_grad(),
+        inference_mode_of(model),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations of a forward pass and what drives them: additions by spikes, or multiply-adds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from keymix.analysis.energy import Energy
+from keymix.analysis.operations import formula, is_free, uncounted
+from keymix.analysis.spikes_uses import conv_macs, conv_uses, met
+from keymix.analysis.spikes_values import Kind, Values
+
+aten = torch.ops.aten
+
+What = Literal["conv", "linear", "product", "sum", "norm", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of a model, on one image over all time steps.
+
+    Attributes:
+        path: The innermost module that ran it.
+        what: ``"conv"`` and ``"linear"`` have weights; ``"product"`` is of two activations, as in
+            spiking self attention; ``"sum"`` adds spikes up, as Q-K attention does with Q;
+            ``"norm"`` is a batch norm that is not folded; ``"other"`` has a formula, no more.
+        input: Values that drive it: ``"binary"`` (0 and 1), ``"counts"`` (whole numbers, such as
+            spikes that a shortcut added), ``"real"``.
+        values: Mean, share that is not 0, and shares of the values 0, 1, 2, …; None for "norm"
+            and "other".
+        dense: Multiply-adds if every input counted, over all steps.
+        twin: Multiply-adds of it in a network without spikes, which has one step.
+        macs: Multiply-adds that have to be made: all of ``dense`` where the input is real.
+        acs: Additions, a spike's value counted as so many (synaptic operations, SOPs).
+        acs_low: Additions if an input costs one whatever its value; equals ``acs`` if binary.
+    """
+
+    path: str
+    what: What
+    input: Kind
+    values: dict[str, Any] | None
+    dense: float
+    twin: float
+    macs: float
+    acs: float
+    acs_low: float
+
+    def energy(self, cost: Energy) -> tuple[float, float, float]:
+        """Return energy in pJ: lower bound, every spike one addition, upper bound.
+
+        The lower bound takes one addition for an input above one too, the upper bound one
+        multiply-add; all three agree where the input is binary, or real.
+        """
+        if self.input == "real":
+            return (self.macs * cost.mac,) * 3
+        middle = self.acs * cost.ac
+        if self.input == "binary":
+            return (middle,) * 3
+        multiplied = 0.0 if self.what == "sum" else self.acs_low * cost.mac
+        return self.acs_low * cost.ac, middle, max(middle, multiplied)
+
+    def to_dict(self, cost: Energy) -> dict[str, Any]:
+        """Return plain data, as JSON takes it, with the energy beside."""
+        low, middle, high = self.energy(cost)
+        return {**asdict(self), "energy": {"low": low, "middle": middle, "high": high}}
+
+
+class _Tally:
+    """Adds up one operation over batches; what drives it is decided when all were seen."""
+
+    def __init__(self, path: str, what: What) -> None:
+        self.path, self.what = path, what
+        self.dense = self.once = 0.0  # once: of calls after the mean over steps
+        self.calls: list[tuple[float, int]] = []  # of this batch: multiply-adds and rows
+        self.uses: dict[str, float] = defaultdict(float)
+        self.inputs = (Values(), Values())  # of a product, both factors; else the first
+        self.same = True  # whether its input was the same at every step
+
+    def drive(self, side: Literal["left", "right"], x: Tensor, fan_out: int) -> None:
+        """Read a factor, each value of which is used so many times."""
+        nonzero, total = self.inputs[side == "right"].add(x)
+        self.uses[side] += nonzero * fan_out
+        self.uses[f"{side}_total"] += total * fan_out
+
+    def end_batch(self, images: int) -> None:
+        """Add up the calls of a batch; one call with a row an image has no steps in it."""
+        total = sum(macs for macs, _ in self.calls)
+        self.dense += total
+        if len(self.calls) == 1 and self.calls[0][1] == images:
+            self.once += total
+        self.calls = []
+
+    def result(self, images: int, steps: int) -> Operation:
+        """Return it for one image."""
+        drives, acs, low = self._driven()
+        real = drives.kind == "real"
+        return Operation(
+            path=self.path,
+            what=self.what,
+            input=drives.kind,
+            values=drives.to_dict() if drives.elements else None,
+            dense=self.dense / images,
+            twin=(self.once + (self.dense - self.once) / steps) / images,
+            macs=self.dense / images if real else 0.0,
+            acs=0.0 if real else acs / images,
+            acs_low=0.0 if real else low / images,
+        )
+
+    def _driven(self) -> tuple[Values, float, float]:
+        left, right = self.inputs
+        uses = self.uses
+        if not right.elements:
+            return left, uses["left_total"], uses["left"]
+        if left.kind == right.kind == "binary":
+            return left, uses["met"], uses["met"]
+        kinds: tuple[Kind, ...] = ("binary", "counts")
+        for kind in kinds:
+            sides = [s for s, v in (("left", left), ("right", right)) if v.kind == kind]
+            if sides:
+                side = min(sides, key=lambda s: uses[s])
+                values = left if side == "left" else right
+                return values, uses[f"{side}_total"], uses[side]
+        return left, 0.0, 0.0
+
+
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operation and notes what drives those that cost something.
+
+    Args:
+        model: The model; :meth:`listening` hangs hooks into it for a while.
+        neurons: Paths of its neuron layers, inside of which nothing is counted.
+        steps: Time steps, outermost in all tensors; None where nobody knows.
+
+    Attributes:
+        paused: While true, nothing is counted.
+    """
+
+    def __init__(self, model: nn.Module, neurons: Collection[str], steps: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model, self._neurons = model, frozenset(neurons)
+        self._weights: set[int] = set()
+        self._tallies: dict[tuple[str, int], _Tally] = {}
+        self._running: list[list[Any]] = []
+        self.paused = False
+        self.steps = steps
+
+    @contextlib.contextmanager
+    def listening(self, images: int) -> Iterator[None]:
+        """Follow which module runs, innermost last; count what runs within.
+
+        Args:
+            images: Images of the batch that will run.
+        """
+        self._running = [["", 0]]
+        self._weights = {p.untyped_storage()._cdata for p in self._model.parameters()}
+        with contextlib.ExitStack() as stack:
+            for path, module in self._model.named_modules():
+                for handle in (
+                    module.register_forward_pre_hook(self._enter(path), prepend=True),
+                    module.register_forward_hook(self._leave, always_call=True),
+                ):
+                    stack.callback(handle.remove)
+            stack.enter_context(self)
+            yield
+        for tally in self._tallies.values():
+            tally.end_batch(images)
+
+    def _enter(self, path: str) -> Any:
+        def hook(_module: nn.Module, _args: Any) -> None:
+            self._running.append([path, 0])
+
+        return hook
+
+    def _leave(self, module: nn.Module, _args: Any, out: Any) -> None:
+        path, _ = self._running.pop()
+        if isinstance(module, _BatchNorm) and isinstance(out, Tensor):
+            self._tally(path, 0, "norm").calls.append((out.numel(), len(out)))
+
+    def _tally(self, path: str, number: int, what: What) -> _Tally:
+        return self._tallies.setdefault((path, number), _Tally(path, what))
+
+    def _next(self, what: What) -> _Tally:
+        running = self._running[-1]
+        running[1] += 1
+        return self._tally(running[0], running[1], what)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or any(path in self._neurons for path, _ in self._running):
+            return func(*args, **kwargs)
+        macs = formula(func)
+        packet = getattr(func, "_overloadpacket", func)
+        if macs is None and packet is not aten.sum:
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                raise uncounted(func)
+            if not is_free(func):
+                with self:
+                    parts = func.decompose(*args, **kwargs)
+                if parts is NotImplemented:
+                    raise uncounted(func)
+                return parts
+        out = func(*args, **kwargs)
+        if packet is aten.sum:
+            self._sum(args[0], out)
+        elif packet is aten.convolution:
+            self._convolution(args, out)
+        elif packet in _FACTORS:
+            first = _FACTORS[packet]
+            self._product(*args[first : first + 2])
+        elif macs is not None:
+            tally = self._next("other")
+            tally.calls.append((macs(args, kwargs, out), len(out)))
+            tally.inputs[0].kind = "real"
+        return out
+
+    def _sum(self, x: Tensor, out: Tensor) -> None:
+        if out.numel() == x.numel():
+            return
+        tally = self._next("sum")
+        tally.drive("left", x, 1)
+
+    def _convolution(self, args: tuple[Any, ...], out: Tensor) -> None:
+        x, weight, _, stride, padding, dilation, transposed, _, groups = args[:9]
+        tally = self._next("conv")
+        tally.inputs[0].add(x)
+        self._compare_steps(tally, x)
+        tally.calls.append((conv_macs(weight, x, out, transposed), len(x)))
+        nonzero, total = conv_uses(x, weight, out, stride, padding, dilation, transposed, groups)
+        tally.uses["left"] += nonzero
+        tally.uses["left_total"] += total
+
+    def _product(self, a: Tensor, b: Tensor) -> None:
+        a = a if a.ndim > 1 else a[None]
+        b = b if b.ndim > 1 else b[:, None]
+        weights = [t.untyped_storage()._cdata in self._weights for t in (a, b)]
+        tally = self._next("linear" if any(weights) else "product")
+        tally.calls.append((a.numel() * b.shape[-1], len(a)))
+        if weights[0]:
+            tally.drive("left", b, a.shape[-2])
+            tally.same = False  # nobody knows where its steps lie
+            return
+        tally.drive("left", a, b.shape[-1])
+        self._compare_steps(tally, a)
+        if not weights[1]:
+            tally.drive("right", b, a.shape[-2])
+            tally.uses["met"] += met(a, b)
+
+    def _compare_steps(self, tally: _Tally, x: Tensor) -> None:
+        """Note whether a layer is given the same at every step, which it need not work out."""
+        if not self.steps or len(x) % self.steps:
+            tally.same = False
+        elif tally.same:
+            first, *others = x.chunk(self.steps)
+            tally.same = all(torch.equal(first, other) for other in others)
+
+    def same_at_every_step(self) -> tuple[str, ...]:
+        """List the paths of layers whose real-valued input never changed from step to step."""
+        if not self.steps or self.steps == 1:
+            return ()
+        weighted = [t for t in self._tallies.values() if t.what in ("conv", "linear")]
+        return tuple(t.path for t in weighted if t.same and t.inputs[0].kind == "real")
+
+    def results(self, images: int, steps: int, *, norms: bool) -> tuple[Operation, ...]:
+        """Return the operations for one image, in the order in which they first ran.
+
+        Args:
+            images: How many ran.
+            steps: Time steps.
+            norms: Whether batch norms cost a multiply-add an element, or nothing.
+        """
+        found = []
+        for tally in self._tallies.values():
+            if tally.what == "norm":
+                if not norms:
+                    continue
+                tally.inputs[0].kind = "real"
+            made = tally.result(images, steps)
+            if made.what != "sum" or made.input != "real":
+                found.append(made)
+        return tuple(found)
+
+
+# Operation to the position of the first of its two factors
+_FACTORS = {
+    aten.mm: 0,
+    aten.bmm: 0,
+    aten.mv: 0,
+    aten.dot: 0,
+    aten.addmm: 1,
+    aten.addmv: 1,
+    aten.baddbmm: 1,
+    aten.addbmm: 1,
+}
