@@ -16,10 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.mixers.base import TokenMixer
+from keymix.layers.neurons import Neurons
+from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.registry import create_mixer, list_mixers, mixer_options, option_hints
 
 DIM, HEADS, GRID = 12, 3, (2, 3)
+STEPS = 3  # of spiking mixers
+
+# what moves the norms in front of spiking neurons to where enough of them fire
+FIRING = {"q_bn.bias": 1.0, "k_bn.bias": 1.8, "v_bn.bias": 1.8, "proj_bn.bias": 1.6}
 
 # other values of options that hold numbers; an option whose annotation lists its values (Literal,
 # bool) needs no entry. A new option with a number gets a line here.
@@ -33,12 +38,17 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "pool_size": (1, 5),
     "expansion": (2.0,),
     "pos_dim": (3, 6),
+    "attn_threshold": (1.0,),
+    "scale": (0.25,),  # of spiking_self; the others list theirs
 }
 
 # options that act only beside another
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("key_value", "resize"): {"pos_dim": 6},  # without a code, any number of tokens is served
 }
+
+# options that choose a way of computing and leave the result as it is, apart from "backend"
+SAME_RESULT = {("spiking_self", "order")}
 
 
 def _values(hint: Any) -> list[Any] | None:
@@ -104,7 +114,10 @@ def mixer_cases() -> list[Any]:
 
 
 def stir(module: nn.Module) -> None:
-    """Move every parameter away from its neutral start, the same way for the same name."""
+    """Move every parameter away from its neutral start, the same way for the same name.
+
+    The norms in front of spiking neurons are moved to where about every third fires.
+    """
     with torch.no_grad():
         for name, p in module.named_parameters():
             noise = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -114,6 +127,8 @@ def stir(module: nn.Module) -> None:
                 b.add_(0.1)
             elif name.endswith("running_var"):
                 b.mul_(0.5)
+        for name, p in module.named_parameters():
+            p.add_(FIRING.get(name, 0.0))
 
 
 def make(
@@ -123,25 +138,41 @@ def make(
     dtype: torch.dtype = torch.float64,
     stirred: bool = True,
     seed: int = 0,
+    site_neuron: Neurons | None = None,
     **site: Any,
 ) -> TokenMixer:
     """Build a small mixer in float64, with weights away from their start."""
     torch.manual_seed(seed)
     where = {"dim": DIM, "num_heads": HEADS, "grid": GRID, **site}
-    mixer = create_mixer(name, **where, dtype=dtype, **(options or {}))
+    mixer = create_mixer(name, Site(**where, neuron=site_neuron), dtype=dtype, **(options or {}))
     mixer.to(dtype)  # those that take no dtype
     if stirred:
         stir(mixer)
     return mixer
 
 
+def spiking(mixer: TokenMixer) -> bool:
+    """Whether a mixer takes spikes, time steps first."""
+    return mixer.claims.domain == "spiking"
+
+
+def images(mixer: TokenMixer) -> int:
+    """The axis of the images in a mixer's tokens: behind the time steps, if there are any."""
+    return 1 if spiking(mixer) else 0
+
+
 def tokens(
     mixer: TokenMixer, *lead: int, seed: int = 1, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Random tokens that fit a mixer's site, two images if no leading axes are named."""
+    """Random tokens that fit a mixer's site, two images if no leading axes are named.
+
+    Spiking mixers get spikes, ``STEPS`` in front of the leading axes.
+    """
     noise = torch.Generator().manual_seed(seed)
-    shape = (*(lead or (2,)), mixer.site.num_tokens, mixer.site.dim)
-    return torch.randn(shape, generator=noise, dtype=torch.float64).to(dtype)
+    steps = (STEPS,) if spiking(mixer) else ()
+    shape = (*steps, *(lead or (2,)), mixer.site.num_tokens, mixer.site.dim)
+    x = torch.randn(shape, generator=noise, dtype=torch.float64)
+    return (x > 0).to(dtype) if steps else x.to(dtype)
 
 
 def gradients(mixer: nn.Module, x: Tensor, **call: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from keymix.mixers.registry import list_mixers, mixer_options
-from mixer_cases import gradients, make, tokens
+from mixer_cases import gradients, images, make, tokens
 from tolerances import close
 
 every_mixer = pytest.mark.parametrize("name", list_mixers())
@@ -95,7 +95,8 @@ def test_a_mixer_exports(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()
     x = tokens(mixer, 2)
     batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(mixer, (x,), strict=False, dynamic_shapes={"x": {0: batch}})
+    shapes = {"x": {images(mixer): batch}}  # the steps of a spiking mixer are unrolled
+    program = torch.export.export(mixer, (x,), strict=False, dynamic_shapes=shapes)
     close(program.module()(x), mixer(x))
     more = tokens(mixer, 5, seed=4)
     close(program.module()(more), mixer(more))

@@ -63,7 +63,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_sits_copies_and_says_what_it_loses(kind: str, name: str) -> None:
     model = vit(kind)
     put_mixers(model, name)

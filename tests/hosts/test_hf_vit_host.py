@@ -199,7 +199,7 @@ def test_a_recomputed_layer_returns_to_the_grid_of_its_call() -> None:
         close(one, other)
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_runs_trains_copies_and_loads(name: str) -> None:
     model = vit("registers").train()
     put_mixers(model, name)

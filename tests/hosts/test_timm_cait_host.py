@@ -65,7 +65,7 @@ def test_softmax_with_talking_heads_is_timms_own_with_its_weights(qkv_bias: bool
     close(mine(X), theirs(X))
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_sits_and_talks_if_it_can(mixer: str) -> None:
     model = cait()
     put_mixers(model, "ska", {"num_heads": 5, "head_dim": 8})

@@ -136,7 +136,7 @@ def test_checkpoints_of_timms_load_into_mixers(kind: str) -> None:
     close(mine(X), theirs(X))
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_sits_copies_and_trains(name: str) -> None:
     model = eva("mixed")
     put_mixers(model, name)

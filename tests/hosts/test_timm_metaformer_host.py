@@ -77,7 +77,7 @@ def test_sep_conv_here_is_the_familys_and_another_where_asked() -> None:
 
 
 @pytest.mark.parametrize("make", [caformer, poolformer])
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_trains_in_every_block(make: Any, name: str) -> None:
     model = make().train()
     put_mixers(model, "ska", {"num_heads": 3, "head_dim": 4})

@@ -122,7 +122,7 @@ def test_so_it_is_after_another_input_size(size: tuple[int, int]) -> None:
     assert {m.site.grid for m in find_mixers(mine).values()} == {(2, 4)}
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 @pytest.mark.parametrize("shared", [True, False])
 def test_every_mixer_runs_in_swin_or_is_refused_under_the_shift(mixer: str, shared: bool) -> None:
     model = swin()
@@ -150,7 +150,7 @@ def test_a_refusal_leaves_the_model_as_it_was() -> None:
     assert torch.equal(model(X), before)
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_a_mixer_can_be_put_over_another(mixer: str) -> None:
     model = swin()
     theirs = copy.deepcopy(model)
@@ -223,7 +223,7 @@ def test_a_shift_that_comes_with_a_larger_image_is_refused_too() -> None:
         model.set_input_size((32, 32), window_size=4)
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_models_with_mixers_copy_and_pickle(mixer: str) -> None:
     model = swin()
     put_mixers(model, mixers_by_block(mixer))

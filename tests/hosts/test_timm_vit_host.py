@@ -44,7 +44,7 @@ def test_places_say_what_the_host_knows() -> None:
     assert (mixer.attn_drop_p, mixer.proj_drop.p) == (0.1, 0.2)
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_a_mixer_can_be_put_over_another(name: str) -> None:
     model = vit(qkv_bias=False)
     put_mixers(model, "ska", {"num_heads": 5, "head_dim": 8})
@@ -97,7 +97,7 @@ def test_masks_that_cannot_hold_are_refused() -> None:
         model.blocks[0].attn(torch.randn(1, 17, 12), is_causal=True)
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_models_with_mixers_copy_and_pickle(name: str) -> None:
     model = vit().eval()
     put_mixers(model, name)

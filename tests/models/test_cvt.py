@@ -105,7 +105,7 @@ def sited(mixer: str, policy: str | None) -> dict[str, Any]:
 
 RESIZABLE = [
     (name, policy)
-    for name in list_mixers()
+    for name in list_mixers(domain="dense")
     for policy in (["interpolate", "pool_values"] if "resize" in mixer_options(name) else [None])
     if policy or name != "random"
 ]

@@ -81,7 +81,7 @@ def test_checkpointing_changes_neither_output_nor_gradients(name: str) -> None:
     checkpointing_changes_nothing(model, images(name).double())
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_checkpointing_is_open_to_every_mixer(mixer: str) -> None:
     model = create_model("vit_nano_p2_12", mixer=mixer, embed_dim=8, num_heads=2).double()
     stir(model)

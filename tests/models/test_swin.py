@@ -33,7 +33,7 @@ def blocks(model: Any) -> list[Any]:
     return [block for stage in model.layers for block in stage.blocks]
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_sits_or_is_refused_under_the_shift(mixer: str) -> None:
     fits = create_mixer(mixer, dim=12, num_heads=2, grid=(4, 4)).claims.maskable
     if not fits:

@@ -88,6 +88,7 @@ class TokenMixer(nn.Module):
 
     traits: ClassVar[Traits] = Traits()
     laid: ClassVar[tuple[str, ...]] = ()  # names in a state with one row a position of a grid
+    why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
     mixer_name: ClassVar[str] = ""  # set by register_mixer
     built_with: Mapping[str, Any] = MappingProxyType({})  # its options, set by registry.build
 
@@ -262,7 +263,7 @@ class TokenMixer(nn.Module):
             NoAttentionMap: Here always: a mixer without logits has no map.
         """
         name = self.mixer_name or type(self).__name__
-        raise NoAttentionMap(f"mixer {name!r} forms no attention map: it has no queries and keys")
+        raise NoAttentionMap(f"mixer {name!r} forms no attention map: {self.why_no_map}")
 
 
 def split_prefix(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:

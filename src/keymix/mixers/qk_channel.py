@@ -28,7 +28,7 @@ class QKChannelAttention(SpikingMixer):
     projections; the attention itself adds N C numbers and masks as many. 3 C^2 + 7 C parameters.
     """
 
-    why_no_map = "its attention A_c is one spike a channel, the same for all tokens"
+    why_no_map = "its attention is one spike a channel; mixer.spikes(x) returns it as A_c"
 
     def gather(
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note

@@ -31,7 +31,7 @@ class QKTokenAttention(SpikingMixer):
     """
 
     traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
-    why_no_map = "its attention A_t is one spike a token and head"
+    why_no_map = "its attention is one spike a token and head; mixer.spikes(x) returns it as A_t"
 
     def gather(
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note

@@ -48,7 +48,7 @@ class SpikeDrivenSelfAttention(SpikingMixer):
     """
 
     roles = ("q", "k", "v")
-    why_no_map = "its attention A_c is one spike a channel, the same for all tokens"
+    why_no_map = "its attention is one spike a channel; mixer.spikes(x) returns it as A_c"
 
     def __init__(
         self,

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError
+from keymix.errors import UserError
 from keymix.layers.neurons import neuron_maker
 from keymix.layers.spiking_block import spiking_linear
-from keymix.mixers.base import Grid, Queries, Site, Stage, TokenMixer, Traits
+from keymix.mixers.base import Grid, Site, TokenMixer, Traits
 
 Kind = Literal["lif", "if", "plif"]
 Note = Callable[[str, Tensor], None]
@@ -46,7 +46,6 @@ class SpikingMixer(TokenMixer):
 
     traits = Traits(domain="spiking", maskable=False)
     roles: ClassVar[tuple[str, ...]] = ("q", "k")
-    why_no_map: ClassVar[str] = ""  # ends "mixer ... forms no attention map: "
 
     def __init__(
         self,
@@ -176,25 +175,6 @@ class SpikingMixer(TokenMixer):
         with _statistics_held(self):
             self._flow(x, grid, seen.__setitem__)
         return seen
-
-    def attention_map(
-        self,
-        x: Float[Tensor, "*batch N C"],
-        grid: Grid | None = None,
-        queries: Queries | None = None,
-        stage: Stage = "softmax",
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Return no map: spiking attention has none whose rows are shares of a query's attention.
-
-        Raises:
-            NoAttentionMap: Always, with what to ask for instead.
-        """
-        name = self.mixer_name or type(self).__name__
-        raise NoAttentionMap(
-            f"mixer {name!r} forms no attention map: {self.why_no_map}; "
-            "mixer.spikes(x) returns what it forms"
-        )
 
 
 def _ignore(name: str, spikes: Tensor) -> None:

@@ -51,8 +51,8 @@ class SpikingSelfAttention(SpikingMixer):
 
     roles = ("q", "k", "v")
     why_no_map = (
-        "without a softmax, Q K^T counts the spikes that two tokens share, and its rows are no "
-        "shares of attention"
+        "without a softmax, the rows of Q K^T count spikes that two tokens share and sum to no "
+        "fixed number; mixer.spikes(x) returns Q and K"
     )
 
     def __init__(

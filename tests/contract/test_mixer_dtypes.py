@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every registered mixer on other devices, in other dtypes, and on memory nobody has written."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from keymix.mixers.registry import create_mixer, get_mixer_class, list_mixers
+from mixer_cases import DIM, GRID, gradients, make, mixer_cases, tokens
+from tolerances import FLIPPED, close
+
+every_mixer = pytest.mark.parametrize("name", list_mixers())
+every_case = pytest.mark.parametrize(("name", "options"), mixer_cases())
+
+
+@every_mixer
+def test_device_and_dtype_are_honoured(name: str) -> None:
+    where = {"dim": DIM, "num_heads": 3, "grid": GRID, "num_prefix_tokens": 1}
+    made = create_mixer(name, **where, dtype=torch.float64)
+    floats = [t for t in made.state_dict().values() if t.is_floating_point()]
+    assert all(t.dtype == torch.float64 for t in floats)
+    far = create_mixer(name, **where, device="meta")
+    with torch.device("meta"):
+        also = create_mixer(name, **where)
+    for mixer in (far, also):
+        assert all(t.is_meta for t in mixer.state_dict().values())
+        assert mixer(torch.randn(2, 7, DIM, device="meta")).shape == (2, 7, DIM)
+
+
+@every_case
+def test_reset_parameters_fills_all_memory(
+    name: str, options: dict[str, Any], poisoned_memory: None
+) -> None:
+    mixer = create_mixer(
+        name, dim=DIM, num_heads=3, grid=GRID, num_prefix_tokens=1, device="meta", **options
+    ).to("meta")
+    mixer.to_empty(device="cpu")
+    for module in mixer.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    for key, value in [*mixer.named_parameters(), *mixer.named_buffers()]:
+        assert not value.isnan().any(), f"{key} was never set"
+
+
+@every_case
+def test_no_result_reads_unwritten_memory(
+    name: str, options: dict[str, Any], poisoned_memory: None
+) -> None:
+    mixer = make(name, options, num_prefix_tokens=1, grid=(3, 5))
+    y, grads = gradients(mixer, tokens(mixer, 2))
+    assert not y.isnan().any()
+    assert not any(g.isnan().any() for g in grads.values())
+
+
+@every_case
+@pytest.mark.parametrize("how", ["cast", "autocast"])
+def test_bfloat16_stays_near_float32(name: str, options: dict[str, Any], how: str) -> None:
+    firing = get_mixer_class(name).traits.domain == "spiking"
+    exact = make(name, options, dtype=torch.float64, num_prefix_tokens=1, stirred=firing).eval()
+    x = tokens(exact, 16 if firing else 2)
+    wanted = exact(x)
+    if how == "cast":
+        y = copy.deepcopy(exact).to(torch.bfloat16)(x.bfloat16())
+        assert y.dtype == torch.bfloat16
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = copy.deepcopy(exact).float()(x.float())
+    if firing:  # rounding moves a potential across the threshold here and there
+        assert ((y == 0) | (y == 1)).all()
+        assert 0.05 < float(wanted.mean()) < 0.95
+        assert float((y.double() != wanted).double().mean()) < FLIPPED
+        return
+    close(y, wanted, torch.bfloat16)
+
+
+@every_mixer
+def test_autocast_trains(name: str) -> None:
+    mixer = make(name, dtype=torch.float32, num_prefix_tokens=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, grads = gradients(mixer, tokens(mixer, dtype=torch.float32))
+    assert all(torch.isfinite(g).all() for g in grads.values())
