@@ -47,6 +47,16 @@ def test_patterns_match_names_and_aliases(capsys: pytest.CaptureFixture[str]) ->
     assert kinds == {"models", "mixers", "recipes"}
 
 
+def test_mixers_of_spikes_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    marked = [line for line in run(capsys, "mixers").splitlines() if line.endswith("(spiking)")]
+    assert [line.split("\t")[0] for line in marked] == [
+        "qk_channel",
+        "qk_token",
+        "spike_driven",
+        "spiking_self",
+    ]
+
+
 def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(run(capsys, "mixers", "softmax", "--json"))
     assert [(r["name"], r["aliases"], r["domain"]) for r in rows] == [

@@ -83,7 +83,8 @@ def _cells(kind: str, row: Row) -> list[str]:
         params = f"{row['params']:,}" if out.is_terminal else str(row["params"])
         return [row["name"], ", ".join(row["mixers"]), size, params]
     if kind == "mixers":
-        note = " (control)" if row["control"] else ""
+        notes = {"control": row["control"], "spiking": row["domain"] == "spiking"}
+        note = "".join(f" ({what})" for what, holds in notes.items() if holds)
         return [row["name"], ", ".join(row["aliases"]), row["summary"] + note]
     if kind == "data":
         return [row["name"], "a download" if row["downloads"] else "this machine", row["summary"]]
