@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,9 @@ class Family:
         image: Height and width in pixels of its images; the model's own if None.
         path: Pattern of the paths of its mixers, which checkpoints rely on.
         head: Path of the last layer.
+        names: Pattern of the models it stands for, where a family has several lines.
+        spiking: Whether its tokens are spikes. Its norms are then given the statistics of a
+            batch, without which nothing fires in evaluation.
     """
 
     options: dict[str, Any]
@@ -35,6 +39,8 @@ class Family:
     image: tuple[int, int] | None = None
     path: str = r"blocks\.\d+\.attn\.mixer"
     head: str = "head"
+    names: str = "*"
+    spiking: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -87,13 +93,39 @@ FAMILIES: dict[str, Family] = {
         path=r"stages\.\d+\.blocks\.\d+\.token_mixer\.mixer",
         head="head.fc",
     ),
+    "qkformer of two stages": Family(
+        options={"embed_dim": 32, "num_heads": 2, "time_steps": 2},
+        wide={},
+        blocks=2,
+        image=(32, 48),
+        path=r"stages\.[01]\.blocks\.\d+\.attn\.mixer",
+        names="*_256",
+        spiking=True,
+    ),
+    "qkformer": Family(
+        options={"embed_dim": 32, "num_heads": 2, "depths": (1, 1, 2), "time_steps": 2},
+        wide={},
+        blocks=4,
+        image=(32, 48),
+        path=r"stages\.[012]\.blocks\.\d+\.attn\.mixer",
+        spiking=True,
+    ),
+    "spikformer": Family(
+        options={"embed_dim": 32, "num_heads": 2, "depth": 2, "time_steps": 2},
+        wide={},
+        blocks=2,
+        image=(32, 48),
+        path=r"stages\.0\.blocks\.\d+\.attn\.mixer",
+        spiking=True,
+    ),
 }
 
 
 def family_of(name: str) -> Family:
     """The family a model belongs to: that of the module whose table of variants names it."""
-    for short, family in FAMILIES.items():
-        if name in sys.modules[f"keymix.models.{short}"].VARIANTS:
+    for line, family in FAMILIES.items():
+        variants = sys.modules[f"keymix.models.{line.split()[0]}"].VARIANTS
+        if name in variants and fnmatch.fnmatch(name, family.names):
             return family
     pytest.fail(f"{name} has no line in tests/shrunk.py")
 
@@ -108,7 +140,21 @@ def arguments(name: str, **options: Any) -> dict[str, Any]:
 
 def shrunk(name: str, **options: Any) -> nn.Module:
     """The model as named, but small."""
-    return create_model(name, **arguments(name, **options))
+    model = create_model(name, **arguments(name, **options))
+    if family_of(name).spiking and not next(model.parameters()).is_meta:
+        wake(model, images(name))
+    return model
+
+
+def wake(model: nn.Module, x: torch.Tensor) -> None:
+    """Give all norms of a model the statistics that a batch has there."""
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model.train()(x)
+    for norm in norms:
+        norm.momentum = 0.1
 
 
 def images(name: str, count: int = 2, seed: int = 1) -> torch.Tensor:

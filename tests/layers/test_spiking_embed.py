@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from keymix.layers.spiking_embed import (
     LATER,
     SPLITTING,
     STEMS,
+    Shortcut,
     SpikingEmbeds,
     SpikingPatchEmbed,
     SpikingPatchSplitting,
@@ -149,11 +150,11 @@ def test_the_splitting_stem_adds_positions_behind_four_convolutions(pool: str) -
 def stems() -> list[nn.Module]:
     found: list[nn.Module] = []
     for kind, (plan, encode) in STEMS.items():
-        for shortcut in ("activation_before_addition", "pre_activation"):
-            found.append(
-                SpikingPatchEmbed(3, 16, plan=plan, encode=encode, shortcut=shortcut, neuron=LIF)
-            )
         found.append(SpikingPatchSplitting(3, 16, plan=SPLITTING[kind], neuron=LIF))
+        found += [
+            SpikingPatchEmbed(3, 16, plan=plan, encode=encode, shortcut=shortcut, neuron=LIF)
+            for shortcut in get_args(Shortcut)
+        ]
     return found
 
 

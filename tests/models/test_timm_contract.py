@@ -167,6 +167,8 @@ def test_attention_is_where_checkpoints_expect_it(name: str) -> None:
     roles["conv_static_key"] = ["q.weight", "key_conv.weight", "key_conv.bias", "v.weight"]
     roles["re_attention"] = ["qkv.weight", "theta", "theta_bias", "norm.weight"]
     roles["sep_conv"] = ["pwconv1.weight", "dwconv.weight", "pwconv2.weight"]
+    roles["qk_token"] = [f"{part}.weight" for part in ("q", "q_bn", "k", "k_bn", "proj", "proj_bn")]
+    roles["spiking_self"] = [*roles["qk_token"], "v.weight", "v_bn.weight"]
     for path, mixer in mixers.items():
         assert re.fullmatch(family_of(name).path, path)
         for role in roles[mixer.mixer_name]:

@@ -23,7 +23,7 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
             {
                 *("img_size", "in_chans", "patch_size", "window_size", "merging", "kv_stride"),
                 *("depth", "depths", "depth_token_only", "dims", "embed_dim", "embed_dims"),
-                *("num_heads", "head_dim", "class_heads", "class_head_dim"),
+                *("num_heads", "head_dim", "class_heads", "class_head_dim", "time_steps"),
             }
         ),
         " of 1 or more",

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What QKFormer and Spikformer share: time steps at the door, stages, rates read out by a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from timm.layers import get_device_dtype, to_2tuple, trunc_normal_
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from keymix.errors import UserError, unknown
+from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
+from keymix.hosts.spiking import spiking_grids
+from keymix.layers.spiking_stage import SpikingStage
+from keymix.mixers.base import Grid
+from keymix.models.arguments import check_value
+from keymix.models.family import MixerModel
+from keymix.models.input_size import take_input_size
+
+POOLS = ("avg", "")
+
+Images = Float[Tensor, "B c H W"] | Float[Tensor, "B T c H W"]
+
+
+def with_steps(x: Tensor, steps: int, in_chans: int) -> Float[Tensor, "S B c H W"]:
+    """Turn what a model is handed so that time comes first, and channels lie last in memory.
+
+    An image is one step that stands for all.
+
+    Args:
+        x: Images ``[B, c, H, W]``, or frames ``[B, T, c, H, W]``.
+        steps: The model's T.
+        in_chans: The model's channels.
+
+    Raises:
+        UserError: If time steps or channels are others than the model's; it names the axes.
+    """
+    shape = list(x.shape)
+    if x.ndim not in (4, 5):
+        raise UserError(
+            f"input of shape {shape}: the model takes images [B, C, H, W] or frames [B, T, C, H, W]"
+        )
+    if x.ndim == 5 and shape[1] != steps:
+        swapped = "; it looks like [T, B, C, H, W], frames come as [B, T, C, H, W]"
+        raise UserError(
+            f"frames of shape {shape} have {shape[1]} time steps on axis 1, the model has "
+            f"time_steps={steps}" + (swapped if shape[0] == steps else ", see set_time_steps")
+        )
+    if shape[-3] != in_chans:
+        raise UserError(
+            f"input of shape {shape} has {shape[-3]} channels on axis {x.ndim - 3}, the model "
+            f"takes {in_chans}"
+        )
+    time_first = x.unsqueeze(0) if x.ndim == 4 else x.transpose(0, 1)
+    images = time_first.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    return images.view(time_first.shape)
+
+
+class SpikingTransformer(MixerModel):
+    """Stages of spiking blocks, rates averaged over steps and places, and a linear classifier.
+
+    Neurons start from rest in every call, so that no call hears of the one before. The backbone's
+    weights are drawn before the mixers'.
+
+    Args:
+        stages: In order.
+        taps: Stage and block behind which :meth:`forward_intermediates` takes features.
+        img_size: Side, or height and width, of the images, pixels.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: ``"avg"``, or ``""`` for the features themselves, without a classifier.
+        drop_rate: Probability of dropping a value before the classifier.
+        time_steps: Steps T that a call takes.
+        mixer: One name, or one a stage, or one a block.
+        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        device: As PyTorch's modules take it.
+        dtype: As PyTorch's modules take it.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[SpikingStage],
+        taps: Sequence[tuple[int, int]],
+        *,
+        img_size: int | Grid,
+        in_chans: int,
+        num_classes: int,
+        global_pool: str,
+        drop_rate: float,
+        time_steps: int,
+        mixer: MixerNames,
+        mixer_options: MixerOptions,
+        device: Any,
+        dtype: Any,
+    ) -> None:
+        super().__init__()
+        _check_pool(global_pool, num_classes)
+        height, width = to_2tuple(img_size)
+        self.img_size: Grid = (height, width)
+        self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
+        self.num_features = self.head_hidden_size = self.embed_dim = stages[-1].dim
+        self.num_prefix_tokens = 0
+        self.time_steps = 1
+        self.set_time_steps(time_steps)
+        self.grad_checkpointing = False
+        self.taps = list(taps)
+        self.stages = nn.ModuleList(stages)
+        whole = [s for s, _ in taps] == list(range(len(stages)))
+        self.feature_info = []
+        for s, i in taps:
+            reduction = 1
+            for stage in stages[: s + 1]:
+                reduction *= stage.reduction
+            path = f"stages.{s}" if whole else f"stages.{s}.blocks.{i}"
+            info = {"num_chs": stages[s].dim, "reduction": reduction, "module": path}
+            self.feature_info.append(info)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = _classifier(self.num_features, num_classes, device=device, dtype=dtype)
+        put_mixers(self, mixer, mixer_options)
+
+    def set_time_steps(self, time_steps: int) -> None:
+        """Take so many steps T from the next call on; no weight depends on them.
+
+        Args:
+            time_steps: 1 or more.
+        """
+        check_value("time_steps", time_steps, int)
+        self.time_steps = time_steps
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Say which parameters make a layer, as timm asks for layer-wise learning rates."""
+        blocks = [
+            (r"^stages\.(\d+)\.patch_embed", (0,)),
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+        ]
+        return {
+            "stem": r"^stages\.0\.patch_embed",
+            "blocks": r"^stages\.(\d+)" if coarse else blocks,
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of blocks in the backward pass instead of keeping them."""
+        self.grad_checkpointing = enable
+        for stage in self._stages():
+            stage.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the last layer.
+
+        Args:
+            num_classes: Its outputs; 0 for none.
+            global_pool: What is read out; as it was if None.
+        """
+        check_value("num_classes", num_classes, int)
+        pool = self.global_pool if global_pool is None else global_pool
+        _check_pool(pool, num_classes)
+        self.global_pool, self.num_classes = pool, num_classes
+        head = _classifier(self.num_features, num_classes, **get_device_dtype(self))
+        self.head = head.train(self.training)
+
+    def set_input_size(self, img_size: int | Grid | None = None) -> None:
+        """Change the image size, as timm's; all mixers are asked before any changes.
+
+        Args:
+            img_size: Side, or height and width, pixels; as it is if None.
+
+        Raises:
+            UserError: If a mixer cannot take its new grid; it names the mixer and the remedy.
+        """
+        take_input_size(self, img_size, spiking_grids)
+
+    def forward_intermediates(
+        self,
+        x: Images,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Return features between, means over the steps, and the final ones.
+
+        Args:
+            x: Images, or frames.
+            indices: The last so many of ``feature_info``, or these; all if None.
+            norm: Normalise the last; there is no norm behind it, so it changes nothing.
+            stop_early: Run nothing behind the last one asked for.
+            output_fmt: ``"NCHW"``.
+            intermediates_only: Leave the final features out.
+        """
+        if output_fmt != "NCHW":
+            raise UserError(f"{output_fmt=} must be 'NCHW'")
+        take, last = feature_take_indices(len(self.taps), indices)
+        wanted = [self.taps[i] for i in take]
+        found: list[Tensor] = []
+        x = with_steps(x, self.time_steps, self.in_chans)
+        for s, stage in enumerate(self._stages()):
+            if stop_early and s > self.taps[last][0]:
+                break
+            x = stage.patch_embed(x, self.time_steps)
+            for i, block in enumerate(stage.blocks):
+                if stop_early and (s, i) > self.taps[last]:
+                    break
+                x = stage.mix(x, block)
+                if (s, i) in wanted:
+                    found.append(x.mean(0))
+        return found if intermediates_only else (x.mean(0), found)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what stands behind the features asked for."""
+        take, last = feature_take_indices(len(self.taps), indices)
+        if last + 1 < len(self.taps):
+            stage, block = self.taps[last]
+            self.stages = self.stages[: stage + 1]
+            self._stages()[stage].blocks = self._stages()[stage].blocks[: block + 1]
+            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
+            prune_head = True
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(take)
+
+    def forward_features(self, x: Images) -> Float[Tensor, "B C h w"]:
+        """Return the last stage's features, their mean over the steps."""
+        x = with_steps(x, self.time_steps, self.in_chans)
+        for stage in self._stages():
+            x = stage(x, self.time_steps)
+        return x.mean(0)
+
+    def forward_head(self, x: Float[Tensor, "B C h w"], pre_logits: bool = False) -> Tensor:
+        """Read the features out and classify.
+
+        Args:
+            x: What :meth:`forward_features` returned.
+            pre_logits: Stop before the classifier.
+        """
+        if self.global_pool == "avg":
+            x = x.mean((2, 3))
+        x = self.head_drop(x)
+        out: Tensor = x if pre_logits else self.head(x)
+        return out
+
+    def forward(self, x: Images) -> Tensor:
+        """Classify images ``[B, c, H, W]``, or frames ``[B, T, c, H, W]``."""
+        return self.forward_head(self.forward_features(x))
+
+    def _stages(self) -> list[SpikingStage]:
+        return [stage for stage in self.stages if isinstance(stage, SpikingStage)]
+
+
+def _check_pool(global_pool: str, num_classes: int) -> None:
+    if global_pool not in POOLS:
+        raise unknown("global_pool", global_pool, POOLS)
+    if not global_pool and num_classes > 0:
+        raise UserError("global_pool='' leaves places as they are, for num_classes=0 alone")
+
+
+def _classifier(width: int, num_classes: int, **factory: Any) -> nn.Module:
+    """Start as Spikformer does: from N(0, 0.02), cut at 2, the bias at 0."""
+    if num_classes == 0:
+        return nn.Identity()
+    head = nn.Linear(width, num_classes, **factory)
+    trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head
