@@ -28,11 +28,14 @@ def test_specs_split_at_the_first_colon() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("digit", "unknown data 'digit'. Did you mean 'digits'?"),
+        ("digit", "unknown data 'digit'. Did you mean 'digits' or 'moving_digits'?"),
         ("folder", "Write folder:PATH"),
         ("folder:", "Write folder:PATH"),
         ("digits:8", "Write digits"),
-        ("zzz:there", "unknown data 'zzz'. Choose from cifar10, cifar100, digits, fashion_mnist,"),
+        (
+            "zzz:there",
+            "unknown data 'zzz'. Choose from cifar10, cifar100, cifar10dvs, digits, dvs128,",
+        ),
         ("cifr10", "Did you mean 'cifar10'"),
         ("cifar10:", "Write cifar10 or cifar10:ROOT"),
         ("hf", "Write hf:OWNER/NAME"),

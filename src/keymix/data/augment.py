@@ -37,6 +37,9 @@ class Augment:
             ``rand_augment``: what ImageNet recipes mean by that name. For sets read one by one.
         erasing: Probability that a rectangle (2 to 33 % of the area) is erased
             (https://arxiv.org/abs/1708.04896).
+        snn_wide: One of shear, translation, rotation and cutout, alike for all frames of a
+            recording (`keymix.data.events.wide`). For frames of events, which take ``flip`` besides
+            and nothing else of these.
         erasing_fill: What an erased rectangle shows: ``mean`` colour, or ``noise``, N(0, 1) for
             every normalised pixel (timm's "pixel").
 
@@ -52,11 +55,12 @@ class Augment:
     auto_augment: str = ""
     erasing: float = 0.0
     erasing_fill: str = "mean"
+    snn_wide: bool = False
 
     def __post_init__(self) -> None:
         if not _whole(self.crop_padding) or self.crop_padding < 0:
             raise _bad("crop_padding", self.crop_padding, "a number of pixels, 0 or more")
-        for field in ("flip", "rand_augment_first"):
+        for field in ("flip", "rand_augment_first", "snn_wide"):
             if not isinstance(getattr(self, field), bool):
                 raise _bad(field, getattr(self, field), "true or false")
         if not _number(self.erasing) or not 0.0 <= self.erasing <= 1.0:

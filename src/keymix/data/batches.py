@@ -12,7 +12,8 @@ class Batch(NamedTuple):
     """Images ready for a model.
 
     Args:
-        images: float32 ``[B, C, H, W]``, normalised by the training split's mean and deviation.
+        images: float32 ``[B, C, H, W]``, normalised by the training split's mean and deviation; of
+            events, frames ``[B, T, C, H, W]`` of counts.
         targets: Class numbers, int64 ``[B]``.
         index: Positions in the split, int64 ``[B]``.
     """
@@ -26,7 +27,7 @@ class Made(NamedTuple):
     """A batch on the device, before it is normalised.
 
     Args:
-        pixels: uint8 ``[B, C, H, W]``.
+        pixels: uint8 ``[B, C, H, W]``; frames ``[B, T, C, H, W]``.
         index: Positions in the split, int64 ``[B]``.
         boxes: Rectangles to erase, int64 ``[B, 4]``; None for none.
     """

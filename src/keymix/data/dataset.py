@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from keymix.data.sources.base import Faults, Table
 from keymix.data.specs import parse
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.data.events.store import Frames
 
 CACHE_SIDE = 96  # pixels: images up to this side are held decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
@@ -41,6 +44,7 @@ class Split:
         image_size: Height and width in pixels.
         in_chans: Channels.
         crop_pct: Share of the resized image's side that the evaluation crop keeps.
+        frames: The frames of the whole set, where the images are recordings of events.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Split:
     image_size: Size
     in_chans: int
     crop_pct: float
+    frames: Frames | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,16 +66,40 @@ class Split:
         return self.table.name(i)
 
     def read(self, i: int) -> Tensor:
-        """Read image ``i`` as evaluation sees it, uint8 ``[C, H, W]``.
+        """Read image ``i`` as evaluation sees it, uint8 ``[C, H, W]``; frames are ``[T, C, H, W]``.
 
         Raises:
             UserError: If the image is damaged; it is named.
         """
+        if self.frames is not None:
+            return self.frames_of(np.array([i], dtype=np.int64))[0]
         if self.images is not None:
             return self.images[i].clone()
         with reading(self.ids(i), measure.REMEDY), self.table.open(i) as image:
             array = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
         return torch.from_numpy(array.copy())
+
+    def frames_of(self, index: IntArray) -> Tensor:
+        """Copy the frames of some recordings, counts ``[n, T, C, H, W]``.
+
+        Raises:
+            ValueError: If the split has images.
+        """
+        if self.frames is None:
+            raise ValueError(f"the split {self.name!r} has images, no frames")
+        return self.frames.tensor(self.table.set_rows(index))
+
+    def picture(self, i: int) -> Tensor:
+        """Read image ``i`` for a person to look at, uint8 ``[C, H, W]``.
+
+        Of frames, red where it became darker and blue where brighter, over all time.
+        """
+        image = self.read(i)
+        if self.frames is None:
+            return image
+        counts = image.sum(0).double()  # [2, H, W]
+        shown = (counts / counts.amax().clamp(min=1)).sqrt().mul(255).to(torch.uint8)
+        return torch.stack([shown[0], torch.zeros_like(shown[0]), shown[1]])
 
     def decoded(self, i: int) -> Image.Image:
         """Decode image ``i`` at its own size, for transforms that crop before they resize.
@@ -90,13 +119,14 @@ class ImageData:
         spec: The data spec it was loaded from.
         classes: Names of the classes, by label.
         image_size: Height and width of the images in pixels.
-        in_chans: Channels, 1 or 3.
-        mean: Mean of each channel over train, of values 0..1.
-        std: Standard deviation of each channel over train.
+        in_chans: Channels, 1 or 3; 2, the polarities, of frames of events.
+        mean: Mean of each channel over train, of values 0..1; 0 of frames.
+        std: Standard deviation of each channel over train; 1 of frames.
         train: The split to learn from.
         val: The split to choose by; carved from train unless the source brings one.
         test: The split that is read once, at the end.
         facts: The rest of what `record` tells.
+        time_steps: Frames of a recording, where the images are recordings of events; else None.
     """
 
     spec: str
@@ -109,6 +139,7 @@ class ImageData:
     val: Split
     test: Split
     facts: dict[str, Any]
+    time_steps: int | None = None
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:
@@ -119,6 +150,17 @@ class ImageData:
     def crop_pct(self) -> float:
         """Share of the resized image's side that the evaluation crop keeps."""
         return self.test.crop_pct
+
+    def prepared(self, pixels: Tensor) -> Tensor:
+        """Make of ``[B, C, H, W]`` read by a split what a model is given, float32.
+
+        Images are normalised. Frames ``[B, T, C, H, W]`` stay the counts that they are.
+        """
+        if self.time_steps is not None:
+            return pixels.float()
+        mean = torch.tensor(self.mean, dtype=torch.float64).view(1, -1, 1, 1)
+        std = torch.tensor(self.std, dtype=torch.float64).view(1, -1, 1, 1)
+        return ((pixels.double() / 255 - mean) / std).float()
 
     def record(self) -> dict[str, Any]:
         """Tell everything about the data that a result depends on, ready for JSON.
@@ -150,6 +192,9 @@ def load(
     val_fraction: float = 0.1,
     split_seed: int = 0,
     skip_corrupt: bool = False,
+    time_steps: int | None = None,
+    frames_by: str | None = None,
+    event_split: str | None = None,
 ) -> ImageData:
     """Load a data set.
 
@@ -160,7 +205,7 @@ def load(
     Args:
         spec: ``digits``, ``cifar10``, ``folder:PATH`` or another of `keymix.data.specs`.
         image_size: Pixels a side, or height and width. None: the common size if all images have the
-            same, else 224.
+            same, else 224; the sensor's, where the data are events.
         crop_pct: Share of the resized image's side that the evaluation crop keeps. None: all of it
             in a set that is held in memory, else 0.875.
         limit: Most images of train and validation together, a stratified choice; test is cut to the
@@ -169,6 +214,10 @@ def load(
         split_seed: Seed of the choice for ``limit`` and validation, apart from training seeds.
         skip_corrupt: Decode every image once and leave the broken ones out; they are counted and
             named in the record. Otherwise a broken image is an error.
+        time_steps: Frames made of each recording of events; None for 10.
+        frames_by: ``number`` for equally many events a frame (None), ``time`` for equally long
+            frames.
+        event_split: A published split by its name, where events have some; None for the first.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -178,6 +227,27 @@ def load(
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
     source = entry.open(argument, Faults())
+    if source.events:
+        from keymix.data.events.loading import load_events
+
+        return load_events(
+            source,
+            spec,
+            time_steps=time_steps,
+            frames_by=frames_by,
+            event_split=event_split,
+            image_size=size,
+            limit=limit,
+            val_fraction=val_fraction,
+            split_seed=split_seed,
+            skip_corrupt=skip_corrupt,
+        )
+    of_events = {"time_steps": time_steps, "frames_by": frames_by, "event_split": event_split}
+    for name, value in of_events.items():
+        if value is not None:
+            raise UserError(
+                f"data.{name} = {value!r}: data {spec} holds images, not events. Leave it out."
+            )
     parts, notes = carve(source, spec, limit, val_fraction, split_seed)
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
     left_out: list[LeftOut] = []
@@ -209,7 +279,9 @@ def load(
         in_chans=source.in_chans,
         mean=mean,
         std=std,
-        **made,
+        train=made["train"],
+        val=made["val"],
+        test=made["test"],
         facts={
             "split_seed": split_seed,
             "val_fraction": val_fraction,

@@ -112,5 +112,7 @@ FAULTS: Mapping[str, tuple[str, str]] = {
     "empty class": ("empty classes", "add images, or remove the folder"),
     "unknown class": ("classes that train does not have", "add training images, or remove them"),
     "bad label": ("bad labels", "correct or remove the rows"),
+    "labels without recording": ("labels without recording", "restore the recordings"),
+    "recording without labels": ("recordings without labels", "restore the labels"),
     "unreadable file": ("unreadable files", "replace them; download again"),
 }

@@ -11,7 +11,7 @@ import functools
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -28,42 +28,31 @@ from keymix.data.rand_augment import RandAugment, plans
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
-_Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
+Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
 _CPU = torch.device("cpu")
 
 
-class LazyImages:
-    """Makes batches of a set that is read one by one.
+class Maker(Protocol):
+    """Makes a batch; small enough to be sent to a worker."""
+
+    def make(self, order: Order) -> Made:
+        """Make the batch of an epoch's positions in the split."""
+        ...
+
+
+class LazyBatches:
+    """Serves batches that a maker makes one by one, here or ahead of use in workers.
 
     Args:
-        split: The images.
-        augment: What may happen to them; None shows them as evaluation does.
-        seed: Seed of the augmentation.
+        maker: Makes a batch.
         workers: Processes that work ahead; 0 works in this one.
         device: Where batches go, one ahead of the one in use.
-
-    Raises:
-        UserError: If RandAugment is to come before the crop, or timm's does not fit the images.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        augment: Augment | None,
-        seed: int,
-        workers: int,
-        device: torch.device,
-    ) -> None:
-        if augment is not None and augment.rand_augment[0] and augment.rand_augment_first:
-            raise UserError(
-                "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
-                f"a side or less); {split.name} is read one by one and cropped first. Leave it out."
-            )
-        if augment is not None and augment.auto_augment:
-            _auto_augment(augment.auto_augment, split.in_chans, *split.image_size)  # or refuse now
+    def __init__(self, maker: Maker, workers: int, device: torch.device) -> None:
         self.device = device
-        self._maker = _Maker(split, augment, seed)
-        self._orders: list[_Order] = []
+        self._maker = maker
+        self._orders: list[Order] = []
         self._ahead = self._start(workers) if workers else None
 
     def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
@@ -103,6 +92,38 @@ class LazyImages:
         )
 
 
+class LazyImages(LazyBatches):
+    """Makes batches of a set that is read one by one.
+
+    Args:
+        split: The images.
+        augment: What may happen to them; None shows them as evaluation does.
+        seed: Seed of the augmentation.
+        workers: Processes that work ahead; 0 works in this one.
+        device: Where batches go, one ahead of the one in use.
+
+    Raises:
+        UserError: If RandAugment is to come before the crop, or timm's does not fit the images.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        augment: Augment | None,
+        seed: int,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        if augment is not None and augment.rand_augment[0] and augment.rand_augment_first:
+            raise UserError(
+                "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
+                f"a side or less); {split.name} is read one by one and cropped first. Leave it out."
+            )
+        if augment is not None and augment.auto_augment:
+            _auto_augment(augment.auto_augment, split.in_chans, *split.image_size)  # or refuse now
+        super().__init__(_Maker(split, augment, seed), workers, device)
+
+
 def _one_ahead(batches: Iterator[Made]) -> Iterator[Made]:
     """Start the transfer of the next batch before this one is used."""
     now = next(batches, None)
@@ -120,7 +141,7 @@ class _Maker:
     augment: Augment | None
     seed: int
 
-    def make(self, order: _Order) -> Made:
+    def make(self, order: Order) -> Made:
         epoch, index = order
         pixels, boxes = self._pixels(index, epoch)
         return Made(
@@ -180,23 +201,23 @@ def _auto_augment(config: str, channels: int, height: int, width: int) -> AutoAu
 class _Ahead(Dataset[Made | UserError]):
     """What a worker runs. A user's error travels as a value: its one line stays one line."""
 
-    def __init__(self, maker: _Maker) -> None:
+    def __init__(self, maker: Maker) -> None:
         self._maker = maker
 
-    def __getitem__(self, order: _Order) -> Made | UserError:
+    def __getitem__(self, order: Order) -> Made | UserError:
         try:
             return self._maker.make(order)
         except UserError as error:
             return error
 
 
-class _Orders(Sampler[_Order]):
+class _Orders(Sampler[Order]):
     """The batches of the current epoch, as the workers' orders."""
 
-    def __init__(self, orders: list[_Order]) -> None:
+    def __init__(self, orders: list[Order]) -> None:
         self._orders = orders
 
-    def __iter__(self) -> Iterator[_Order]:
+    def __iter__(self) -> Iterator[Order]:
         return iter(list(self._orders))
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from keymix.data.augment import Augment
 from keymix.data.batches import Batch, Made
 from keymix.data.dataset import ImageData, Split
+from keymix.data.events.serve import LazyFrames
 from keymix.data.held import HeldImages
 from keymix.data.lazy import LazyImages
 from keymix.data.pixels import Noise, erase
@@ -30,6 +31,8 @@ class Loader:
     size is ``world_size`` times as large. In training, ranks get equally many images (the order is
     repeated from its start, or cut with ``drop_last``); in evaluation no image is served twice, so
     the last batches of ranks may differ in size.
+
+    Recordings of events come as frames ``[B, T, C, H, W]``, counts that are not normalised.
 
     Sets held in memory live on ``device`` and are augmented there, without host work between
     batches. Others are decoded and augmented by workers, and move while the batch before is used.
@@ -100,11 +103,20 @@ class Loader:
             size = (split.in_chans, *split.image_size)
             self._noise = Noise(*size, seed, self.device)
         self.workers = workers if split.images is None else 0
-        self._images = (
-            LazyImages(split, self.augment, seed, workers, self.device)
-            if split.images is None
-            else HeldImages(split.images, self.augment, seed, self.device)
-        )
+        self._images = self._serving()
+
+    def _serving(self) -> LazyFrames | LazyImages | HeldImages:
+        split, augment = self.split, self.augment
+        if split.frames is not None:
+            return LazyFrames(split, augment, self.seed, self.workers, self.device)
+        if augment is not None and augment.snn_wide:
+            raise UserError(
+                "augment.snn_wide=True is for frames of events, and this data has images. Leave it "
+                "out."
+            )
+        if split.images is None:
+            return LazyImages(split, augment, self.seed, self.workers, self.device)
+        return HeldImages(split.images, augment, self.seed, self.device)
 
     def __len__(self) -> int:
         count = self._count()
@@ -150,6 +162,8 @@ class Loader:
         return total // ranks if self.drop_last else math.ceil(total / ranks)
 
     def _finished(self, made: Made) -> Batch:
+        if self.split.frames is not None:
+            return Batch(made.pixels.float(), self._labels.index_select(0, made.index), made.index)
         images = made.pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
         if made.boxes is not None:
             noise = None if self._noise is None else self._noise(made.index, self.epoch)

@@ -37,8 +37,8 @@ class Mixing:
         num_classes: Mixed targets are shares over this many classes.
         seed: Seed.
 
-    Shape: images ``[B, C, H, W]``, targets int64 ``[B]``, index int64 ``[B]``
-    -> images ``[B, C, H, W]``, targets float32 ``[B, num_classes]``.
+    Shape: images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, targets int64 ``[B]``, index int64
+    ``[B]`` -> the same shape, targets float32 ``[B, num_classes]``.
 
     Raises:
         ValueError: If an alpha is negative, or both are 0.
@@ -59,7 +59,9 @@ class Mixing:
         draws = uniforms(4, self.seed, epoch, Stream.MIXING, index=index.to(images.device))
         visible = self._visible(draws, *images.shape[-2:])  # [B, H, W]
         shares = visible.mean((1, 2))[:, None]  # of an image in its own mixture
-        weights = visible[:, None].to(images.dtype)
+        # [B, 1, H, W], or [B, 1, 1, H, W] beside frames
+        weights = visible.view(len(visible), *(1,) * (images.ndim - 3), *images.shape[-2:])
+        weights = weights.to(images.dtype)
         mixed = images.roll(1, 0).lerp(images, weights)
         classes = torch.arange(self.num_classes, device=targets.device)
         own = (targets[:, None] == classes).to(torch.float32)  # [B, num_classes]

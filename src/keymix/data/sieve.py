@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,12 @@ class LeftOut:
 
 
 def sieve(
-    parts: Mapping[str, Part], tables: Mapping[str, Table], source: Source, spec: str
+    parts: Mapping[str, Part],
+    tables: Mapping[str, Table],
+    source: Source,
+    spec: str,
+    *,
+    find: Callable[[Table], Mapping[int, str]] | None = None,
 ) -> tuple[dict[str, Part], dict[str, Table], list[LeftOut]]:
     """Decode every image once and drop those that are broken.
 
@@ -48,6 +53,7 @@ def sieve(
         tables: The same rows, opened.
         source: Where they come from.
         spec: The data spec as typed, for messages.
+        find: Says what is wrong with a table's images, by position; None decodes them.
 
     Returns:
         Parts and tables of what is left, and what was left out.
@@ -57,7 +63,7 @@ def sieve(
     """
     left_parts, left_tables, left_out = dict(parts), dict(tables), []
     for name, table in tables.items():
-        reasons = measure.broken(table, source.in_chans)
+        reasons = measure.broken(table, source.in_chans) if find is None else find(table)
         if not reasons:
             continue
         part = parts[name]

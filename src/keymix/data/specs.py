@@ -14,6 +14,7 @@ from keymix.errors import UserError, unknown
 if TYPE_CHECKING:
     from keymix.data.sources.base import Faults, Source
 
+FRAMES_BY = ("number", "time")  # of events: equally many, or equally long
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -119,6 +120,34 @@ SPECS: tuple[DataSpec, ...] = (
         argument="PATH",
         summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
         module="keymix.data.sources.imagenet",
+    ),
+    DataSpec(
+        name="moving_digits",
+        argument="[N]",
+        summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
+        "pixels, the first N of them; no download",
+        module="keymix.data.sources.moving_digits",
+    ),
+    DataSpec(
+        name="cifar10dvs",
+        argument="PATH",
+        summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
+        "and tebn",
+        module="keymix.data.sources.cifar10dvs",
+    ),
+    DataSpec(
+        name="dvs128",
+        argument="PATH",
+        summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
+        "trials",
+        module="keymix.data.sources.dvs128",
+    ),
+    DataSpec(
+        name="events",
+        argument="PATH",
+        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, "
+        "y, p",
+        module="keymix.data.sources.event_folder",
     ),
     DataSpec(
         name="parquet",

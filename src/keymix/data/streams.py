@@ -39,6 +39,8 @@ class Stream(IntEnum):
     ERASING = 10
     MIXING = 11
     NOISE = 12
+    FRAMES = 13
+    SACCADES = 14
 
 
 def hash64(*keys: Key) -> NDArray[np.uint64]:

@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from keymix.data.events.aedat2 import read_aedat2
 from keymix.data.events.aedat3 import read_aedat3
+from keymix.data.events.frames import integrate
 from keymix.data.events.npz import read_npz
 from keymix.data.events.stream import Events, Size
 from keymix.errors import UserError
@@ -40,4 +47,50 @@ def read_events(path: str | Path, sensor: Size | None = None) -> Events:
             return read_aedat3(path) if sensor is None else read_aedat3(path, sensor)
         return read_aedat2(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
+        raise unreadable(path, error) from None
+
+
+def read_frames(path: str | Path, record: Mapping[str, Any], size: Size) -> Tensor:
+    """Read a recording as the frames that a run was trained on.
+
+    Args:
+        path: The file.
+        record: What `ImageData.record` told of the run's data.
+        size: Height and width of the frames, pixels.
+
+    Shape: -> int32 ``[T, 2, H, W]``.
+
+    Raises:
+        UserError: If the recording is damaged, or of another sensor.
+    """
+    height, width = record["sensor_size"]
+    events = read_events(path, (height, width))
+    if events.sensor != (height, width):
+        raise UserError(
+            f"{path}: is of a sensor of {events.sensor[0]}x{events.sensor[1]} pixels, the run's "
+            f"data of {height}x{width}. Give recordings of the same sensor."
+        )
+    counts = integrate(
+        events, time_steps=record["time_steps"], frames_by=record["frames_by"], size=size
+    )
+    return torch.from_numpy(counts.astype(np.int32))
+
+
+def reading(read: Callable[[Path], Events], path: Path) -> Events | UserError:
+    """Read a recording, or give what is wrong with it in its place.
+
+    Args:
+        read: The reader.
+        path: The file.
+    """
+    try:
+        return read(path)
+    except UserError as error:
+        return error
+    except OSError as error:
+        return unreadable(path, error)
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """Make the line for a file that the system does not give."""
+    return UserError(f"{path}: cannot be read: {error.strerror or error}.")

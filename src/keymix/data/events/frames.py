@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import POLARITIES, Events, Size
+from keymix.data.specs import FRAMES_BY
 from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
-
-FRAMES_BY = ("number", "time")
 
 
 def starts(t: IntArray, time_steps: int, frames_by: str) -> IntArray:

@@ -7,6 +7,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,10 @@ class Table(ABC):
     @abstractmethod
     def select(self, rows: IntArray) -> Table:
         """Make the table of ``rows`` (ascending); a source may read what it needs for them here."""
+
+    def set_rows(self, index: IntArray) -> IntArray:
+        """Tell the rows of images in the set that this table is a view of."""
+        return index
 
     def stretches(self) -> Iterator[IntArray]:
         """Cut the table into rows that are read well together, in order."""
@@ -116,6 +121,8 @@ class Source:
         test_fraction: Share of ``train`` carved as test where the source has no split for it.
         notes: What a reader of a result should know about the source.
     """
+
+    events: ClassVar[bool] = False  # whether the tables are recordings of events
 
     classes: tuple[str, ...]
     train: Table

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a source of events is: one set of recordings, and tables that are views of it."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+
+from keymix.data.events.stream import EVENT, Events, Size
+from keymix.data.sources.base import Source, Table
+from keymix.data.streams import IntArray
+from keymix.errors import UserError
+
+Read = Events | UserError
+"""A recording, or what is wrong with it."""
+
+
+class RecordingSet(ABC):
+    """All recordings of a data set, whatever split they are in.
+
+    Frames are kept for the whole set, so that its splits share them.
+
+    Attributes:
+        home: The folder of the data, beside which frames are kept; None keeps them in memory.
+        files: The files that the recordings come from, below ``home``.
+        sensor: Height and width of the sensor, pixels.
+    """
+
+    home: Path | None = None
+    files: Sequence[str] = ()
+    sensor: Size
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many recordings there are."""
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """Say where a recording stands: a file, or a file and a line of its labels."""
+
+    @abstractmethod
+    def read(self, rows: IntArray) -> Sequence[Read]:
+        """Read recordings that lie together; what is wrong with one comes in its place."""
+
+    def groups(self) -> list[IntArray]:
+        """List the rows that are read together, so that no file is read twice."""
+        return [np.array([row], dtype=np.int64) for row in range(len(self))]
+
+
+class Recordings(Table):
+    """Labelled recordings of a set, some of them or all.
+
+    Args:
+        whole: The set.
+        labels: Class numbers.
+        rows: The recordings' rows in the set; 0 to N - 1 by default.
+    """
+
+    def __init__(self, whole: RecordingSet, labels: IntArray, rows: IntArray | None = None) -> None:
+        self.labels = labels
+        self.whole = whole
+        self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+
+    def name(self, i: int) -> str:
+        """Say where recording ``i`` stands."""
+        return self.whole.name(int(self.rows[i]))
+
+    def open(self, i: int) -> Image.Image:
+        """Refuse: events are no image."""
+        raise UserError(f"{self.name(i)} holds events, not an image: this works on images alone.")
+
+    def read(self, i: int) -> Events:
+        """Read recording ``i``.
+
+        Raises:
+            UserError: If it is damaged; it is named.
+        """
+        (found,) = self.whole.read(self.rows[i : i + 1])
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def digest(self, i: int, *, content: bool = True) -> bytes:
+        """Hash the events of recording ``i``, whatever ``content`` says."""
+        return digest_of(self.read(i))
+
+    def set_rows(self, index: IntArray) -> IntArray:
+        """Tell the rows of recordings in the whole set."""
+        return self.rows[index]
+
+    def select(self, rows: IntArray) -> Recordings:
+        """Make the view of some rows."""
+        return Recordings(self.whole, self.labels[rows], self.rows[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventSource(Source):
+    """A source whose tables are `Recordings`.
+
+    Args:
+        named: Train and test table of each published split, by its name; ``train`` and ``test``
+            are those of the first.
+    """
+
+    events: ClassVar[bool] = True
+
+    train: Recordings
+    in_chans: int = 2
+    named: Mapping[str, tuple[Recordings, Recordings]] = field(default_factory=dict)
+
+
+def digest_of(events: Events) -> bytes:
+    """Hash a recording: its sensor and its events."""
+    head = f"{events.sensor}\n".encode()
+    return hashlib.sha256(head + events.data.astype(EVENT, copy=False).tobytes()).digest()
