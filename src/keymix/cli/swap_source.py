@@ -71,8 +71,11 @@ class Source:
             )
         rows = [i * len(split) // number for i in range(number)]
         pixels = torch.stack([split.read(i) for i in rows])
+        numbers = self.numbers[split.labels[rows]]
+        if self.data.time_steps is not None:
+            return self.data.prepared(pixels), numbers
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
-        return (pixels.float() / 255 - mean) / std, self.numbers[split.labels[rows]]
+        return (pixels.float() / 255 - mean) / std, numbers
 
 
 def load_source(given: argparse.Namespace) -> Source:
@@ -189,6 +192,7 @@ def _by_name(given: argparse.Namespace) -> Source:
         num_classes=len(data.classes),
         in_chans=data.in_chans,
         image_size=data.image_size,
+        time_steps=data.time_steps,
     )
     weights = "random weights"
     if shown is not None:

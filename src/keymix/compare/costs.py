@@ -36,14 +36,22 @@ PEAK_SECONDS = 1.5
 
 
 def model_of(
-    recipe: Mapping[str, Any], num_classes: int, in_chans: int, image_size: Sequence[int]
+    recipe: Mapping[str, Any],
+    num_classes: int,
+    in_chans: int,
+    image_size: Sequence[int],
+    time_steps: int | None = None,
 ) -> nn.Module:
     """Build the model of a recipe given as plain values; another process makes it so, too."""
     from keymix.train.model import build_model
     from keymix.train.recipe import from_dict
 
     return build_model(
-        from_dict(recipe), num_classes=num_classes, in_chans=in_chans, image_size=image_size
+        from_dict(recipe),
+        num_classes=num_classes,
+        in_chans=in_chans,
+        image_size=image_size,
+        time_steps=time_steps,
     )
 
 
@@ -154,7 +162,8 @@ def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> dict[s
 
 
 def _shape(data: Mapping[str, Any]) -> tuple[int, ...]:
-    return (data["in_chans"], *data["image_size"])
+    frames = (data["time_steps"],) if "time_steps" in data else ()
+    return (*frames, data["in_chans"], *data["image_size"])
 
 
 def _builds(plan: Plan, data: Mapping[str, Any]) -> dict[str, Build]:
@@ -168,6 +177,7 @@ def _builds(plan: Plan, data: Mapping[str, Any]) -> dict[str, Build]:
                 "num_classes": len(data["classes"]),
                 "in_chans": data["in_chans"],
                 "image_size": list(data["image_size"]),
+                "time_steps": data.get("time_steps"),
             },
             imports=plan.imports,
         )

@@ -84,6 +84,7 @@ def try_out(recipe: Recipe, data: ImageData, *, runs: float) -> Trial:
             num_classes=len(data.classes),
             in_chans=data.in_chans,
             image_size=data.image_size,
+            time_steps=data.time_steps,
         ).to(device)
         steps = _Steps(recipe, data, model, device)
         step = _step_seconds(steps, recipe, len(data.train), runs)

@@ -49,13 +49,10 @@ def evenly(split: Split, number: int) -> list[int]:
 
 
 def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
-    """Read images as the models see them in evaluation, ``[B, C, H, W]``."""
+    """Read images as the models see them in evaluation, ``[B, C, H, W]`` or frames."""
     import torch
 
-    pixels = torch.stack([split.read(i) for i in chosen]).double() / 255
-    mean = torch.tensor(data.mean, dtype=torch.float64).view(1, -1, 1, 1)
-    std = torch.tensor(data.std, dtype=torch.float64).view(1, -1, 1, 1)
-    return ((pixels - mean) / std).float()
+    return data.prepared(torch.stack([split.read(i) for i in chosen]))
 
 
 def attention(
@@ -98,7 +95,7 @@ def attention(
     return {
         "images": [
             {
-                "png": image_uri(data.test.read(i).numpy()),
+                "png": image_uri(data.test.picture(i).numpy()),
                 "label": data.classes[int(data.test.labels[i])],
                 "id": data.test.ids(i),
             }

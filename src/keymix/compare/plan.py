@@ -237,6 +237,7 @@ def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.
                 num_classes=len(data.classes),
                 in_chans=data.in_chans,
                 image_size=data.image_size,
+                time_steps=data.time_steps,
             )
         except UserError as error:
             if str(error).startswith("unknown model"):

@@ -107,12 +107,20 @@ def make_teacher(config: LossConfig, data: ImageData, device: torch.device) -> T
         model, seen = run.model_and_data()
     except UserError as error:
         raise _refusal(config, str(error)) from None
-    here = {"image_size": list(data.image_size), "in_chans": data.in_chans}
-    words = {"image_size": "images of {0[0]}x{0[1]} pixels", "in_chans": "images of {0} channels"}
+    here = {
+        "image_size": list(data.image_size),
+        "in_chans": data.in_chans,
+        "time_steps": data.time_steps,
+    }
+    words = {
+        "image_size": "images of {0[0]}x{0[1]} pixels",
+        "in_chans": "images of {0} channels",
+        "time_steps": "{0} frames a recording",
+    }
     for key, now in here.items():
         told = words[key]
-        if seen[key] != now:
-            what = f"it takes {told.format(seen[key])}, and the data has {told.format(now)}"
+        if seen.get(key) != now:
+            what = f"it takes {told.format(seen.get(key))}, and the data has {told.format(now)}"
             raise _refusal(config, f"{what}.")
     weights = run.folder / files.weights_file("last")
     return Teacher(

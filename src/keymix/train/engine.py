@@ -141,6 +141,7 @@ def train(
             num_classes=len(images.classes),
             in_chans=images.in_chans,
             image_size=images.image_size,
+            time_steps=images.time_steps,
         )
         _refuse_deaf(model)
         checkpoint = None if overwrite else _resumed_from(folder, images)

@@ -49,6 +49,9 @@ def load_data(
             val_fraction=config.val_fraction,
             split_seed=config.split_seed,
             skip_corrupt=config.skip_corrupt,
+            time_steps=config.time_steps,
+            frames_by=config.frames_by,
+            event_split=config.event_split,
         )
 
 
@@ -75,7 +78,12 @@ def mixer_label(config: ModelConfig) -> str | None:
 
 
 def build_model(
-    recipe: Recipe, *, num_classes: int, in_chans: int, image_size: Sequence[int]
+    recipe: Recipe,
+    *,
+    num_classes: int,
+    in_chans: int,
+    image_size: Sequence[int],
+    time_steps: int | None = None,
 ) -> nn.Module:
     """Build a recipe's model, with weights drawn from the recipe's seed.
 
@@ -84,10 +92,11 @@ def build_model(
         num_classes: Outputs of the classifier.
         in_chans: Channels of the images.
         image_size: Height and width of the images, pixels.
+        time_steps: Frames of a recording, where the data are events.
 
     Raises:
-        UserError: If the model is unknown, does not take its options, or has not the attention
-            maps that the recipe's loss compares.
+        UserError: If the model is unknown, does not take its options, takes images where the data
+            has frames, or has not the attention maps that the recipe's loss compares.
     """
     from keymix.mixers.spec import parse_mixer
     from keymix.models.factory import create_model
@@ -95,9 +104,12 @@ def build_model(
 
     config = recipe.model
     options: dict[str, Any] = dict(config.options)
-    for name in ("img_size", "in_chans", "num_classes"):
+    told = {"img_size": "set data.image_size"}
+    if time_steps is not None:
+        told["time_steps"] = "set data.time_steps"
+    for name in ("img_size", "in_chans", "num_classes", *told):
         if name in options:
-            remedy = "set data.image_size" if name == "img_size" else "leave it out"
+            remedy = told.get(name, "leave it out")
             raise UserError(f"model.options.{name} is what the data says; {remedy}.")
     if config.mixer is not None:
         options |= parse_mixer(config.mixer).model_kwargs()
@@ -107,6 +119,9 @@ def build_model(
         options["drop_path_rate"] = config.drop_path
     if config.drop_rate:
         options["drop_rate"] = config.drop_rate
+
+    if time_steps is not None:
+        options["time_steps"] = time_steps
 
     def made(**more: Any) -> nn.Module:
         torch.manual_seed(recipe.seed)
@@ -120,15 +135,24 @@ def build_model(
             **options,
         )
 
-    if "drop_path_rate" in options:
-        model = made()
-    else:
-        try:
-            model = made(drop_path_rate=0.0)  # some of timm's have another default
-        except UserError as error:
-            if "drop_path_rate" not in str(error):
-                raise
-            model = made()  # it knows no stochastic depth
+    try:
+        if "drop_path_rate" in options:
+            model = made()
+        else:
+            try:
+                model = made(drop_path_rate=0.0)  # some of timm's have another default
+            except UserError as error:
+                if "drop_path_rate" not in str(error):
+                    raise
+                model = made()  # it knows no stochastic depth
+    except UserError as error:
+        if time_steps is None or "'time_steps'" not in str(error):
+            raise
+        raise UserError(
+            f"model {config.name!r} takes images, and data {recipe.data.spec!r} has frames of "
+            "events [B, T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data "
+            "of images."
+        ) from error
     if recipe.loss.similarity:
         MapSimilarity(model, recipe.loss.similarity_blocks)  # refuses a model that cannot have it
     return model

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keymix.data.augment import Augment
+from keymix.data.specs import FRAMES_BY
 from keymix.errors import UserError, unknown
 from keymix.train._checks import (
     require,
@@ -36,7 +37,7 @@ class DataConfig:
     Args:
         spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
         image_size: Side of the images the model sees, pixels, or their height and width
-            (``32,48``); None keeps the data's own.
+            (``32,48``); None keeps the data's own. Events are gathered in so many pixels.
         limit: Use only this many training images, a stratified choice; None for all.
         val_fraction: Share of the training images carved off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
@@ -45,6 +46,12 @@ class DataConfig:
         workers: Loader processes; 0 loads in the training process.
         skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first
             one is an error.
+        time_steps: Frames made of each recording of events; None for 10. Like the next two, for
+            data of events alone.
+        frames_by: ``number`` for equally many events a frame, ``time`` for equally long frames;
+            None for ``number``.
+        event_split: A published split by its name (``first90`` or ``tebn`` of CIFAR10-DVS); None
+            for the first.
     """
 
     spec: str
@@ -56,6 +63,9 @@ class DataConfig:
     eval_batch_size: int = 512
     workers: int = 0
     skip_corrupt: bool = False
+    time_steps: int | None = None
+    frames_by: str | None = None
+    event_split: str | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
@@ -68,6 +78,10 @@ class DataConfig:
             object.__setattr__(self, "image_size", sides(self.image_size))
         if self.limit is not None:
             require_at_least(1, data__limit=self.limit)
+        if self.time_steps is not None:
+            require_at_least(1, data__time_steps=self.time_steps)
+        if self.frames_by is not None and self.frames_by not in FRAMES_BY:
+            raise unknown("data.frames_by", self.frames_by, FRAMES_BY)
 
 
 @dataclass(frozen=True, kw_only=True)

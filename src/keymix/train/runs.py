@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size, read_image
+from keymix.data.events.files import read_frames
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.image_size import set_image_size
 from keymix.train import files
@@ -96,6 +97,7 @@ class Run:
                 num_classes=len(data["classes"]),
                 in_chans=data["in_chans"],
                 image_size=data["image_size"],
+                time_steps=data.get("time_steps"),
             )
         try:
             model.load_state_dict(state)
@@ -279,27 +281,29 @@ def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[Image
         yield Batch(batch.images, numbers[batch.targets], batch.index)
 
 
-def image_files(paths: Iterable[str | Path]) -> list[Path]:
+def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Path]:
     """The image files that paths mean: files as they are, folders searched with all below.
 
-    Hidden files in folders are left out, as in training.
+    Hidden files in folders are left out, as in training. ``events`` looks for recordings of events.
 
     Raises:
         UserError: If a path does not exist, or a folder holds no image.
     """
+    from keymix.data.events.files import is_recording
     from keymix.data.sources.folder import is_image
 
+    fits, what = (is_recording, "recording") if events else (is_image, "image")
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if is_image(p.name) and p.is_file())
+            inside = sorted(p for p in path.rglob("*") if fits(p.name) and p.is_file())
             if not inside:
-                raise UserError(f"the folder {str(path)!r} holds no images.")
+                raise UserError(f"the folder {str(path)!r} holds no {what}s.")
             found += inside
         elif path.exists():
             found.append(path)
         else:
-            raise UserError(f"there is no image or folder {str(path)!r}.")
+            raise UserError(f"there is no {what} or folder {str(path)!r}.")
     return found
 
 
@@ -316,7 +320,7 @@ def predict(
 
     Args:
         run: The run, or its folder.
-        paths: Image files and folders.
+        paths: Image files and folders; recordings of events for a run on those.
         which: Weights of the ``last`` or the ``best`` epoch.
         top: How many classes to name for an image.
         image_size: As in `evaluate`.
@@ -330,9 +334,9 @@ def predict(
     run = run if isinstance(run, Run) else load_run(run)
     if top < 1:
         raise UserError(f"top = {top}: name at least one class.")
-    wanted = image_files(paths)
     with enough_memory(image_size):
         model, seen, size = _at_size(run, which, image_size, resize)
+        wanted = image_files(paths, events="time_steps" in seen)
         model.to(device_of_this_machine())
         return [
             answer
@@ -367,6 +371,8 @@ def _answers(
 
 def _read(path: Path, seen: dict[str, Any], size: tuple[int, int]) -> Tensor | str:
     try:
+        if "time_steps" in seen:
+            return read_frames(path, seen, size)
         return read_image(path, size, seen["in_chans"], crop_pct=seen["crop_pct"])
     except UserError as error:
         return str(error)
@@ -379,7 +385,8 @@ def _told(
     mean = torch.tensor(seen["mean"]).view(-1, 1, 1)
     std = torch.tensor(seen["std"]).view(-1, 1, 1)
     device = device_of_this_machine()
-    images = ((pixels.float() / 255 - mean) / std).to(device)
+    frames = "time_steps" in seen  # counts of events, as they are
+    images = (pixels.float() if frames else (pixels.float() / 255 - mean) / std).to(device)
     with autocast(device, precision):
         logits = model(images)
     best = logits.float().softmax(1).topk(min(top, len(seen["classes"])), dim=1)

@@ -81,6 +81,7 @@ def write(
             num_classes=len(data["classes"]),
             in_chans=data["in_chans"],
             image_size=data["image_size"],
+            time_steps=data.get("time_steps"),
         )
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     if state.keys() == twin.state_dict().keys():
