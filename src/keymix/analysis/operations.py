@@ -98,7 +98,10 @@ _POOLS = """
     max_pool3d_with_indices upsample_bicubic2d upsample_bilinear2d upsample_linear1d
     upsample_nearest1d upsample_nearest2d upsample_trilinear3d _upsample_nearest_exact2d
 """
-_ACTIVATES = "_prelu_kernel glu rrelu_with_noise nll_loss_forward nll_loss2d_forward"
+_ACTIVATES = """
+    _prelu_kernel glu nll_loss2d_forward nll_loss_forward rrelu_with_noise threshold
+    threshold_backward
+"""
 _ASKS = """
     _assert_async _assert_scalar _assert_tensor_metadata _local_scalar_dense dim equal
     is_contiguous is_non_overlapping_and_dense is_same_size is_strides_like_format numel size

@@ -42,5 +42,5 @@ def spiking_conv(
     y: Tensor = norm(conv(x.flatten(0, 1)))
     if pool is not None:
         y = pool(y)
-    spikes: Tensor = neuron(y.unflatten(0, x.shape[:2]))
+    spikes: Tensor = neuron(y.view(*x.shape[:2], *y.shape[1:]))
     return spikes

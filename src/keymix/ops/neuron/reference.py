@@ -15,11 +15,16 @@ from keymix.ops.neuron.surrogate import Surrogate
 class _Step(torch.autograd.Function):
     """The Heaviside step, 1 from 0 on, with a surrogate's slope behind it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, surrogate: Surrogate) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.surrogate = surrogate
+    def forward(x: Tensor, surrogate: Surrogate) -> Tensor:
         return (x >= 0).to(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Surrogate], output: Tensor) -> None:
+        x, ctx.surrogate = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -47,6 +52,8 @@ def integrate_and_fire(
     r is ``v_reset``, or 0. LIF has keep = 1 - 1/tau and gain = 1/tau, which is Eq. 1; IF has 1
     and 1.
 
+    Potentials are held in float32 where x has fewer bits, in x's dtype otherwise.
+
     Args:
         x: Input currents.
         v: Potential before the first step; r if None.
@@ -61,12 +68,13 @@ def integrate_and_fire(
         Spikes, 0 or 1 in x's dtype, and the potential after the last step.
     """
     rest = 0.0 if v_reset is None else v_reset
-    v = torch.full_like(x[0], rest) if v is None else v
+    held = torch.promote_types(x.dtype, torch.float32)
+    v = torch.full_like(x[0], rest, dtype=held) if v is None else v.to(held)
     spikes = []
-    for current in x:
+    for current in x.to(held):
         h = rest + keep * (v - rest) + gain * current
         spike = _Step.apply(h - v_threshold, surrogate)
         reset = spike.detach() if detach_reset else spike
         v = h - v_threshold * reset if v_reset is None else h * (1 - reset) + v_reset * reset
         spikes.append(spike)
-    return torch.stack(spikes), v
+    return torch.stack(spikes).to(x.dtype), v

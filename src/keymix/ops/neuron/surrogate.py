@@ -15,35 +15,56 @@ from keymix.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Shape:
-    """A family of smooth steps.
+    """A family of smooth steps: the slope at x is ``peak alpha bell(stretch alpha x)``.
 
     Attributes:
         alpha: Steepness where none is named.
-        primitive: The smooth step of (x, alpha), rising from 0 to 1.
-        slope: Its derivative by x.
+        stretch: Factor of alpha x within the bell.
+        peak: Factor of alpha before it.
+        primitive: The smooth step of ``stretch alpha x``, rising from 0 to 1.
+        bell: Its derivative but for factors, an even function.
+        bell_: Puts the bell of u into u's place, times a gradient unless that is None.
     """
 
     alpha: float
-    primitive: Callable[[Tensor, float], Tensor]
-    slope: Callable[[Tensor, float], Tensor]
+    stretch: float
+    peak: float
+    primitive: Callable[[Tensor], Tensor]
+    bell: Callable[[Tensor], Tensor]
+    bell_: Callable[[Tensor, Tensor | None], None]
 
 
-def _sigmoid_slope(x: Tensor, alpha: float) -> Tensor:
-    s = torch.sigmoid(alpha * x)
-    return alpha * s * (1 - s)
+def _sigmoid_bell(u: Tensor) -> Tensor:
+    s = torch.sigmoid(u)
+    return s * (1 - s)
 
 
-def _atan(x: Tensor, alpha: float) -> Tensor:
-    return torch.atan(0.5 * math.pi * alpha * x) / math.pi + 0.5
+def _sigmoid_bell_(u: Tensor, grad: Tensor | None) -> None:
+    u.sigmoid_()
+    if grad is None:
+        u.addcmul_(u, u, value=-1)
+    else:
+        torch.ops.aten.sigmoid_backward.grad_input(grad, u, grad_input=u)
 
 
-def _atan_slope(x: Tensor, alpha: float) -> Tensor:
-    return 0.5 * alpha / (1 + (0.5 * math.pi * alpha * x).square())
+def _atan_bell_(u: Tensor, grad: Tensor | None) -> None:
+    u.square_().add_(1)
+    if grad is None:
+        u.reciprocal_()
+    else:
+        torch.div(grad, u, out=u)
 
 
 SHAPES: dict[str, Shape] = {
-    "sigmoid": Shape(4.0, lambda x, alpha: torch.sigmoid(alpha * x), _sigmoid_slope),
-    "atan": Shape(2.0, _atan, _atan_slope),
+    "sigmoid": Shape(4.0, 1.0, 1.0, torch.sigmoid, _sigmoid_bell, _sigmoid_bell_),
+    "atan": Shape(
+        2.0,
+        math.pi / 2,
+        0.5,
+        lambda u: torch.atan(u) / math.pi + 0.5,
+        lambda u: 1 / (1 + u.square()),
+        _atan_bell_,
+    ),
 }
 
 
@@ -81,10 +102,20 @@ class Surrogate:
         assert self.alpha is not None  # set in __post_init__
         return float(self.alpha)
 
+    @property
+    def stretch(self) -> float:
+        """What x is multiplied by within the bell."""
+        return SHAPES[self.name].stretch * self.steepness
+
+    @property
+    def peak(self) -> float:
+        """What the bell is multiplied by."""
+        return SHAPES[self.name].peak * self.steepness
+
     def primitive(self, x: Tensor) -> Tensor:
         """The smooth step itself, whose finite differences the surrogate gradient meets."""
-        return SHAPES[self.name].primitive(x, self.steepness)
+        return SHAPES[self.name].primitive(self.stretch * x)
 
     def slope(self, x: Tensor) -> Tensor:
         """The derivative of the smooth step."""
-        return SHAPES[self.name].slope(x, self.steepness)
+        return self.peak * SHAPES[self.name].bell(self.stretch * x)

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same function as Triton kernels, a program a block of neurons; not yet measured on a GPU.
+
+The backward kernel leaves the potentials in the room of the result, which it reads again on its
+way back: nothing but the currents is saved between the passes. With ``TRITON_INTERPRET=1``, set
+before this module is first imported, the kernels run on the CPU, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from keymix.ops.neuron.again import again
+from keymix.ops.neuron.layout import Dynamics, Rows, held_dtype
+
+_BLOCK = 512
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _charge(v, x, keep, gain, rest):  # type: ignore[no-untyped-def]
+    # rounded as in the reference: the kernels are built without fused multiply-adds
+    return rest + keep * (v - rest) + gain * x
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _forward_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    v_ptr,
+    keep_ptr,
+    gain_ptr,
+    numbers_ptr,
+    spikes_ptr,
+    final_ptr,
+    count,
+    x_stride,
+    keep_stride,
+    gain_stride,
+    STEPS: tl.constexpr,
+    HARD: tl.constexpr,
+    STARTS: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    keep = tl.load(keep_ptr + at * keep_stride, mask=inside, other=0.0)
+    gain = tl.load(gain_ptr + at * gain_stride, mask=inside, other=0.0)
+    threshold = tl.load(numbers_ptr)
+    rest = tl.load(numbers_ptr + 1)
+    if STARTS:
+        v = tl.load(v_ptr + at, mask=inside, other=0.0)
+    else:
+        v = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty) + rest
+    for t in range(STEPS):
+        x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
+        h = _charge(v, x, keep, gain, rest)
+        fired = h >= threshold
+        tl.store(spikes_ptr + t * count + at, fired.to(spikes_ptr.dtype.element_ty), mask=inside)
+        v = tl.where(fired, rest, h) if HARD else h - tl.where(fired, threshold, 0.0)
+    if LAST:
+        tl.store(final_ptr + at, v, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel is one function
+    x_ptr,
+    v_ptr,
+    keep_ptr,
+    gain_ptr,
+    numbers_ptr,
+    grads_ptr,
+    last_ptr,
+    room_ptr,
+    grad_x_ptr,
+    grad_v_ptr,
+    grad_keep_ptr,
+    grad_gain_ptr,
+    count,
+    x_stride,
+    grads_stride,
+    keep_stride,
+    gain_stride,
+    STEPS: tl.constexpr,
+    HARD: tl.constexpr,
+    DETACH: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    STARTS: tl.constexpr,
+    LAST: tl.constexpr,
+    GRAD_V: tl.constexpr,
+    GRAD_KEEP: tl.constexpr,
+    GRAD_GAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    keep = tl.load(keep_ptr + at * keep_stride, mask=inside, other=0.0)
+    gain = tl.load(gain_ptr + at * gain_stride, mask=inside, other=0.0)
+    threshold = tl.load(numbers_ptr)
+    rest = tl.load(numbers_ptr + 1)
+    stretch = tl.load(numbers_ptr + 2)
+    peak = tl.load(numbers_ptr + 3)
+    if STARTS:
+        start = tl.load(v_ptr + at, mask=inside, other=0.0)
+    else:
+        start = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty) + rest
+    v = start
+    for t in range(STEPS):
+        x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
+        h = _charge(v, x, keep, gain, rest)
+        tl.store(room_ptr + t * count + at, h, mask=inside)
+        if HARD:
+            v = tl.where(h >= threshold, rest, h)
+        else:
+            v = h - tl.where(h >= threshold, threshold, 0.0)
+    tl.debug_barrier()  # what was stored is loaded again
+    if LAST:
+        carry = tl.load(last_ptr + at, mask=inside, other=0.0)
+    else:
+        carry = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty)
+    grad_keep = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty)
+    grad_gain = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty)
+    for i in range(STEPS):
+        t = STEPS - 1 - i
+        h = tl.load(room_ptr + t * count + at, mask=inside, other=0.0)
+        u = stretch * (h - threshold)
+        if SIGMOID:
+            s = 1 / (1 + tl.exp(-u))
+            slope = peak * s * (1 - s)
+        else:
+            slope = peak / (1 + u * u)
+        g = tl.load(grads_ptr + t * grads_stride + at, mask=inside, other=0.0).to(h.dtype) * slope
+        if HARD:
+            if not DETACH:
+                g += carry * slope * (rest - h)
+            g += tl.where(h >= threshold, 0.0, carry)
+        else:
+            if not DETACH:
+                g -= carry * slope * threshold
+            g += carry
+        if GRAD_KEEP:
+            before = start
+            if t > 0:
+                before = tl.load(room_ptr + (t - 1) * count + at, mask=inside, other=0.0)
+                if HARD:
+                    before = tl.where(before >= threshold, rest, before)
+                else:
+                    before = before - tl.where(before >= threshold, threshold, 0.0)
+            grad_keep += g * (before - rest)
+        if GRAD_GAIN:
+            x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(h.dtype)
+            grad_gain += g * x
+        # the potential of this step is not needed any more where the room is the result's
+        tl.store(
+            grad_x_ptr + t * count + at,
+            (gain * g).to(grad_x_ptr.dtype.element_ty),
+            mask=inside,
+        )
+        carry = keep * g
+    if GRAD_V:
+        tl.store(grad_v_ptr + at, carry, mask=inside)
+    if GRAD_KEEP:
+        tl.store(grad_keep_ptr + at, grad_keep, mask=inside)
+    if GRAD_GAIN:
+        tl.store(grad_gain_ptr + at, grad_gain, mask=inside)
+
+
+def _learned(value: float | Tensor, rows: Rows, x: Tensor) -> tuple[Tensor, int]:
+    """Give a coefficient as a tensor, and its stride from neuron to neuron."""
+    held = held_dtype(x)
+    if not isinstance(value, Tensor):
+        return torch.full((1,), value, dtype=held, device=x.device), 0
+    flat = rows.coefficient(value, held)
+    return (flat.contiguous(), 1) if flat.ndim else (flat.reshape(1), 0)
+
+
+def _numbers(x: Tensor, how: Dynamics) -> Tensor:
+    numbers = (how.v_threshold, how.rest, how.surrogate.stretch, how.surrogate.peak)
+    return torch.tensor(numbers, dtype=held_dtype(x)).to(x.device, non_blocking=True)
+
+
+def _dense(rows: Rows, x: Tensor) -> Tensor:
+    """Lay steps out as rows whose entries lie side by side."""
+    flat = rows.steps(x)
+    return flat if flat.shape[1] <= 1 or flat.stride(1) == 1 else flat.contiguous()
+
+
+def _start(rows: Rows, v: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if v is None else rows.flat(v.to(held_dtype(x)).expand(rows.shape)).contiguous()
+
+
+class _Triton(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        v: Tensor | None,
+        keep: float | Tensor,
+        gain: float | Tensor,
+        how: Dynamics,
+        last: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        rows = Rows.of(x)
+        tensors = [value if isinstance(value, Tensor) else None for value in (x, v, keep, gain)]
+        ctx.save_for_backward(*tensors)
+        ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
+        ctx.how, ctx.rows = how, rows
+        ctx.set_materialize_grads(False)
+        flat, start = _dense(rows, x), _start(rows, v, x)
+        keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
+        spikes = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
+        final = torch.empty(rows.count, dtype=held_dtype(x), device=x.device) if last else None
+        if rows.count:
+            _forward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
+                flat,
+                start,
+                keeps[0],
+                gains[0],
+                _numbers(x, how),
+                spikes,
+                final,
+                rows.count,
+                flat.stride(0),
+                keeps[1],
+                gains[1],
+                STEPS=x.shape[0],
+                HARD=how.v_reset is not None,
+                STARTS=v is not None,
+                LAST=last,
+                BLOCK=_BLOCK,
+                enable_fp_fusion=False,
+            )
+        return rows.back(spikes), None if final is None else rows.back(final)
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor | None, last: Tensor | None) -> tuple[Any, ...]:
+        x, v, *coefficients = ctx.saved_tensors
+        keep, gain = (
+            number if tensor is None else tensor
+            for number, tensor in zip(ctx.numbers, coefficients, strict=True)
+        )
+        how, rows, needs = ctx.how, ctx.rows, ctx.needs_input_grad
+        if torch.is_grad_enabled():  # the backward pass shall have one of its own
+            return again(x, v, keep, gain, how, grads, last, needs)
+        flat, start, held = _dense(rows, x), _start(rows, v, x), held_dtype(x)
+        grads = _dense(rows, torch.zeros_like(x) if grads is None else grads)
+        keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
+        result = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
+        room = result if x.dtype == held else torch.empty_like(result, dtype=held)
+        made = [
+            torch.zeros(rows.count, dtype=held, device=x.device) if need else None
+            for need in needs[1:4]
+        ]
+        if rows.count:
+            _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
+                flat,
+                start,
+                keeps[0],
+                gains[0],
+                _numbers(x, how),
+                grads,
+                None if last is None else rows.flat(last).contiguous(),
+                room,
+                result,
+                *made,
+                rows.count,
+                flat.stride(0),
+                grads.stride(0),
+                keeps[1],
+                gains[1],
+                STEPS=x.shape[0],
+                HARD=how.v_reset is not None,
+                DETACH=how.detach_reset,
+                SIGMOID=how.surrogate.name == "sigmoid",
+                STARTS=v is not None,
+                LAST=last is not None,
+                GRAD_V=needs[1],
+                GRAD_KEEP=needs[2],
+                GRAD_GAIN=needs[3],
+                BLOCK=_BLOCK,
+                enable_fp_fusion=False,
+            )
+        grad_v, grad_keep, grad_gain = made
+        return (
+            rows.back(result),
+            None if grad_v is None else rows.back(grad_v).sum_to_size(v.shape).to(v.dtype),
+            *(
+                None
+                if grad is None
+                else rows.coefficient_back(grad if flat.numel() > 1 else grad.sum(), flat)
+                for grad, flat in ((grad_keep, keep), (grad_gain, gain))
+            ),
+            None,
+            None,
+        )
+
+
+def integrate_and_fire(
+    x: Tensor,
+    v: Tensor | None,
+    keep: float | Tensor,
+    gain: float | Tensor,
+    how: Dynamics,
+    last: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute what the reference computes; arguments as those of the blocked path."""
+    spikes, final = _Triton.apply(x, v, keep, gain, how, last)
+    return spikes, final
