@@ -54,3 +54,14 @@ def test_frames_are_theirs(theirs: Any, by: str, T: int) -> None:
     events = make_events("a", **fields, sensor=(128, 128))
     other = theirs.utils.integrate_events_by_fixed_frames_number(fields, by, T, 128, 128)
     np.testing.assert_array_equal(integrate(events, time_steps=T, frames_by=by), other)
+
+
+def test_first90_is_their_split_of_a_sorted_folder(theirs: Any) -> None:
+    from keymix.data.sources.cifar10dvs import _first90
+
+    labels = np.repeat(np.arange(3), [10, 15, 7])
+    first, rest = theirs.utils.split_to_train_test_set(
+        0.9, [(None, int(label)) for label in labels], 3
+    )
+    assert np.flatnonzero(_first90(labels)).tolist() == first.indices
+    assert np.flatnonzero(~_first90(labels)).tolist() == rest.indices

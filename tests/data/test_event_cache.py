@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from event_files import random_events, write_folder, write_npz
+
+from keymix.data import load
+from keymix.data.dataset import ImageData
+from keymix.data.events import integrate, places, read_events, store
+from keymix.data.events.recordings import Recordings
+from keymix.errors import KeymixWarning, UserError
+
+STEM = "frames-T4-number-16x16"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("KEYMIX_CACHE", raising=False)
+    return write_folder(tmp_path / "mine", {"a": 12, "b": 12})
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many recordings were made into frames."""
+    counted: list[int] = []
+    counts = store._counts
+
+    def counting(events: object, settings: store.Settings) -> object:
+        counted.append(1)
+        return counts(events, settings)
+
+    monkeypatch.setattr(store, "_counts", counting)
+    return counted
+
+
+def opened(root: Path, **options: object) -> ImageData:
+    return load(f"events:{root}", **{"time_steps": 4, **options})  # type: ignore[arg-type]
+
+
+def test_frames_are_made_once_and_are_those_of_the_files(root: Path, made: list[int]) -> None:
+    first, second = opened(root), opened(root)
+    assert len(made) == 24
+    assert first.record() == second.record()
+    for data in (first, second):
+        for split in data.splits:
+            assert isinstance(split.table, Recordings)
+            for i in range(len(split)):
+                counts = integrate(read_events(split.ids(i)), time_steps=4)
+                np.testing.assert_array_equal(split.read(i), counts)
+
+
+def test_each_setting_has_its_own_frames(root: Path, made: list[int]) -> None:
+    for options in ({}, {"frames_by": "time"}, {"time_steps": 5}, {"image_size": 8}):
+        opened(root, **options)
+        opened(root, **options, split_seed=1)
+    assert len(made) == 4 * 24
+    assert len(list((root / ".keymix").glob("*.npy"))) == 4
+
+
+def test_changed_data_are_noticed(root: Path, made: list[int]) -> None:
+    before = opened(root).record()
+    write_npz(root / "a" / "003.npz", random_events(61, seed=99, side=16), (16, 16))
+    assert opened(root).record()["fingerprint"] != before["fingerprint"]
+    write_npz(root / "a" / "100.npz", random_events(61, seed=98, side=16), (16, 16))
+    assert sum(opened(root).record()["sizes"].values()) == 25
+    assert len(made) == 24 + 24 + 25
+
+
+def flip_a_count(root: Path) -> None:
+    kept = np.load(root / ".keymix" / f"{STEM}.npy", mmap_mode="r+")
+    kept[7, 2, 1, 3, 3] += 1
+    kept.flush()
+
+
+def cut(root: Path) -> None:
+    file = root / ".keymix" / f"{STEM}.npy"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def spoil_header(root: Path) -> None:
+    file = root / ".keymix" / f"{STEM}.npy"
+    file.write_bytes(b"\0" * 16 + file.read_bytes()[16:])
+
+
+def spoil_manifest(root: Path) -> None:
+    file = root / ".keymix" / f"{STEM}.json"
+    file.write_text(file.read_text()[:-9])
+
+
+def lose_frames(root: Path) -> None:
+    (root / ".keymix" / f"{STEM}.npy").unlink()
+
+
+@pytest.mark.parametrize("damage", [flip_a_count, cut, spoil_header, spoil_manifest, lose_frames])
+def test_damaged_frames_are_made_anew(
+    root: Path, made: list[int], damage: Callable[[Path], None]
+) -> None:
+    before = opened(root)
+    expected = before.train.read(0).clone()
+    damage(root)
+    with pytest.warns(KeymixWarning, match="are damaged .* and are made anew"):
+        again = opened(root)
+    assert len(made) == 48
+    assert again.record() == before.record()
+    assert (again.train.read(0) == expected).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened(root)
+
+
+def test_an_unfinished_cache_is_none(root: Path, made: list[int]) -> None:
+    opened(root)
+    (root / ".keymix" / f"{STEM}.json").unlink()  # as a kill between the two leaves it
+    opened(root)
+    assert len(made) == 48
+    assert not list((root / ".keymix").glob("*.part"))
+
+
+def test_a_stop_while_frames_are_made_leaves_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_digest", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        opened(root)
+    assert [p.name for p in (root / ".keymix").iterdir() if "lock" not in p.name] == ["sensor.json"]
+
+
+@pytest.mark.parametrize(
+    ("count", "kind"), [(255, np.uint8), (256, np.uint16), (70_000, np.uint32)]
+)
+def test_counts_are_exact_however_large(root: Path, count: int, kind: type) -> None:
+    before = opened(root, time_steps=1)
+    frames = before.train.frames
+    assert frames is not None
+    same = {i: frames.tensor(np.array([i])).int() for i in range(24)}
+    hot = [(k, 3, 3, 1) for k in range(count)]
+    write_npz(root / "b" / "005.npz", hot, (16, 16))  # the 18th: what came before is widened
+    data = opened(root, time_steps=1)
+    frames = data.train.frames
+    assert frames is not None
+    assert frames.array.dtype == kind
+    assert frames.tensor(np.array([17])).sum() == frames.tensor(np.array([17])).max() == count
+    for i in set(range(24)) - {17}:
+        assert (frames.tensor(np.array([i])).int() == same[i]).all()
+        assert frames.digests[i] == before.train.frames.digests[i]  # type: ignore[union-attr]
+    assert opened(root, time_steps=1).record() == data.record()
+
+
+def test_frames_travel_to_workers_by_their_path(root: Path) -> None:
+    frames = opened(root).train.frames
+    assert frames is not None
+    sent = pickle.dumps(frames)
+    assert len(sent) < 4000
+    assert (pickle.loads(sent).tensor(np.array([3])) == frames.tensor(np.array([3]))).all()
+
+
+def test_the_cache_goes_where_it_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYMIX_CACHE", str(tmp_path / "kept"))
+    opened(root)
+    assert not (root / ".keymix").exists()
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert folder.name.startswith("mine-")
+    assert (folder / f"{STEM}.npy").exists()
+
+
+def test_a_folder_that_cannot_be_written_leaves_its_frames_to_the_users_cache(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert places.place_for(root).folder.parent == tmp_path / "user" / "keymix"
+
+
+def test_no_room_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 10})()
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"more than is free. Set KEYMIX_CACHE to a folder"):
+        opened(root)
+    file = root.parent / "file"
+    file.touch()
+    monkeypatch.setenv("KEYMIX_CACHE", str(file))
+    with pytest.raises(UserError, match=r"cannot be kept in .*Set KEYMIX_CACHE"):
+        opened(root)
+
+
+def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int]) -> None:
+    write_npz(root / "b" / "005.npz", [(5, 1, 1, 1), (4, 1, 1, 1)], (16, 16))
+    told = []
+    for _ in range(2):
+        with pytest.raises(UserError) as error:
+            opened(root)
+        told.append(str(error.value))
+    assert len(made) == 23
+    assert told[0] == told[1]
+    assert told[0].startswith(f"{root}/b/005.npz: event 1 is at 4 us, before event 0 at 5 us.")
+    data = opened(root, skip_corrupt=True)
+    assert len(made) == 23
+    assert data.record()["left_out_count"] == 1
+    assert json.loads((root / ".keymix" / f"{STEM}.json").read_text())["broken"].keys() == {"17"}

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from event_files import (
+    CLASSES,
+    aedat2,
+    aedat3,
+    random_events,
+    write_cifar10dvs,
+    write_dvs128,
+    write_folder,
+    write_npz,
+)
+
+from keymix.data import load
+from keymix.data.events.recordings import EventSource, Recordings
+from keymix.data.sources.base import Faults
+from keymix.data.specs import parse
+from keymix.errors import UserError
+
+
+def opened(spec: str) -> EventSource:
+    entry, argument = parse(spec)
+    source = entry.open(argument, Faults())
+    assert isinstance(source, EventSource)
+    return source
+
+
+def numbers(table: Recordings) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {name: [] for name in CLASSES}
+    for i in range(len(table)):
+        path = Path(table.name(i))
+        found[path.parent.name].append(int(path.stem.rpartition("_")[2]))
+    return found
+
+
+def refusal(spec: str, **options: Any) -> str:
+    with pytest.raises(UserError) as told:
+        load(spec, **options)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+@pytest.fixture(scope="module")
+def thousands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All 10,000 names of CIFAR10-DVS, without content."""
+    root = tmp_path_factory.mktemp("cifar")
+    for name in CLASSES:
+        (root / name).mkdir()
+        for i in range(1000):
+            (root / name / f"cifar10_{name}_{i}.aedat").touch()
+    return root
+
+
+def test_first90_is_the_split_of_spikingjelly(thousands: Path) -> None:
+    source = opened(f"cifar10dvs:{thousands}")
+    train, test = numbers(source.train), numbers(source.test)  # type: ignore[arg-type]
+    for name in CLASSES:
+        as_text = sorted(range(1000), key=lambda i: f"cifar10_{name}_{i}.npz")
+        pos = math.ceil(1000 * 0.9)
+        assert train[name] == as_text[:pos]
+        assert test[name] == as_text[pos:]
+        assert sorted(test[name]) == [*range(91, 100), 909, *range(910, 1000)][:100]
+
+
+def test_tebn_tests_on_the_first_hundred_of_each_class(thousands: Path) -> None:
+    train, test = (numbers(table) for table in opened(f"cifar10dvs:{thousands}").named["tebn"])
+    for name in CLASSES:
+        assert sorted(test[name]) == list(range(100))
+        assert sorted(train[name]) == list(range(100, 1000))
+
+
+def test_named_splits_are_chosen_and_recorded(tmp_path: Path) -> None:
+    root = write_cifar10dvs(tmp_path)
+    for name in CLASSES:  # a training split for tebn
+        for i in range(100, 104):
+            file = root / name / f"cifar10_{name}_{i}.aedat"
+            file.write_bytes(aedat2(random_events(9, seed=i)))
+    spec = f"cifar10dvs:{root}"
+    first, tebn = load(spec), load(spec, event_split="tebn")
+    assert (first.record()["event_split"], tebn.record()["event_split"]) == ("first90", "tebn")
+    assert len(first.test) == 10
+    assert len(tebn.test) == 100
+    assert "unknown data.event_split 'tebm'. Did you mean 'tebn'?" in refusal(
+        spec, event_split="tebm"
+    )
+    assert "class airplane has 14 of its 1000 recordings" in first.record()["notes"]
+
+
+def test_missing_sets_tell_where_to_get_them(tmp_path: Path) -> None:
+    told = refusal(f"cifar10dvs:{tmp_path}/absent")
+    assert "is not there. Download the ten archives from https://figshare.com" in told
+    assert "4724671" in told
+    shutil.rmtree(write_cifar10dvs(tmp_path / "c", per_class=1, events=3) / "cat")
+    assert "has no folder cat. Download" in refusal(f"cifar10dvs:{tmp_path}/c")
+    told = refusal(f"dvs128:{tmp_path}/absent")
+    assert "https://ibm.ent.box.com/" in told
+    assert "trials_to_train.txt" in told
+    assert "there is no" in refusal(f"events:{tmp_path}/absent")
+
+
+def test_a_damaged_file_is_named_with_its_event(tmp_path: Path) -> None:
+    root = write_cifar10dvs(tmp_path)
+    file = root / "dog" / "cifar10_dog_4.aedat"
+    file.write_bytes(file.read_bytes()[:-3])
+    told = refusal(f"cifar10dvs:{root}")
+    assert told.startswith(f"{file}: the file ends in mid-event: event 59 has 5 of 8 bytes.")
+    data = load(f"cifar10dvs:{root}", skip_corrupt=True)
+    assert data.record()["left_out_count"] == 1
+    assert data.record()["left_out"][0]["id"] == str(file)
+    assert data.record()["sizes"] == {"train": 80, "val": 9, "test": 10}
+
+
+def test_cifar10dvs_refuses_names_without_a_number(tmp_path: Path) -> None:
+    root = write_cifar10dvs(tmp_path)
+    (root / "cat" / "cat.aedat").write_bytes(aedat2(random_events(5)))
+    assert "cat.aedat: the name ends in no number" in refusal(f"cifar10dvs:{root}")
+
+
+def test_gestures_are_cut_out_of_their_recordings(tmp_path: Path) -> None:
+    source = opened(f"dvs128:{write_dvs128(tmp_path)}")
+    assert (len(source.train), len(source.test or ())) == (22, 11)
+    assert source.train.labels.tolist() == [*range(11), *range(11)]
+    for table in (source.train, source.test):
+        assert isinstance(table, Recordings)
+        for i in range(len(table)):
+            events, label = table.read(i), int(table.labels[i])
+            start = (label + 1) * 100_000
+            assert len(events) > 50
+            assert start <= events["t"][0] <= events["t"][-1] < start + 50_000
+
+
+def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Path) -> None:
+    root = write_dvs128(tmp_path) / "DvsGesture"
+    events = [(t, 1, 2, 1) for t in (10, 20, 30, 40)]
+    (root / "user01_led.aedat").write_bytes(aedat3(events))
+    (root / "user01_led_labels.csv").write_text(
+        "class,startTime_usec,endTime_usec\n1,10,30\n2,20,41\n"
+    )
+    source = opened(f"dvs128:{root}")
+    assert [source.train.read(i)["t"].tolist() for i in (0, 1)] == [[10, 20], [20, 30, 40]]
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("a,b\n", "the first line is not 'class,startTime_usec,endTime_usec'"),
+        ("\n1,2,x\n", "line 2 is '1,2,x'; a class and two times"),
+        ("\n1,2\n", "line 2 is '1,2'; a class"),
+        ("\n1,100000,150000\n12,100000,150000\n", "line 3 has the class 12; there are 1 to 11"),
+        ("\n0,100000,150000\n", "line 2 has the class 0"),
+        ("\n1,150000,100000\n", "line 2 has the times 150000 to 100000"),
+        ("\n1,1,2\n", "there is no event from 1 to 2 us"),
+    ],
+)
+def test_bad_labels_are_named_with_their_line(tmp_path: Path, table: str, told: str) -> None:
+    root = write_dvs128(tmp_path) / "DvsGesture"
+    head = "class,startTime_usec,endTime_usec" if table.startswith("\n") else ""
+    (root / "user01_led_labels.csv").write_text(head + table)
+    line = refusal(f"dvs128:{root}")
+    assert told in line
+    assert "user01_led" in line
+
+
+def test_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
+    root = write_dvs128(tmp_path) / "DvsGesture"
+    shutil.copy(root / "user01_led_labels.csv", root / "user05_lab_labels.csv")
+    assert "user05_lab_labels.csv: there is no recording user05_lab.aedat" in refusal(
+        f"dvs128:{root}"
+    )
+    (root / "user05_lab_labels.csv").unlink()
+    (root / "user02_led_labels.csv").rename(tmp_path / "kept")
+    assert "user02_led.aedat: there are no labels user02_led_labels.csv" in refusal(
+        f"dvs128:{root}"
+    )
+    (root / "user02_led.aedat").unlink()
+    assert "trials_to_train.txt names it" in refusal(f"dvs128:{root}")
+
+
+def test_an_own_folder_is_read_with_and_without_splits(tmp_path: Path) -> None:
+    plain = write_folder(tmp_path / "plain", {"fall": 12, "walk": 10})
+    data = load(f"events:{plain}")
+    assert data.classes == ("fall", "walk")
+    assert sum(data.record()["sizes"].values()) == 22
+    for part, count in (("train", 9), ("val", 3), ("test", 4)):
+        write_folder(tmp_path / "divided" / part, {"fall": count, "walk": count}, seed=count)
+    data = load(f"events:{tmp_path / 'divided'}")
+    assert data.record()["sizes"] == {"train": 18, "val": 6, "test": 8}
+    assert data.record()["sensor_size"] == [16, 16]
+
+
+def test_an_own_folder_without_sensor_takes_the_least_that_fits(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(6):
+            events = [(0, i, 3, 1), (5, 2, 2 * i, 0)]
+            write_npz(tmp_path / name / f"{i}.npz", events, None)
+    data = load(f"events:{tmp_path}")
+    assert data.image_size == (11, 6)
+    assert "the sensor is taken to be 11x6" in data.record()["notes"][0]
+    assert load(f"events:{tmp_path}").record() == data.record()
+    write_npz(tmp_path / "b" / "7.npz", [(0, 19, 3, 1)], None)
+    assert load(f"events:{tmp_path}").image_size == (11, 20)
+
+
+def test_an_own_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "e", {"a": 5, "b": 5})
+    (root / "c").mkdir()
+    assert "class 'c' has no .npz files" in refusal(f"events:{root}")
+    (root / "c").rmdir()
+    shutil.move(root / "b", tmp_path / "b")
+    assert "has one class only (a)" in refusal(f"events:{root}")
+    shutil.move(tmp_path / "b", root / "b")
+    odd = write_npz(root / "b" / "odd.npz", random_events(4, side=8), (8, 8))
+    told = refusal(f"events:{root}")
+    assert "Keep recordings of one sensor together" in told
+    odd.unlink()
+    write_npz(
+        root / "b" / "empty.npz",
+        [(0, 0, 0, 0)],
+        t=np.zeros(0, int),
+        x=np.zeros(0, int),
+        y=np.zeros(0, int),
+        p=np.zeros(0, int),
+    )
+    assert "empty.npz: the recording holds no event" in refusal(f"events:{root}")
+
+
+def test_settings_of_events_are_refused_for_images(tmp_path: Path) -> None:
+    for name, value in (("time_steps", 4), ("frames_by", "time"), ("event_split", "tebn")):
+        told = refusal("digits", **{name: value})
+        assert (
+            told == f"data.{name} = {value!r}: data digits holds images, not events. Leave it out."
+        )
+    root = write_folder(tmp_path, {"a": 12, "b": 12})
+    assert "has no named splits" in refusal(f"events:{root}", event_split="tebn")
+    assert "unknown data.frames_by 'tim'" in refusal(f"events:{root}", frames_by="tim")
+    assert "larger than the sensor" in refusal(f"events:{root}", image_size=17)
+
+
+def test_moving_digits_are_one_set(tmp_path: Path) -> None:
+    few, all_ = opened("moving_digits:120"), opened("moving_digits")
+    assert (len(few.train), len(all_.train)) == (120, 1797)
+    for i in (0, 7, 119):
+        ours, theirs = few.train.read(i), all_.train.read(i)
+        assert ours.sensor == (32, 32)
+        assert 500 < len(ours) < 20_000
+        assert ours["t"][-1] < 300_000
+        assert 0.3 < ours["p"].mean() < 0.7
+        np.testing.assert_array_equal(ours.data, theirs.data)
+    alone = few.train.whole.read(np.array([7]))[0]
+    np.testing.assert_array_equal(alone.data, few.train.read(7).data)  # type: ignore[union-attr]
+    for wrong in ("many", "99", "1798"):
+        assert "Give a number from 100 to 1797" in refusal(f"moving_digits:{wrong}")
