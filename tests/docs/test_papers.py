@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from documents import DOCS, table
 
 import keymix
 from keymix.analysis.counting import Count
+from keymix.models.match import trainable
 from placements import PLACEMENTS
 
 PAPERS = (DOCS / "papers.md").read_text(encoding="utf-8")
@@ -50,6 +53,38 @@ def test_placements_are_what_the_models_count() -> None:
 def test_deep_models_are_what_count_says(row: list[str]) -> None:
     cost = counted(code(row[0]))
     assert (number(row[3]), number(row[5])) == (cost.params, cost.macs)
+
+
+NOTES: dict[str, dict[str, Any]] = {  # what the notes under the table say
+    "": {},
+    "[1]": {"num_classes": 100},
+    "[2]": {"num_classes": 100, "mixer": ["qk_channel", "qk_channel", "spiking_self"]},
+    "[3]": {"num_classes": 100, "mixer": ["qk_token", "qk_token", "qk_channel"]},
+    "[4]": {"num_classes": 11},
+    "[5]": {"stem_pool": "before"},
+    "[6]": {
+        "mixer": "spike_driven",
+        "num_heads": 8,
+        "mixer_options": {"talking_heads": True},
+    },
+}
+NOTES["[7]"] = {"depth": 2, "embed_dim": 512, "qkv_bias": False, **NOTES["[6]"]}
+
+
+@pytest.mark.parametrize("row", table(PAPERS, "spiking-table"), ids=lambda row: row[0])
+def test_spiking_models_are_what_is_built(row: list[str]) -> None:
+    name, _, note = row[4].partition(" ")
+    with torch.device("meta"):
+        model = keymix.create_model(code(name), **NOTES[note])
+    assert number(row[5]) == trainable(model)
+    printed = float(row[3].removesuffix("M")) * 1e6
+    assert trainable(model) == pytest.approx(printed, rel=0.007)
+
+
+def test_the_size_of_spikformer_with_the_other_stem_is_that() -> None:
+    with torch.device("meta"):
+        model = keymix.create_model("spikformer_4_384", stem="peds", num_classes=100)
+    assert f"{trainable(model):,} parameters" in PAPERS
 
 
 @pytest.mark.parametrize("row", table(PAPERS, "quoted-table"), ids=lambda row: row[0])
