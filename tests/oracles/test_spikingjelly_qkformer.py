@@ -14,6 +14,8 @@ from keymix.models import create_model
 from mixer_cases import stir
 from tolerances import close
 
+neuron = pytest.importorskip("spikingjelly.activation_based.neuron")
+surrogate = pytest.importorskip("spikingjelly.activation_based.surrogate")
 qkformer = pytest.importorskip("spikingjelly.activation_based.model.qkformer")
 
 HEADS = (2, 4, 8)
@@ -139,3 +141,28 @@ def test_gradients_are_spikingjellys() -> None:
     assert {name for name in own if name not in seen} == {
         name for name in own if name.endswith("attn.mixer.proj.bias")
     }
+
+
+def lif_node(v_threshold: float) -> nn.Module:
+    node: nn.Module = neuron.LIFNode(
+        v_threshold=v_threshold,
+        surrogate_function=surrogate.Sigmoid(4.0),
+        detach_reset=True,
+        step_mode="m",
+    )
+    return node
+
+
+def test_their_neurons_in_our_model_are_ours() -> None:
+    other = theirs().train()
+    plain, foreign = ours(other), ours(other, neuron=lif_node)
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    wanted = plain(x)
+    for _ in range(2):  # nothing is left of the call before
+        result = foreign(x)
+        close(result, wanted)
+    wanted.square().sum().backward()
+    result.square().sum().backward()
+    told = dict(plain.named_parameters())
+    for name, p in foreign.named_parameters():
+        close(p.grad, told[name].grad)
