@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,8 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import UserError, unknown
-from keymix.ops.neuron.reference import integrate_and_fire
+from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.layers.foreign_neurons import Made
+from keymix.layers.step_mode import Stepping
+from keymix.ops.neuron.layout import Dynamics
+from keymix.ops.neuron.multi_step import BACKENDS, Backend, Choice, choose, integrate_and_fire
 from keymix.ops.neuron.surrogate import Surrogate
 
 NeuronKind = Literal["lif", "if", "plif", "relu"]
@@ -21,14 +25,24 @@ NeuronMaker = Callable[..., nn.Module]
 """Called with ``v_threshold=``, ``device=``, ``dtype=``; makes what maps ``[T, ...]`` to spikes."""
 
 
-class SpikingNeuron(nn.Module):
+class SpikingNeuron(Stepping):
     """What all neurons share: currents ``[T, *]`` in, spikes ``[T, *]`` out, from rest each call.
+
+    In step mode ``"s"`` a call is one step, ``[*]`` to ``[*]``, and the potential ``v`` stays until
+    :meth:`reset`; it is in no state dict and goes into no copy. Where currents of another shape,
+    dtype or device come, the neuron says so and starts from rest.
 
     Args:
         v_threshold: Potential from which on a neuron fires.
-        v_reset: Potential after a spike (hard reset); None takes the threshold off (soft reset).
+        v_reset: Potential after a spike (hard reset), below the threshold; None takes the
+            threshold off (soft reset).
         detach_reset: Whether the gradient passes the reset by.
         surrogate: The slope of the step in the backward pass.
+        backend: ``"auto"``, or a path by name (``"reference"``, ``"blocked"``, ``"inductor"``,
+            ``"triton"``), which runs or raises with the reason.
+
+    Raises:
+        UserError: If the resting potential is not below the threshold, or a name is unknown.
     """
 
     def __init__(
@@ -38,30 +52,100 @@ class SpikingNeuron(nn.Module):
         v_reset: float | None = 0.0,
         detach_reset: bool = True,
         surrogate: Surrogate | str = "sigmoid",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if not math.isfinite(v_threshold) or (v_reset is not None and not v_reset < v_threshold):
+        if v_reset is None:
+            if not 0 < v_threshold < math.inf:
+                raise UserError(f"{v_threshold=} must be above 0, where a soft reset rests")
+        elif not -math.inf < v_reset < v_threshold < math.inf:
             raise UserError(f"{v_threshold=} must be a number above {v_reset=}")
+        if backend not in BACKENDS:
+            raise unknown("backend", str(backend), BACKENDS)
+        if isinstance(surrogate, str):
+            surrogate = Surrogate(surrogate)
         self.v_threshold, self.v_reset, self.detach_reset = v_threshold, v_reset, detach_reset
-        self.surrogate = Surrogate(surrogate) if isinstance(surrogate, str) else surrogate
+        self.surrogate, self.backend = surrogate, backend
+        self.v: Tensor | None = None
+        self._input: tuple[Any, ...] | None = None  # shape, dtype, device of what v belongs to
 
     def coefficients(self) -> tuple[float | Tensor, float | Tensor]:
         """Return ``keep`` and ``gain``, as the equation of ``ops/neuron/reference.py`` has them."""
         raise TypeError(f"{type(self).__name__} must define coefficients()")
 
-    def forward(self, x: Float[Tensor, "T ..."]) -> Float[Tensor, "T ..."]:
-        """Run T steps from rest."""
-        keep, gain = self.coefficients()
-        spikes, _ = integrate_and_fire(
-            x,
-            keep=keep,
-            gain=gain,
+    @property
+    def dynamics(self) -> Dynamics:
+        """Threshold, reset and surrogate."""
+        return Dynamics(
             v_threshold=self.v_threshold,
             v_reset=self.v_reset,
             detach_reset=self.detach_reset,
             surrogate=self.surrogate,
         )
-        return spikes
+
+    def reset(self) -> None:
+        """Forget the potential."""
+        self.v = self._input = None
+
+    def detach(self) -> None:
+        """Cut the potential off from the steps before, for truncated backpropagation."""
+        self.v = None if self.v is None else self.v.detach()
+
+    def choose_backend(self, x: Tensor | None = None, device: torch.device | None = None) -> Choice:
+        """Say which path runs and why.
+
+        Args:
+            x: The currents; None if they are not known yet.
+            device: Where it will run if ``x`` is None; the CPU by default.
+
+        Raises:
+            UserError: If a backend was named at construction and cannot run; with the reason.
+        """
+        return choose(self.backend, x, device)
+
+    def forward(self, x: Float[Tensor, "*step"]) -> Float[Tensor, "*step"]:
+        """Run ``[T, *]`` from rest; in step mode ``"s"``, one step ``[*]`` from where it stands."""
+        keep, gain = self.coefficients()
+        if self._step_mode == "m":
+            return integrate_and_fire(
+                x, keep=keep, gain=gain, how=self.dynamics, backend=self.backend, last=False
+            )[0]
+        given = (tuple(x.shape), x.dtype, x.device)
+        if self.v is not None and given != self._input:
+            warnings.warn(
+                f"{type(self).__name__} was given currents {_words(given)} after "
+                f"{_words(self._input)} and starts from rest; call reset() between sequences",
+                KeymixWarning,
+                stacklevel=2,
+            )
+            self.reset()
+        spikes, self.v = integrate_and_fire(
+            x[None], self.v, keep=keep, gain=gain, how=self.dynamics, backend=self.backend
+        )
+        self._input = given
+        return spikes[0]
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        parts = [
+            f"v_threshold={self.v_threshold}",
+            f"v_reset={self.v_reset}",
+            f"detach_reset={self.detach_reset}",
+            f"surrogate={self.surrogate.name}({self.surrogate.steepness})",
+        ]
+        if self.backend != "auto":
+            parts.append(f"backend={self.backend!r}")
+        if self._step_mode != "m":
+            parts.append(f"step_mode={self._step_mode!r}")
+        return ", ".join(parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "v": None, "_input": None}
+
+
+def _words(given: tuple[Any, ...] | None) -> str:
+    shape, dtype, device = given or ((), None, None)
+    return f"{list(shape)} ({dtype}, {device})"
 
 
 class LIF(SpikingNeuron):
@@ -77,6 +161,10 @@ class LIF(SpikingNeuron):
         if not 1 < tau < math.inf:
             raise UserError(f"{tau=} must be a number of steps above 1")
         self.tau = tau
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return f"tau={self.tau}, {super().extra_repr()}"
 
     def coefficients(self) -> tuple[float, float]:
         """1 - 1/tau and 1/tau."""
@@ -115,6 +203,10 @@ class ParametricLIF(SpikingNeuron):
         """Start at ``init_tau``."""
         nn.init.constant_(self.w, -math.log(self.init_tau - 1))
 
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return f"init_tau={self.init_tau}, {super().extra_repr()}"
+
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """1 - sigmoid(w) and sigmoid(w)."""
         gain = self.w.sigmoid()
@@ -132,6 +224,10 @@ class Neurons:
         v_reset: Potential after a spike; None for a soft reset.
         detach_reset: Whether the gradient passes the reset by.
         surrogate: The slope of the step in the backward pass.
+        backend: As :class:`SpikingNeuron` takes it.
+
+    Raises:
+        UserError: If a name is unknown or a number out of range.
     """
 
     kind: NeuronKind = "lif"
@@ -139,10 +235,16 @@ class Neurons:
     v_reset: float | None = 0.0
     detach_reset: bool = True
     surrogate: Surrogate | str = "sigmoid"
+    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         if self.kind not in ("lif", "if", "plif", "relu"):
             raise unknown("neuron", str(self.kind), ("lif", "if", "plif", "relu"))
+        if self.kind != "relu":  # bad numbers are told here, not where the first layer is built
+            self(
+                v_threshold=1.0 if self.v_reset is None else max(1.0, self.v_reset + 1),
+                device="meta",
+            )
 
     def __call__(
         self, *, v_threshold: float = 1.0, device: Any = None, dtype: Any = None
@@ -155,6 +257,7 @@ class Neurons:
             "v_reset": self.v_reset,
             "detach_reset": self.detach_reset,
             "surrogate": self.surrogate,
+            "backend": self.backend,
         }
         if self.kind == "if":
             return IF(**shared)
@@ -166,7 +269,21 @@ class Neurons:
 def neuron_maker(neuron: str | NeuronMaker) -> NeuronMaker:
     """Return what makes a model's neurons, from a kind's name or a maker.
 
+    What a function makes and what keeps state is wrapped, so that no model can forget to reset it
+    (:class:`keymix.layers.foreign_neurons.StatelessNeuron`).
+
     Args:
-        neuron: ``"lif"``, ``"if"``, ``"plif"``, ``"relu"``, :class:`Neurons`, or a function.
+        neuron: ``"lif"``, ``"if"``, ``"plif"``, ``"relu"``, :class:`Neurons`, or a function or
+            class that takes ``v_threshold`` by name, such as SpikingJelly's ``LIFNode``.
+
+    Raises:
+        UserError: If it is an unknown name, or a neuron and not what makes one.
     """
-    return Neurons(kind=neuron) if isinstance(neuron, str) else neuron  # type: ignore[arg-type]
+    if isinstance(neuron, str):
+        return Neurons(kind=neuron)  # type: ignore[arg-type]
+    if isinstance(neuron, nn.Module) or not callable(neuron):
+        raise UserError(
+            f"neuron={type(neuron).__name__} is not what makes neurons: give a kind's name, "
+            "Neurons(...), or a function of v_threshold that returns a module"
+        )
+    return neuron if isinstance(neuron, (Neurons, Made)) else Made(neuron)

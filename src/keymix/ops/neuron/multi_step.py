@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError, unknown
@@ -105,7 +104,7 @@ def _fits(value: float | Tensor | None, shape: torch.Size) -> bool:
 
 
 def integrate_and_fire(
-    x: Float[Tensor, "T ..."],
+    x: Tensor,
     v: Tensor | None = None,
     *,
     keep: float | Tensor,
@@ -113,11 +112,11 @@ def integrate_and_fire(
     how: Dynamics,
     backend: str = "auto",
     last: bool = True,
-) -> tuple[Float[Tensor, "T ..."], Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Run neurons over T steps: what :mod:`keymix.ops.neuron.reference` computes.
 
     Args:
-        x: Input currents.
+        x: Input currents ``[T, ...]``.
         v: Potential before the first step; at rest if None.
         keep: Share of the potential above rest that a step keeps; a tensor gets a gradient.
         gain: Weight of the input; a tensor gets a gradient.
