@@ -19,7 +19,7 @@ from keymix.cli import analyze_complexity, console, main
 from keymix.mixers.registry import list_mixers
 
 SMALL = ("--dim", "12", "--heads", "3", "--at", "4", "--repeats", "1")
-FILES = ["formulas", "key_value", "ratios", "scaling", "weights"]
+FILES = ["formulas", "key_value", "orders", "ratios", "scaling", "weights"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,7 @@ def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]
         "ratio_by_dim",
         "weights",
         "key_value",
+        "orders",
         "scaling",
         "multiples",
     ]

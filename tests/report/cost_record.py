@@ -136,6 +136,26 @@ def cost_record() -> dict[str, Any]:
                 "params_total": 196_659,
             }
         ],
+        "orders": [
+            {
+                "mixer": "qk_token",
+                "printed": "QKTA",
+                "time": "O(D)",
+                "space": "O(N)",
+                "macs_text": "0",
+                "entries_text": "2ND",
+                "formed_text": "hN",
+                "macs": 0,
+                "entries": 131_072,
+                "formed": 2_048,
+                "time_by_tokens": 1.0,
+                "time_by_dim": 1.0,
+                "space_by_tokens": 1.0,
+                "space_by_dim": 0.0,
+                "sites": 15,
+                "disagree": [[16, 256]],
+            }
+        ],
         "scaling": [_measured(m, rank, n) for n in TOKENS for m, rank in ranked],
         "complete": True,
         "command": "keymix analyze complexity --out cost",

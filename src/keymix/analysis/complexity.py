@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from keymix.analysis.complexity_orders import OrderRow, order_rows
 from keymix.analysis.complexity_scaling import Progress, ScalingRow, measure_at
 from keymix.analysis.complexity_sites import (
     MOST_DIM,
@@ -17,6 +18,7 @@ from keymix.analysis.complexity_sites import (
     Setting,
     candidates,
     near_square,
+    usable_device,
 )
 from keymix.analysis.complexity_tables import (
     FormulaRow,
@@ -76,6 +78,7 @@ class Complexity:
         by_dim: SKA Fig. 4, right: the same against D.
         weights: SKA Table 7 for every mixer.
         key_value: Table 1 of key-value attention.
+        orders: QKFormer's Table 1: orders of growth beside counts of the attention alone.
         scaling: Latency and peak memory against N.
         complete: Whether all tokens asked for have been measured.
     """
@@ -87,6 +90,7 @@ class Complexity:
     by_dim: tuple[RatioPoint, ...]
     weights: tuple[WeightRow, ...]
     key_value: tuple[KeyValueRow, ...]
+    orders: tuple[OrderRow, ...]
     scaling: tuple[ScalingRow, ...] = ()
     complete: bool = False
 
@@ -125,7 +129,7 @@ def complexity_parts(
         What is known so far: first all that is counted, then once more for each number of tokens
         measured. The last is complete.
     """
-    where = _device(device)
+    where = usable_device(device)
     _check_numbers(dim, num_heads, at, pos_dim, tokens, repeats, batch_size, time_steps)
     for path in imports:
         import_file(path)
@@ -192,6 +196,7 @@ def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) 
         by_dim=tuple(by_dim),
         weights=weight_rows(ledger, chosen, setting),
         key_value=key_value_rows(ledger, setting),
+        orders=order_rows(setting),
         complete=not setting.tokens,
     )
 
@@ -292,15 +297,3 @@ def _check_numbers(
         )
     for number in (at, *tokens):
         near_square(number)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0].partition(". ")[0]
-        raise UserError(f"device {str(device)!r} cannot be used here: {first}") from error
-    if where.type == "meta":
-        raise UserError("device 'meta' holds no numbers, so nothing can be timed on it")
-    return where

@@ -54,6 +54,26 @@ def near_square(tokens: int) -> Grid:
     return rows, tokens // rows
 
 
+def usable_device(device: str | torch.device) -> torch.device:
+    """Return a device that holds numbers here.
+
+    Args:
+        device: As PyTorch names it.
+
+    Raises:
+        UserError: If there is none such.
+    """
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0].partition(". ")[0]
+        raise UserError(f"device {str(device)!r} cannot be used here: {first}") from error
+    if where.type == "meta":
+        raise UserError("device 'meta' holds no numbers, so nothing can be timed on it")
+    return where
+
+
 class OverTime(nn.Module):
     """A spiking mixer as a still image meets it: the tokens ``[B, N, C]`` repeated T times.
 

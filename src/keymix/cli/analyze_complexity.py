@@ -24,8 +24,9 @@ RECORD, PAGE = "complexity.json", "complexity.html"
 
 _DESCRIPTION = """\
 Put the papers' formulas of what token mixers cost beside counts of the mixers themselves (SKA
-Tables 6 and 7 and Fig. 4, Table 1 of key-value attention), and measure latency and peak memory
-against the number of tokens, all mixers in turns. Every registered mixer is in."""
+Tables 6 and 7 and Fig. 4, Table 1 of key-value attention, Table 1 of QKFormer), and measure
+latency and peak memory against the number of tokens, all mixers in turns. Every registered mixer
+is in."""
 
 _EPILOG = """\
 examples:

@@ -112,6 +112,7 @@ def tables(record: Record) -> list[Table]:
         _ratios(record),
         _weights(record),
         _key_value(record, here),
+        _orders(record, here),
     ]
     if record["scaling"]:
         made += [_scaling(record), _multiples(record)]
@@ -239,6 +240,41 @@ def _key_value(record: Record, here: str) -> Table:
     ]
     title = f"Table 1 of key-value attention at {here}, m = {record['setting']['pos_dim']}"
     return Table("key_value", title, columns, rows)
+
+
+def _orders(record: Record, here: str) -> Table:
+    columns = (
+        Column("in the paper", "printed"),
+        Column("mixer", "mixer"),
+        Column("time there", "time"),
+        Column("multiply-adds here", "", where="people"),
+        Column("added, masked, scaled here", "", where="people"),
+        Column("time grows as", "", where="people"),
+        Column("space there", "space"),
+        Column("formed on the way here", "", where="people"),
+        Column("space grows as", "", where="people"),
+        Column("sizes where formula = count", "sites", where="people"),
+        *_csv_only("macs_text", "macs", "entries_text", "entries", "formed_text", "formed"),
+        *_csv_only("time_by_tokens", "time_by_dim", "space_by_tokens", "space_by_dim"),
+    )
+    rows = [
+        (
+            row["printed"],
+            row["mixer"],
+            row["time"],
+            _gives(row["macs_text"], row["macs"]) if row["macs"] else "none",
+            _gives(row["entries_text"], row["entries"]),
+            f"N^{row['time_by_tokens']:.2f} D^{row['time_by_dim']:.2f}",
+            row["space"] or None,
+            _gives(row["formed_text"], row["formed"]),
+            f"N^{row['space_by_tokens']:.2f} D^{row['space_by_dim']:.2f}",
+            f"{row['sites'] - len(row['disagree'])} of {row['sites']}",
+            *(row[c.key] for c in columns[10:]),
+        )
+        for row in record["orders"]
+    ]
+    heads = record["setting"]["num_heads"]
+    return Table("orders", f"QKFormer Table 1, T = 1, at {here}, h = {heads}", columns, rows)
 
 
 def _scaling(record: Record) -> Table:
