@@ -85,6 +85,11 @@ def cut(root: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
+def grow(root: Path) -> None:
+    with (root / ".keymix" / f"{STEM}.npy").open("ab") as file:
+        file.write(b"\0")
+
+
 def spoil_header(root: Path) -> None:
     file = root / ".keymix" / f"{STEM}.npy"
     file.write_bytes(b"\0" * 16 + file.read_bytes()[16:])
@@ -99,7 +104,9 @@ def lose_frames(root: Path) -> None:
     (root / ".keymix" / f"{STEM}.npy").unlink()
 
 
-@pytest.mark.parametrize("damage", [flip_a_count, cut, spoil_header, spoil_manifest, lose_frames])
+@pytest.mark.parametrize(
+    "damage", [flip_a_count, cut, grow, spoil_header, spoil_manifest, lose_frames]
+)
 def test_damaged_frames_are_made_anew(
     root: Path, made: list[int], damage: Callable[[Path], None]
 ) -> None:

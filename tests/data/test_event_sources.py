@@ -91,7 +91,7 @@ def test_named_splits_are_chosen_and_recorded(tmp_path: Path) -> None:
     assert "unknown data.event_split 'tebm'. Did you mean 'tebn'?" in refusal(
         spec, event_split="tebm"
     )
-    assert "class airplane has 14 of its 1000 recordings" in first.record()["notes"]
+    assert "140 of the set's 10,000 recordings" in first.record()["notes"]
 
 
 def test_missing_sets_tell_where_to_get_them(tmp_path: Path) -> None:

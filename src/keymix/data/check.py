@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validates a data set before hours are spent: decodes every image, goes on after a problem."""
+"""Validates a data set before hours are spent: reads every image, goes on after a problem."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +21,9 @@ from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int, int], None]
 
-_ON_DISK = ("folder", "imagenet", "parquet")
+_ON_DISK = ("folder", "imagenet", "parquet", "events", "cifar10dvs", "dvs128")
+
+_TELL_WHERE = ("cifar10dvs", "dvs128")  # they say themselves where to get a set that is not there
 
 
 def check(what: str, *, progress: Progress | None = None) -> Report:
@@ -43,7 +46,7 @@ def check(what: str, *, progress: Progress | None = None) -> Report:
     try:
         source = entry.open(argument, faults)
     except UserError as error:
-        if entry.name not in _ON_DISK:
+        if entry.name not in _ON_DISK or not Path(argument).expanduser().exists():
             raise
         _add_faults(report, faults)
         report.add(STOPS, "sets that cannot be opened", [str(error)], "")
@@ -63,7 +66,12 @@ def check(what: str, *, progress: Progress | None = None) -> Report:
         if progress is not None:
             progress(done, total)
 
-    surveys = {name: survey(table, source.in_chans, count) for name, table in tables.items()}
+    if source.events:
+        from keymix.data.events.survey import survey_events
+
+        surveys = survey_events(tables, count)
+    else:
+        surveys = {name: survey(table, source.in_chans, count) for name, table in tables.items()}
     images = contents.Images(source.classes, tables, surveys, splits)
     contents.add_broken(report, images)
     contents.add_copies(report, images)
@@ -72,7 +80,18 @@ def check(what: str, *, progress: Progress | None = None) -> Report:
     contents.add_sizes(report, images)
     contents.add_traits(report, images)
     remedy = "they are not read: move them, or give them an image's ending"
+    if source.events:
+        remedy = "they are not read: move them, or store them as .npz"
     report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
+    if source.events:
+        report.findings = [
+            replace(
+                found,
+                what=found.what.replace("images", "recordings"),
+                remedy=found.remedy.replace("images", "recordings"),
+            )
+            for found in report.findings
+        ]
     return report
 
 
@@ -84,7 +103,7 @@ def _entry(what: str) -> tuple[DataSpec, str]:
     entry, argument = parse(what)
     if entry.name == "parquet":
         existing_path(entry.name, argument)
-    elif entry.name in _ON_DISK:
+    elif entry.name in _ON_DISK and entry.name not in _TELL_WHERE:
         existing_folder(entry.name, argument)
     return entry, argument
 

@@ -11,7 +11,7 @@ import functools
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
 _CPU = torch.device("cpu")
 
 
+@runtime_checkable
 class Maker(Protocol):
     """Makes a batch; small enough to be sent to a worker."""
 

@@ -216,7 +216,7 @@ def existing_folder(spec_name: str, argument: str) -> Path:
 
 
 def kind_of(path: Path) -> str:
-    """Tell by what lies there which spec a path belongs to: parquet, imagenet or folder."""
+    """Tell by what lies there which spec a path belongs to: parquet, imagenet, events or folder."""
     if _holds_parquet(path):
         return "parquet"
     if (path / "ILSVRC").is_dir():
@@ -225,7 +225,17 @@ def kind_of(path: Path) -> str:
         inside = [p.name for p in (path / "train").iterdir() if p.is_dir()]
         if inside and all(_WORDNET_ID.fullmatch(name) for name in inside):
             return "imagenet"
-    return "folder"
+    return "events" if _holds_events(path) else "folder"
+
+
+def _holds_events(path: Path) -> bool:
+    """Whether the first file of the first class is a recording of events."""
+    base = path / "train" if (path / "train").is_dir() else path
+    inside = (
+        sorted(p for p in base.glob("*/") if not p.name.startswith(".")) if base.is_dir() else []
+    )
+    first = next((file for folder in inside[:1] for file in folder.iterdir()), None)
+    return first is not None and first.suffix.lower() == ".npz"
 
 
 def _holds_parquet(path: Path) -> bool:

@@ -33,7 +33,7 @@ TRAITS = {
     "transparent": "laid on white",
 }
 _BIT = {trait: 1 << place for place, trait in enumerate(TRAITS)}
-_HASH = 16  # bytes
+HASH = 16  # bytes
 _CHUNK = 32  # images a task
 _ORIENTATION = 0x0112  # EXIF's tag
 
@@ -70,7 +70,7 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
         progress: Called with the number of images done since the last call.
     """
     count = len(table)
-    hashes = np.zeros(count, dtype=f"V{_HASH}")
+    hashes = np.zeros(count, dtype=f"V{HASH}")
     sizes = np.zeros((count, 2), dtype=np.int64)
     traits = np.zeros(count, dtype=np.int64)
     broken: dict[int, str] = {}
@@ -108,7 +108,7 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
 
 
 def _hash(image: Image.Image) -> bytes:
-    whole = hashlib.blake2b(f"{image.mode} {image.size}".encode(), digest_size=_HASH)
+    whole = hashlib.blake2b(f"{image.mode} {image.size}".encode(), digest_size=HASH)
     whole.update(image.tobytes())
     return whole.digest()
 

@@ -79,6 +79,8 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
         raise
     except _DAMAGE as error:
         why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        if "pickle" in why:  # NumPy takes what it does not know for a pickle
+            why = "it is no .npz file of plain numbers"
         raise UserError(f"{path}: cannot be read: {why}. Replace or remove it.") from None
     missing = [name for name in _FIELDS if name not in columns]
     if missing:

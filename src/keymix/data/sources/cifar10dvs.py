@@ -41,7 +41,7 @@ CLASSES = (
     "truck",
 )
 ADDRESS = "https://figshare.com/articles/dataset/CIFAR10-DVS_New/4724671"
-_OF_CLASS = 1000  # files
+_ALL = 10_000  # recordings
 _NUMBER = re.compile(r".*_(\d+)\.aedat")
 _TEBN_TEST = 100
 
@@ -65,7 +65,6 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     names: list[str] = []
     labels: list[int] = []
     numbers: list[int] = []
-    notes: list[str] = []
     for label, name in enumerate(CLASSES):
         found = sorted(f.name for f in (root / name).glob("*.aedat") if not f.name.startswith("."))
         if not found:
@@ -87,17 +86,16 @@ def open_source(argument: str, faults: Faults) -> EventSource:
             names.append(f"{name}/{file}")
             labels.append(label)
             numbers.append(int(number[1]))
-        if len(found) != _OF_CLASS:
-            notes.append(f"class {name} has {len(found)} of its {_OF_CLASS} recordings")
     if not names:
         raise UserError(f"data cifar10dvs:{argument}: {root} has no recordings.")
+    notes = () if len(names) == _ALL else (f"{len(names):,} of the set's {_ALL:,} recordings",)
     whole = Recordings(_Files(root, names), np.asarray(labels, dtype=np.int64))
     named = {
         "first90": _divided(whole, _first90(whole.labels)),
         "tebn": _divided(whole, np.asarray(numbers) >= _TEBN_TEST),
     }
     train, test = named["first90"]
-    return EventSource(classes=CLASSES, train=train, test=test, named=named, notes=tuple(notes))
+    return EventSource(classes=CLASSES, train=train, test=test, named=named, notes=notes)
 
 
 def _first90(labels: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
