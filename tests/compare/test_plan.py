@@ -58,6 +58,14 @@ def test_default_mixers_are_the_dense_mechanisms_softmax_first_and_identity_last
         assert not traits.composed
 
 
+def test_default_mixers_of_a_spiking_model_are_the_spiking_mechanisms():
+    labels = [spec.label for spec in choose_mixers(None, controls=True, model="qkformer_micro_32")]
+    assert labels == ["spiking_self", "qk_channel", "qk_token", "spike_driven", "identity"]
+    assert choose_mixers(None, controls=True, model="vit_tiny_patch16_224")[0].label == "softmax"
+    named = choose_mixers("qkta,qkca,ssa", controls=True, model="qkformer_micro_32")
+    assert choose_baseline(named, None).label == "spiking_self"
+
+
 def test_controls_can_be_declined_and_are_not_doubled():
     assert [s.label for s in choose_mixers("mhsa,ska", controls=False)] == ["softmax", "static_key"]
     labels = [s.label for s in choose_mixers("identity,mhsa", controls=True)]

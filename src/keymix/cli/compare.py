@@ -159,7 +159,11 @@ def _help() -> str:
     add("--limit", metavar="N", help="use only so many training images, a stratified choice")
     add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
     add("--match", metavar="params", help="widen each mixer to the baseline's parameters")
-    add("--baseline", metavar="M", help="what the others are compared with (default: softmax)")
+    add(
+        "--baseline",
+        metavar="M",
+        help="what the others are compared with (default: softmax, or ssa)",
+    )
     add("--no-controls", action="store_true", help="leave the identity control out")
     add("--processes", metavar="N", help="runs side by side (default: one a core, on a GPU one)")
     add("--import", metavar="FILE.py", help="a file that registers your own mixers")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from keymix.mixers.spec import MixerSpec
 
 CONTROL = "identity"
-PREFERRED_BASELINE = "softmax"
+PREFERRED_BASELINES = {"dense": "softmax", "spiking": "spiking_self"}
+"""By what a model's tokens are."""
 DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
 
 
@@ -159,15 +160,20 @@ def choose_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     return chosen
 
 
-def choose_mixers(mixers: str | Sequence[str] | None, *, controls: bool) -> list[MixerSpec]:
+def choose_mixers(
+    mixers: str | Sequence[str] | None, *, controls: bool, model: str = ""
+) -> list[MixerSpec]:
     """Return the mixers to compare.
 
-    Without a choice of the user's these are all registered dense mechanisms, softmax first. The
-    identity control comes last unless it is declined.
+    Without a choice of the user's these are all registered mechanisms for such tokens as the
+    model has, softmax first, or spiking self-attention. The identity control comes last unless it
+    is declined.
 
     Args:
         mixers: Text with commas, or one text a mixer, or ``None`` for all.
         controls: Whether to add the identity control.
+        model: Name of the model that they shall sit in; its tokens are dense if it is none of
+            keymix's.
 
     Raises:
         UserError: If a mixer or an option is unknown, or a mixer stands there twice.
@@ -176,8 +182,11 @@ def choose_mixers(mixers: str | Sequence[str] | None, *, controls: bool) -> list
     from keymix.mixers.spec import parse_mixers
 
     if mixers is None:
-        names = [n for n in list_mixers(domain="dense") if _stands_alone(get_mixer_class(n).traits)]
-        names.sort(key=lambda name: name != PREFERRED_BASELINE)
+        from keymix.models.factory import domain_of
+
+        domain = domain_of(model)
+        names = [n for n in list_mixers(domain=domain) if _stands_alone(get_mixer_class(n).traits)]
+        names.sort(key=lambda name: name != PREFERRED_BASELINES[domain])
         mixers = names
     text = mixers if isinstance(mixers, str) else ",".join(mixers)
     specs = parse_mixers(text)
@@ -193,14 +202,17 @@ def _stands_alone(traits: Any) -> bool:
 
 
 def choose_baseline(specs: Sequence[MixerSpec], baseline: str | None) -> MixerSpec:
-    """Return the mixer that the others are compared with: softmax if it is there, else the first.
+    """Return the mixer that the others are compared with.
+
+    If none was asked for: softmax, or spiking self-attention, if it is there, else the first.
 
     Raises:
         UserError: If the one asked for is not among the mixers.
     """
     labels = [spec.label for spec in specs]
     if baseline is None:
-        return specs[labels.index(PREFERRED_BASELINE)] if PREFERRED_BASELINE in labels else specs[0]
+        preferred = [name for name in PREFERRED_BASELINES.values() if name in labels]
+        return specs[labels.index(preferred[0])] if preferred else specs[0]
     from keymix.mixers.spec import parse_mixer
 
     label = parse_mixer(baseline).label

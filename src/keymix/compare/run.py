@@ -95,7 +95,7 @@ def compare(
         data: Data spec; the recipe's, or ``digits``, if None.
         model: Model name; the recipe's if None.
         mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
-            all registered dense mechanisms if None.
+            all registered mechanisms for the model's tokens, dense or spiking, if None.
         seeds: A number N for seeds 0 … N-1, or the seeds.
         recipe: A recipe, its name or file; ``digits_vit`` for digits, else
             ``small_images_vit``, if None.
@@ -104,7 +104,8 @@ def compare(
         limit: Training and validation images together.
         out: The comparison's folder.
         match: ``"params"`` widens each mixer to the baseline's parameters.
-        baseline: The mixer that the others are compared with; softmax, else the first, if None.
+        baseline: The mixer that the others are compared with; softmax or spiking self-attention,
+            else the first, if None.
         controls: Whether the identity control joins.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers of one's own.
@@ -139,7 +140,7 @@ def compare(
     shared = choose_recipe(
         data=data, recipe=recipe, model=model, epochs=epochs, limit=limit, overrides=overrides
     )
-    specs = choose_mixers(mixers, controls=controls)
+    specs = choose_mixers(mixers, controls=controls, model=shared.model.name)
     choose_baseline(specs, baseline)  # or refuse, before the data is read
     watch(Event(kind="stage", text="loading the data"))
     images = warn_of_left_out(load_data(shared.data))

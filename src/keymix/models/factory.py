@@ -21,6 +21,7 @@ from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import probability
+from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import MixerSpec, spec_of
 from keymix.models.arguments import arguments_of, check_value
 from keymix.models.family import family_of
@@ -144,6 +145,20 @@ def own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
     if len(own.names) == 1 and len(set(blocks)) > 1:  # a variant's last blocks have another
         return MixerSpec(blocks, own.options * len(blocks))
     return own
+
+
+def domain_of(name: str) -> Literal["dense", "spiking"]:
+    """Say what a model's tokens are, by the mixers that it has of its own; timm's are dense.
+
+    Args:
+        name: Of the model, or any other text.
+    """
+    if name not in list_models():
+        return "dense"
+    build, row = family_of(name)
+    own = spec_of(row.get("mixer", arguments_of(build)["mixer"][0]))
+    domains = {get_mixer_class(each).traits.domain for each in own.names}
+    return "spiking" if "spiking" in domains else "dense"
 
 
 def _create(
