@@ -121,7 +121,7 @@ def test_real_inputs_cost_every_multiply_add(study: SpikeStudy) -> None:
     assert first.values["shares"] is None
     assert (head.input, head.macs) == ("real", 40)
     assert study.macs == first.macs + head.macs
-    assert study.repeated == ("conv1",)
+    assert (study.repeated, study.once) == (("conv1",), ("head",))
     assert study.saved_once == pytest.approx(first.macs * 2 / 3 * 4.6)
 
 
@@ -159,6 +159,15 @@ def test_the_twin_is_the_same_network_counted_dense_at_one_step() -> None:
     assert study.twin_macs == pytest.approx(lone.macs)
     assert _of(study, "head").twin == _of(study, "head").dense  # after the mean over steps
     assert study.twin_energy == pytest.approx(4.6 * study.twin_macs)
+
+
+def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
+    few, above = study.notes
+    assert few == "Read on 3 images only; rates vary with the images."
+    assert above.startswith("1 of 9 operations are given values above 1")
+    quiet = small_net()
+    nn.init.constant_(quiet.bn1.weight, 0.0)
+    assert spike_study(quiet, images(16)).notes[0].startswith("100.0 % of the neurons never fired")
 
 
 def test_batch_norm_is_folded_or_one_multiply_add_an_element(study: SpikeStudy) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analysis: what a model costs, what its attention does, whether its layers collapse, its spikes."""
+"""Analysis: what a model costs, what its attention and its spikes do, whether layers collapse."""
 
 from keymix._lazy import attach
 
@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = attach(
         "ENERGIES": "keymix.analysis.energy",
         "Energy": "keymix.analysis.energy",
         "LayerCount": "keymix.analysis.counting",
+        "Raster": "keymix.analysis.spikes_raster",
         "SpikeStudy": "keymix.analysis.spikes",
         "attention_maps": "keymix.analysis.attention",
         "complexity_parts": "keymix.analysis.complexity",
@@ -21,6 +22,7 @@ __getattr__, __dir__, __all__ = attach(
         "measure_interleaved": "keymix.analysis.measure",
         "measure_model": "keymix.analysis.measure",
         "peak_memory": "keymix.analysis.memory",
+        "spike_rasters": "keymix.analysis.spikes_raster",
         "spike_study": "keymix.analysis.spikes",
     },
 )

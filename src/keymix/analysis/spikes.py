@@ -28,6 +28,9 @@ __all__ = ["SpikeStudy", "spike_study"]
 
 Progress = Callable[[int], None]
 
+FEW = 16
+"""Images below which a study says that they are few."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeStudy:
@@ -94,6 +97,35 @@ class SpikeStudy:
         return self.twin_macs * self.cost.mac
 
     @property
+    def once(self) -> tuple[str, ...]:
+        """Paths of layers that ran once for all steps, as the first on a still image does."""
+        return tuple(
+            op.path
+            for op in self.operations
+            if op.what in ("conv", "linear") and op.twin == op.dense and self.time_steps > 1
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to keep in mind when reading the numbers, in words."""
+        told = []
+        silent = self.silent
+        if silent is not None and silent > 0.9:
+            told.append(
+                f"{100 * silent:.1f} % of the neurons never fired: next to nothing runs through "
+                "this network, and its energy says nothing of one that works."
+            )
+        if self.images < FEW:
+            told.append(f"Read on {self.images} images only; rates vary with the images.")
+        above = [op.path for op in self.operations if op.input == "counts"]
+        if above:
+            told.append(
+                f"{len(above)} of {len(self.operations)} operations are given values above 1, "
+                "which shortcuts make that add spikes; their energy has bounds."
+            )
+        return tuple(told)
+
+    @property
     def saved_once(self) -> float:
         """Energy in pJ that computing the layers of `repeated` once would save."""
         macs = sum(op.macs for op in self.operations if op.path in self.repeated)
@@ -117,6 +149,8 @@ class SpikeStudy:
                 "energy": self.twin_energy,
                 "ratio": self.twin_energy / middle if middle else None,
             },
+            "notes": list(self.notes),
+            "once": list(self.once),
             "repeated": list(self.repeated),
             "saved_once": self.saved_once,
             "table": [
