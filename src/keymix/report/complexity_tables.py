@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from keymix.report import csv_cells, formats
 
 Record = Mapping[str, Any]
-Kind = Literal["text", "whole", "ratio", "ms", "mib"]
+Kind = Literal["text", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
+
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "ms": formats.milliseconds,
+    "mib": formats.mib,
+    "rate": "{:.4f}".format,
+    "percent": formats.percent,
+    "count": formats.count,
+    "energy": formats.energy,
+}
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,8 @@ class Column:
             return f"{value:,}"
         if self.kind == "ratio":
             return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
-        if self.kind == "ms":
-            return formats.milliseconds(value)
-        return formats.mib(value) if self.kind == "mib" else str(value)
+        write = _FORMS.get(self.kind, str)
+        return write(value)
 
 
 @dataclass(frozen=True)

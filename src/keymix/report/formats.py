@@ -62,6 +62,16 @@ def mib(value: float | None) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
+def energy(picojoules: float | None) -> str:
+    """Write an energy with three digits and a unit: 3.20 nJ · 41.5 µJ · 1.23 mJ."""
+    if picojoules is None:
+        return MISSING
+    units = (("mJ", 1e9), ("µJ", 1e6), ("nJ", 1e3), ("pJ", 1.0))
+    unit, size = next((each for each in units if picojoules >= each[1]), units[-1])
+    scaled = picojoules / size
+    return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
+
+
 def duration(seconds: float) -> str:
     """Write a duration: 8 s, 2 min 05 s, 1 h 12 min."""
     whole = round(seconds)

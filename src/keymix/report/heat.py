@@ -96,12 +96,13 @@ def _bar(high: float, signed: bool) -> list[Markup]:
     return parts
 
 
-def as_file(svg: Markup, legend: Mapping[str, Look] | None = None) -> str:
+def as_file(svg: Markup, legend: Mapping[str, Look] | None = None, *, style: str = "") -> str:
     """Make a chart of the page a file of its own: with its styles, light, and its legend below.
 
     Args:
         svg: What a chart's function returned.
         legend: Label to look; None for a chart that has no curves.
+        style: Rules that it needs beside those of all pages.
     """
     found = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert found is not None  # canvas() begins so
@@ -121,7 +122,7 @@ def as_file(svg: Markup, legend: Mapping[str, Look] | None = None) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" '
         f'width="{number(2 * width)}" height="{number(2 * height)}" role="img" '
-        f'aria-label="{title}">\n<style>{escape(_style())}</style>\n{inner}</svg>\n'
+        f'aria-label="{title}">\n<style>{escape(_style(style))}</style>\n{inner}</svg>\n'
     )
 
 
@@ -136,10 +137,10 @@ def _variables() -> dict[str, str]:
     return dict(re.findall(r"--([\w-]+): ([^;]+);", root[1]))
 
 
-def _style() -> str:
+def _style(more: str) -> str:
     """Return the rules of charts, with colours in place of variables: few programs know those."""
     colours = _variables()
-    rules = [rule for rule in re.findall(r"[^{}]+\{[^{}]*\}", _sheet()) if _of_charts(rule)]
+    rules = [rule for rule in re.findall(r"[^{}]+\{[^{}]*\}", _sheet() + more) if _of_charts(rule)]
     text = "svg { font-family: sans-serif; }\n" + "\n".join(rule.strip() for rule in rules)
     return re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], text)
 

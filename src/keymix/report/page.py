@@ -56,6 +56,7 @@ def environment() -> jinja2.Environment:
         "ms": formats.milliseconds,
         "rate": formats.rate,
         "mib": formats.mib,
+        "energy": formats.energy,
         "duration": formats.duration,
         "breakable": _breakable,
         "by_reason": _by_reason,

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of spikes on its page, in tables and in files: complete, escaped, in the right cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from spikes_record import EVIL, ROLES, raster, spikes_record, study
+from test_html import read, words
+
+from keymix.report import formats
+from keymix.report.heat import as_file
+from keymix.report.spikes import files, render
+from keymix.report.spikes_rasters import STYLE, on_image
+from keymix.report.spikes_rasters import raster as draw_raster
+from keymix.report.spikes_tables import headline, part_of, parts, rates_of, tables
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(spikes_record())
+
+
+def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
+    reader = read(page)
+    assert reader.open == []
+    assert all(address.startswith(("data:", "#")) for address in reader.addresses)
+    assert not re.search(r"url\((?!['\"]?data:)", page)
+
+
+def test_hostile_names_stay_text(page: str) -> None:
+    assert EVIL not in page
+    assert EVIL in words(page)
+    assert len(read(page).scripts) == 2
+    for name, text in files(spikes_record()).items():
+        assert re.fullmatch(r"[\w.-]+", name)
+        if name.endswith(".svg"):
+            ET.fromstring(text)
+
+
+def test_what_it_comes_to_stands_first_with_its_notes(page: str) -> None:
+    text = words(page)
+    for told in ("0.1250 spikes per neuron and step", "Note on qk.", "Random weights."):
+        assert text.index(told) < text.index("Firing rates")
+    assert text.count("Random weights.") == 1
+    for told in ("4.6 pJ, an addition (AC) 0.9 pJ", "Memory access is not counted", "In qk stem"):
+        assert told in text
+
+
+def test_the_headline_holds_bounds_and_the_twin_unless_hardly_anything_fires() -> None:
+    told = headline(study("qk"))
+    assert "2.70 µJ (between 1.70 µJ and 4.10 µJ)" in told
+    assert told.endswith("27.6 µJ: 10.2 times as much.")
+    even = study("qk", energy={"low": 2.0, "middle": 2.0, "high": 2.0})
+    assert "between" not in headline(even)
+    assert "times as much" not in headline(study("qk", silent=0.95))
+    assert "times as much" in headline(study("qk", silent=None))
+
+
+def test_rates_stand_by_stage_beside_the_papers() -> None:
+    table = rates_of(study("qk"), several=False)
+    assert table.headings() == [
+        "spikes",
+        "stage 1, qk_token",
+        "paper, stage 1",
+        "stage 2, qk_token",
+        "paper, stage 2",
+    ]
+    assert [row[0] for row in table.rows] == list(ROLES)
+    assert table.cells()[2] == ["A_t", "0.0300", "0.1200", "0.0600", "0.2200"]
+
+
+def test_other_mixers_and_stages_have_no_figures_of_the_paper() -> None:
+    entries = [
+        {"mixer": "spiking_self", "stage": 2, "rates": {"V": 0.5}},
+        {"mixer": "qk_token", "stage": 3, "rates": {"Q": 0.25, "MLP layer 1": 0.1}},
+    ]
+    table = rates_of(study("qk", table=entries), several=True)
+    assert table.headings() == ["spikes", "stage 2, spiking_self", "stage 3, qk_token"]
+    assert table.cells() == [
+        ["V", "0.5000", "–"],
+        ["Q", "–", "0.2500"],
+        ["MLP layer 1", "–", "0.1000"],
+    ]
+    assert table.title.startswith("qk: firing rates")
+
+
+def test_tables_of_files_hold_every_number() -> None:
+    made = files(spikes_record())
+    names = {name for name in made if name.endswith(".csv")}
+    assert names == {
+        f"spikes-{k}.csv" for k in ("total", "rates", "steps", "neurons", "operations")
+    }
+    rows = list(csv.DictReader(io.StringIO(made["spikes-operations.csv"])))
+    fc1 = next(row for row in rows if row["path"].endswith("fc1"))
+    assert [float(fc1[f"share_{i}"]) for i in range(4)] == [0.5, 0.2, 0.1, 0.1]
+    assert float(fc1["share_4_or_more"]) == pytest.approx(0.1)
+    assert (fc1["input"], fc1["sops"], fc1["energy_high_pj"]) == (
+        "above 1",
+        "1000000.0",
+        "2300000.0",
+    )
+    steps = list(csv.DictReader(io.StringIO(made["spikes-steps.csv"])))
+    assert len(steps) == 2 * (15 + 1)
+    (total, _) = csv.DictReader(io.StringIO(made["spikes-total.csv"]))
+    assert (total["model"], total["twin_ratio"], total["silent"]) == ("qk", "10.22", "0.25")
+    assert [table.key for table in tables(spikes_record()) if table.shown] == [
+        "total",
+        "rates_by_stage",
+    ]
+
+
+def test_energy_is_added_up_by_part() -> None:
+    found = {part["name"]: part for part in parts(study("qk"))}
+    assert list(found) == ["stem", "embedding 1", "blocks 1"]
+    assert found["blocks 1"] == {"name": "blocks 1", "low": 8e5, "middle": 1.8e6, "high": 3.2e6}
+    assert part_of("stages.2.blocks.1.mlp.fc2") == "blocks 3"
+    assert part_of("head") == "head"
+
+
+def _boxes(svg: str, kind: str) -> list[list[tuple[float, ...]]]:
+    drawn = re.findall(rf'<path d="([^"]*)" class="{kind}"', svg)
+    return [
+        [tuple(map(float, box)) for box in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)", one)]
+        for one in drawn
+    ]
+
+
+def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
+    attention, keys, masked = _boxes(draw_raster(raster()), "spikes")
+    cell = (440 - 34 - 4) / 4
+    assert [(box[0], box[2]) for box in attention] == [(34, pytest.approx(2 * cell))]  # 1100 of 4
+    assert [round((box[0] - 34) / cell) for box in keys] == [0, 3, 1]
+    assert [round(box[2] / cell) for box in keys] == [2, 1, 3]
+    assert [round(box[2] / cell) for box in masked] == [2, 1]
+
+
+def test_attention_lies_on_the_image_step_by_step() -> None:
+    svg = on_image(raster(), "data:image/png;base64,AAAA")
+    first, second = _boxes(svg, "lit")
+    assert first == []
+    assert [round((box[0] - 108) / (100 / 3)) for box in second] == [1, 2]
+    assert svg.count("<image ") == 2
+    assert "step 2: 50 %" in svg
+    assert "<image " not in on_image(raster(), None)
+
+
+def test_files_carry_the_styles_of_rasters() -> None:
+    svg = as_file(draw_raster(raster()), style=STYLE)
+    assert "svg .spikes { fill: #1c2026; }" in svg
+    assert ".spikes" not in as_file(draw_raster(raster())).partition("</style>")[0]
+
+
+def test_energies_have_units() -> None:
+    values = (None, 0.0, 3.204, 3204, 41.5e6, 1.234e9, 9.99e11)
+    assert [formats.energy(v) for v in values] == [
+        "–",
+        "0.00 pJ",
+        "3.20 pJ",
+        "3.20 nJ",
+        "41.5 µJ",
+        "1.23 mJ",
+        "999 mJ",
+    ]
