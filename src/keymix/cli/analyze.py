@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
-from keymix.cli import analyze_attention, analyze_collapse, analyze_complexity, console
+from keymix.cli import (
+    analyze_attention,
+    analyze_collapse,
+    analyze_complexity,
+    analyze_memory,
+    analyze_spikes,
+    console,
+)
 from keymix.errors import unknown
 
 _ANALYSES = {
     "attention": analyze_attention,
     "collapse": analyze_collapse,
     "complexity": analyze_complexity,
+    "memory": analyze_memory,
+    "spikes": analyze_spikes,
 }
 
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix analyze spikes``: words, files, JSON, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from keymix.analysis.spikes import spike_study
+from keymix.cli import analyze, analyze_spikes, console
+from keymix.cli.models_and_images import load_images, load_models
+from keymix.errors import UserError
+from keymix.recipes.classification.digits_vit import recipe as digits_vit
+from keymix.train import files
+from keymix.train.model import build_model, load_data
+
+DIGITS = ["--images", "digits", "--limit", "3"]
+
+
+def _spiking_run(folder: Path, steps: int) -> Path:
+    """Write a run of a small QKFormer whose norms know the data, so that it fires."""
+    one = digits_vit()
+    options = {"embed_dim": 16, "depths": [1, 1], "num_heads": 2, "time_steps": steps}
+    options["mixer"] = ["qk_token", "spiking_self"]
+    one = replace(
+        one,
+        data=replace(one.data, limit=40),
+        model=replace(one.model, name="qkformer_hst_4_384", mixer=None, options=options),
+    )
+    images = load_data(one.data)
+    torch.manual_seed(0)
+    model = build_model(one, num_classes=10, in_chans=images.in_chans, image_size=images.image_size)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(torch.randn(8, 1, 12, 12))
+    facts = {"recipe": one.to_dict(), "data": images.record()}
+    files.make_folder(folder)
+    files.write_json(folder / files.RECIPE, one.to_dict())
+    files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _spiking_run(tmp_path_factory.mktemp("runs") / "qk", 3)
+
+
+def test_json_is_the_python_record_of_each_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = _spiking_run(tmp_path / "four", 4)
+    words = [str(run), str(other), *DIGITS, "--batch-norm", "separate", "--energy", "int8"]
+    assert analyze_spikes.main([*words, "--time-steps", "2", "--batch-size", "2", "--json"]) == 0
+    studies = json.loads(capsys.readouterr().out)["studies"]
+    assert [(s["label"], s["time_steps"], s["images"]) for s in studies] == [
+        ("qk", 2, 3),
+        ("four", 2, 3),
+    ]
+    (one,) = load_models([str(run)])
+    one.model.set_time_steps(2)
+    images = torch.cat(list(load_images(one, ["digits"], limit=3).batches(8)))
+    found = spike_study(one.model, images, energy="int8", batch_norm="separate").to_dict()
+    assert found["rate"] > 0.01
+    for key in ("rate", "sops", "macs", "energy", "twin"):
+        assert studies[0][key] == pytest.approx(found[key], rel=1e-5)
+    assert studies[0]["cost"]["mac"] == 0.23
+    assert {op["what"] for op in studies[0]["operations"]} >= {"norm", "sum", "product"}
+    assert [r["path"] for r in studies[0]["rasters"]] == ["stages.0.blocks.0.attn.mixer"]
+
+
+def test_a_pipe_gets_lines_led_by_the_name_of_their_table(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyze.main(["spikes", str(run), "--limit", "4"]) == 0
+    told = capsys.readouterr()
+    rows = [line.split("\t") for line in told.out.splitlines()]
+    kinds = list(dict.fromkeys(row[0] for row in rows))
+    assert kinds == ["total", "rates", "steps", "neurons", "operations"]
+    for kind in kinds:
+        heading, *rest = [row for row in rows if row[0] == kind]
+        assert heading[1] == "model"
+        assert {row[1] for row in rest} == {"qk"}
+        assert {len(row) for row in rest} == {len(heading)}
+    assert "reading 4 images with qk" in told.err
+    assert "qk: 0." in told.err
+    assert "spikes per neuron and step over 3 steps" in told.err
+
+
+def test_a_terminal_gets_words_and_the_table_of_the_paper(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(console.out), "is_terminal", True)
+    assert analyze_spikes.main([str(run), *DIGITS]) == 0
+    out = capsys.readouterr().out
+    for told in ("Read on 3 images only", "values above 1", "MLP layer 2", "0.3477", "twin"):
+        assert told in out
+
+
+def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [str(run), *DIGITS, "--out", str(out)]
+    raster = ["--raster-image", "1", "--head", "1", "--step", "0", "--tokens", "5,7"]
+    assert analyze_spikes.main([*words, *raster]) == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"spikes.html", "spikes.json", "spikes-operations.csv", "spikes-energy.svg"} <= names
+    assert {"spikes-raster-qk-1.svg", "spikes-image-qk-1.svg"} <= names
+    (study,) = json.loads((out / "spikes.json").read_text())["studies"]
+    (drawn,) = study["rasters"]
+    assert (drawn["head"], drawn["step"], drawn["start"], len(drawn["keys"][0])) == (1, 0, 5, 7)
+    assert drawn["grid"] == [12, 12]
+    assert study["photo"].startswith("data:image/png;base64,")
+    assert "Stage 1, block 1, head 2 of 2, step 1 of 3" in (out / "spikes.html").read_text()
+    with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
+        analyze_spikes.main(words)
+    (out / "spikes-old.svg").write_text("")
+    assert analyze_spikes.main([*words, "--overwrite"]) == 0
+    assert not (out / "spikes-old.svg").exists()
+
+
+def test_a_damaged_image_is_named_and_the_others_are_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"nothing")
+    Image.new("L", (12, 12), 200).save(tmp_path / "b.png")
+    assert analyze_spikes.main([str(run), "--images", str(tmp_path), "--json"]) == 2
+    said = capsys.readouterr()
+    assert "a.png" in said.err
+    (study,) = json.loads(said.out)["studies"]
+    assert (study["images"], study["raster_image"]) == (1, "b.png")
+    assert list(study["left_out"]) == [str(tmp_path / "a.png")]
+    with pytest.raises(UserError, match=r"a\.png"):
+        analyze_spikes.main([str(run), "--images", str(tmp_path), "--raster-image", "0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vit_nano_p2_12", *DIGITS], "has no spiking neurons; choose a model that has"),
+        (["RUN", *DIGITS, "--time-steps", "0"], "time_steps=0"),
+        (["RUN", *DIGITS, "--energy", "fp8"], "unknown energy 'fp8'"),
+        (["RUN", *DIGITS, "--tokens", "5"], "give the first token and how many"),
+        (["RUN", *DIGITS, "--tokens", "140,9"], "must lie within the 144 tokens"),
+        (["RUN", *DIGITS, "--raster-image", "3"], "there are 3, numbered from 0"),
+        (["RUN", *DIGITS, "--head", "2"], "head=2: there are 2"),
+        (["RUN", *DIGITS, "--hea", "2"], "unknown option '--hea'. Did you mean '--head'"),
+        ([], "MODEL"),
+    ],
+)
+def test_mistakes_are_one_line(run: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        analyze_spikes.main([str(run) if word == "RUN" else word for word in words])
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_of_fixed_steps_says_so() -> None:
+    class Fixed(torch.nn.Module):
+        v_threshold = 1.0
+
+    (one,) = load_models(["vit_nano_p2_12"])
+    with pytest.raises(UserError, match="takes no other number of time steps: drop --time-steps"):
+        analyze_spikes._prepare(replace(one, model=Fixed()), 2)
