@@ -166,7 +166,8 @@ def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
     assert few == "Read on 3 images only; rates vary with the images."
     assert above.startswith("1 of 9 operations are given values above 1")
     quiet = small_net()
-    nn.init.constant_(quiet.bn1.weight, 0.0)
+    for parameter in quiet.parameters():
+        nn.init.zeros_(parameter)
     assert spike_study(quiet, images(16)).notes[0].startswith("100.0 % of the neurons never fired")
 
 
