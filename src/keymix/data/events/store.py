@@ -268,13 +268,11 @@ def _make(
                         into.put(row, found)
                         digests[row] = _digest(found)
             passed = time.monotonic() - began
-            if passed > _PATIENCE and not told:
+            rest = passed / done * (len(groups) - done)
+            if isinstance(into, _Written) and min(passed, rest) > _PATIENCE and not told:
                 told = True
-                rest = passed / done * (len(groups) - done)
-                text = (
-                    f"frames of {len(recordings):,} recordings are made once, about {rest:.0f} s "
-                )
-                text += "more; later starts take seconds"
+                text = f"frames of {len(recordings):,} recordings are made once, about {rest:.0f} "
+                text += "s more; later starts take seconds"
                 warnings.warn(text, KeymixWarning, stacklevel=4)
     finally:
         pool.shutdown(cancel_futures=True)
