@@ -1,10 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear map or convolution, batch norm, neuron: the step that spiking networks are made of."""
+"""Linear map or convolution, batch norm, neuron: the step that spiking networks are made of.
+
+In training the step keeps its input in bytes where that is exact, and the output of the linear
+map; normalised currents and potentials are computed again in the backward pass.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules import module as every_module
+
+from keymix.layers.neurons import IF, LIF, ParametricLIF
+from keymix.ops.spikes import packed
+from keymix.ops.spikes.anew import anew
+
+_OURS = (
+    *(nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d),
+    *(LIF, IF, ParametricLIF),
+)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN: ContextVar[bool] = ContextVar("plain_steps", default=False)
+
+
+@contextmanager
+def plain_steps() -> Iterator[None]:
+    """Call the parts of all steps one by one within the block, as gradients of gradients need."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+def _watched(part: nn.Module) -> bool:
+    """Whether somebody listens to a module or has changed what it does."""
+    return "forward" in vars(part) or any(getattr(part, name) for name in _HOOKS)
+
+
+def why_plain(x: Tensor, *parts: nn.Module | None) -> str | None:
+    """Say why the parts of a step are called one by one; None if little memory is taken.
+
+    Args:
+        x: The input of the step.
+        parts: Linear map or convolution, norm, what stands behind it, neuron.
+    """
+    modules = [part for part in parts if part is not None]
+    reasons = (_of_the_moment(x, modules), *(_of_a_part(part) for part in modules))
+    return next((why for why in reasons if why is not None), None)
+
+
+def _of_the_moment(x: Tensor, modules: list[nn.Module]) -> str | None:
+    """Why no step is taken with little memory just now."""
+    learned = (x, *(p for part in modules for p in part.parameters()))
+    why = None
+    if not torch.is_grad_enabled() or not any(each.requires_grad for each in learned):
+        why = "nothing is kept where no gradient is asked for"
+    elif torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        why = "a compiler or tracer sees the parts"
+    elif type(x) is not Tensor or x.is_meta or torch._C._are_functorch_transforms_active():
+        why = "the input is no plain tensor"
+    elif torch.is_autocast_enabled(x.device.type):
+        why = "autocast chooses a dtype for each part"
+    elif _PLAIN.get():
+        why = "plain_steps() asks for it"
+    elif any(getattr(every_module, f"_global{name}") for name in _HOOKS):
+        why = "somebody listens to all modules"
+    return why
+
+
+def _of_a_part(part: nn.Module) -> str | None:
+    """Why a part cannot be one of a step that is taken with little memory."""
+    why = None
+    if isinstance(part, (LIF, IF, ParametricLIF)) and part.step_mode != "m":
+        why = "neurons take single steps"
+    elif type(part) not in _OURS:
+        why = f"{type(part).__name__} is not a part whose backward pass is known"
+    elif isinstance(part, nn.Conv2d) and (
+        part.padding_mode != "zeros" or isinstance(part.padding, str)
+    ):
+        why = "the padding of the convolution is more than zeros"
+    elif isinstance(part, nn.MaxPool2d) and part.return_indices:
+        why = "the pooling returns indices"
+    elif _watched(part):
+        why = f"somebody listens to {type(part).__name__}"
+    return why
+
+
+def _norm_again(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Callable[[Tensor], Tensor]:
+    """Return what a norm computes in its present mode, without the count of its statistics."""
+    of_batch = norm.training or norm.running_mean is None
+    mean, variance = (None, None) if of_batch else (norm.running_mean, norm.running_var)
+
+    def again(y: Tensor) -> Tensor:
+        return F.batch_norm(y, mean, variance, norm.weight, norm.bias, of_batch, 0.0, norm.eps)
+
+    return again
+
+
+def _normed_spikes(
+    y: Tensor,
+    norm: nn.BatchNorm1d | nn.BatchNorm2d,
+    neuron: nn.Module,
+    between: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return ``neuron(between(norm(y)))`` and keep y alone."""
+    normed_again = _norm_again(norm)
+    weights = (*norm.parameters(), *neuron.parameters())
+    return anew(
+        lambda y: neuron(between(norm(y))),
+        lambda y: neuron(between(normed_again(y))),
+        y,
+        weights,
+    )
 
 
 def spiking_linear(
@@ -18,8 +132,12 @@ def spiking_linear(
         norm: Over the D channels.
         neuron: Maps currents ``[T, ...]`` to spikes.
     """
-    y: Tensor = linear(x)
-    spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(y.shape))
+    shape = (*x.shape[:-1], linear.out_features)
+    if why_plain(x, linear, norm, neuron) is None:
+        y = packed.linear(x, linear.weight, linear.bias)
+        return _normed_spikes(y.flatten(0, -2), norm, neuron, lambda y: y.view(shape))
+    y = linear(x)
+    spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(shape))
     return spikes
 
 
@@ -39,8 +157,21 @@ def spiking_conv(
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
     """
-    y: Tensor = norm(conv(x.flatten(0, 1)))
-    if pool is not None:
-        y = pool(y)
-    spikes: Tensor = neuron(y.view(*x.shape[:2], *y.shape[1:]))
+
+    def between(y: Tensor) -> Tensor:
+        y = y if pool is None else pool(y)
+        return y.view(*x.shape[:2], *y.shape[1:])
+
+    if why_plain(x, conv, norm, neuron, pool) is None:
+        y = packed.conv2d(
+            x,
+            conv.weight,
+            conv.bias,
+            conv.stride,
+            conv.padding,  # type: ignore[arg-type] # words were sent the plain way
+            conv.dilation,
+            conv.groups,
+        )
+        return _normed_spikes(y, norm, neuron, between)
+    spikes: Tensor = neuron(between(norm(conv(x.flatten(0, 1)))))
     return spikes

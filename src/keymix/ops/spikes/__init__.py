@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers between spikes, trained with little memory: bytes for inputs, potentials anew."""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear maps and convolutions that keep their input for the backward pass in bytes.
+
+Spikes are 0 or 1, and sums of some spikes are small whole numbers: a byte holds them exactly. What
+a byte does not hold exactly is kept as it is, so that nothing is lost either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from keymix.ops.spikes.anew import refuse_twice
+
+_CHUNK = 1 << 20
+
+# What was packed and is still alive, with its version: the maps to queries, keys and values share
+# one input.
+_PACKED: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakTensorKeyDictionary()
+
+
+def _dense(x: Tensor) -> Tensor | None:
+    """Give the memory of a tensor without gaps as one row; None if it has gaps."""
+    order = sorted(range(x.ndim), key=x.stride, reverse=True)
+    turned = x.permute(order)
+    return turned.view(-1) if turned.is_contiguous() else None
+
+
+def pack(x: Tensor) -> Tensor:
+    """Return the same numbers as bytes if all are whole and within 0 to 255, else ``x`` itself.
+
+    Args:
+        x: Any floating-point tensor.
+    """
+    if x.numel() == 0 or not x.is_floating_point():
+        return x
+    known = _PACKED.get(x)
+    if known is not None and known[0] == x._version:
+        return x if known[1] is None else known[1]
+    packed = _packed(x.detach())
+    _PACKED[x] = (x._version, packed)
+    return x if packed is None else packed
+
+
+def _packed(x: Tensor) -> Tensor | None:
+    result = torch.empty_like(x, dtype=torch.uint8)
+    flat, into = _dense(x), _dense(result)
+    if flat is None or into is None or result.stride() != x.stride():
+        result.copy_(x)
+        return result if torch.equal(result.to(x.dtype), x) else None
+    for part, room in zip(torch.split(flat, _CHUNK), torch.split(into, _CHUNK), strict=True):
+        room.copy_(part)
+        # a byte is a whole number: what equals it is one
+        if not torch.equal(room.to(x.dtype), part):
+            return None
+    return result
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(pack(x) if ctx.needs_input_grad[1] else None, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_twice()
+        x, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        return (
+            grad @ weight if ctx.needs_input_grad[0] else None,
+            rows.T @ x.flatten(0, -2).to(grad.dtype) if ctx.needs_input_grad[1] else None,
+            rows.sum(0) if ctx.needs_input_grad[2] else None,
+        )
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]
+    ) -> Tensor:
+        # the gradient of x needs no numbers of x, but its shape and memory format
+        ctx.save_for_backward(pack(x) if any(ctx.needs_input_grad[:2]) else None, weight)
+        ctx.options = options
+        ctx.shape = x.shape
+        return F.conv2d(x.flatten(0, -4), weight, bias, *options)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_twice()
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.options
+        if x is None:  # the bias alone has a gradient
+            return None, None, grad.sum((0, 2, 3)), None
+        needs = ctx.needs_input_grad
+        found = torch.ops.aten.convolution_backward(
+            grad,
+            x.flatten(0, -4).to(grad.dtype),
+            weight,
+            [len(weight)] if needs[2] else None,
+            stride,
+            padding,
+            dilation,
+            False,
+            [0, 0],
+            groups,
+            needs[:3],
+        )
+        grad_x = None if found[0] is None else found[0].view(ctx.shape)
+        return grad_x, *found[1:], None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute ``F.linear``; whole numbers 0 to 255 are kept for the backward pass in bytes.
+
+    Its backward pass cannot be differentiated and says so.
+
+    Args:
+        x: ``[*, N, C]``, two axes or more.
+        weight: ``[D, C]``.
+        bias: ``[D]``, or None.
+    """
+    out: Tensor = _Linear.apply(x, weight, bias)
+    return out
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Tensor:
+    """Compute ``F.conv2d``; whole numbers 0 to 255 are kept for the backward pass in bytes.
+
+    Args:
+        x: ``[*, B, C, H, W]``; all axes before C make one.
+        weight: As PyTorch has it.
+        bias: As PyTorch has it.
+        stride: Of both axes.
+        padding: Of both axes.
+        dilation: Of both axes.
+        groups: As PyTorch has it.
+    """
+    out: Tensor = _Conv.apply(x, weight, bias, (stride, padding, dilation, groups))
+    return out

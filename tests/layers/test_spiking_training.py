@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A spiking step in training: less is kept, and everything is what the parts would give."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from keymix.errors import UserError
+from keymix.layers import spiking_block
+from keymix.layers.neurons import IF, LIF, ParametricLIF
+from keymix.layers.spiking_block import plain_steps, spiking_conv, spiking_linear, why_plain
+from keymix.ops.spikes import packed
+from tolerances import close
+
+D = torch.float64
+NEURONS = {
+    "lif": lambda: LIF(v_threshold=0.3),
+    "if": lambda: IF(v_threshold=0.5, v_reset=None, detach_reset=False, surrogate="atan"),
+    "plif": lambda: ParametricLIF(v_threshold=0.3, dtype=D),
+}
+NORMS = {
+    "training": lambda norm: norm.train(),
+    "evaluation": lambda norm: norm.eval(),
+    "mean of all": lambda norm: setattr(norm, "momentum", None),
+}
+
+
+def counts(*shape: int) -> Tensor:
+    """Whole numbers such as sums of spikes are."""
+    return torch.randint(0, 3, shape).double().requires_grad_()
+
+
+def outcome(run: Callable[..., Tensor], parts: list[nn.Module], x: Tensor) -> dict[str, Tensor]:
+    """Output, gradients and buffers after two passes."""
+    found: dict[str, Tensor] = {}
+    for _ in range(2):
+        for part in parts:
+            part.zero_grad()
+        out = run(x, *parts)
+        weigh = torch.linspace(-1, 1, out.numel(), dtype=D).view(out.shape)
+        grad = torch.autograd.grad((out * weigh).sum(), x, retain_graph=True)[0]
+        (out * weigh).sum().backward()
+        found |= {"out": out.detach(), "x": grad}
+    for at, part in enumerate(parts):
+        found |= {f"{at}.{name}": p.grad for name, p in part.named_parameters()}
+        found |= {f"{at}.{name}": buffer for name, buffer in part.named_buffers()}
+    return found
+
+
+def same(run: Callable[..., Tensor], parts: list[nn.Module], x: Tensor, monkeypatch) -> None:
+    assert why_plain(x, *parts) is None
+    other = copy.deepcopy(parts)
+    found = outcome(run, parts, x)
+    monkeypatch.setattr(spiking_block, "why_plain", lambda *_: "as a test")
+    wanted = outcome(run, other, x)
+    assert 0 < wanted["out"].mean() < 1
+    assert torch.equal(found.pop("out"), wanted.pop("out"))
+    for name, value in wanted.items():
+        assert value is not None, name
+        close(found[name].double(), value.double())
+
+
+@pytest.mark.parametrize("neuron", NEURONS)
+@pytest.mark.parametrize("mode", NORMS)
+@pytest.mark.parametrize("lead", [(3, 2, 7), (2, 7)])
+def test_a_linear_step_is_that_of_its_parts(neuron, mode, lead, monkeypatch) -> None:
+    norm = nn.BatchNorm1d(4, dtype=D)
+    NORMS[mode](norm)
+    parts = [nn.Linear(6, 4, dtype=D), norm, NEURONS[neuron]()]
+    same(spiking_linear, parts, counts(*lead, 6), monkeypatch)
+
+
+@pytest.mark.parametrize("pool", [None, nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)])
+@pytest.mark.parametrize("mode", NORMS)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_convolutional_step_is_that_of_its_parts(pool, mode, last, monkeypatch) -> None:
+    norm = nn.BatchNorm2d(4, dtype=D)
+    NORMS[mode](norm)
+    conv = nn.Conv2d(4, 4, 3, stride=(2, 1), padding=1, groups=2, dtype=D)
+    x = counts(3, 2, 4, 7, 6)
+    if last:
+        x = counts(3, 2, 7, 6, 4).detach().permute(0, 1, 4, 2, 3).requires_grad_()
+    parts = [conv, norm, LIF(v_threshold=0.3), *([] if pool is None else [pool])]
+    same(spiking_conv, parts, x, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.5, -1.0, 256.0, 1e20, float("nan"), float("inf"), 1 + 2**-40],
+)
+def test_what_a_byte_does_not_hold_is_kept_whole(value) -> None:
+    x = counts(5, 7).detach()
+    assert packed.pack(x).dtype == torch.uint8
+    assert torch.equal(packed.pack(x).double(), x)
+    x = x.clone()
+    x[3, 2] = value
+    assert packed.pack(x) is x
+
+
+def test_a_tensor_that_was_changed_is_packed_again() -> None:
+    x = counts(5, 7).detach()
+    first = packed.pack(x)
+    assert packed.pack(x) is first
+    x.add_(1)
+    assert torch.equal(packed.pack(x).double(), x)
+    x.add_(0.5)
+    assert packed.pack(x) is x
+
+
+@pytest.mark.parametrize("lay", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[:, :0]])
+def test_any_memory_format_is_packed(lay) -> None:
+    x = lay(counts(5, 8).detach())
+    assert torch.equal(packed.pack(x).double(), x)
+    assert packed.pack(x).dtype == (torch.uint8 if x.numel() else D)
+
+
+def test_pixels_are_trained_on_as_they_are(monkeypatch) -> None:
+    parts = [nn.Linear(6, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), LIF(v_threshold=0.3)]
+    x = torch.randn(3, 2, 5, 6, dtype=D, requires_grad=True)
+    same(spiking_linear, parts, x, monkeypatch)
+
+
+def test_a_step_keeps_bytes_and_the_output_of_its_map() -> None:
+    parts = [nn.Linear(6, 4), nn.BatchNorm1d(4), LIF()]
+    x = counts(3, 2, 50, 6).detach().float().requires_grad_()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        spiking_linear(x, *parts)
+    large = sorted(t.numel() * t.element_size() for t in kept if t.numel() > 24)
+    assert large == [300 * 6, 4 * 300 * 4]
+
+
+def test_frozen_parts_get_no_gradient() -> None:
+    linear, norm, neuron = nn.Linear(6, 4), nn.BatchNorm1d(4), LIF()
+    linear.requires_grad_(False)
+    spiking_linear(counts(3, 5, 6).detach().float(), linear, norm, neuron).sum().backward()
+    assert linear.weight.grad is None
+    assert norm.weight.grad is not None
+    bare = nn.BatchNorm2d(4, affine=False, track_running_stats=False)
+    conv = nn.Conv2d(2, 4, 1)
+    conv.weight.requires_grad_(False)
+    spiking_conv(counts(3, 2, 2, 5, 5).detach().float(), conv, bare, neuron).sum().backward()
+    assert conv.weight.grad is None
+    assert conv.bias.grad is not None
+
+
+def test_gradients_of_gradients_are_refused_not_wrong() -> None:
+    parts = [nn.Linear(6, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), LIF(v_threshold=0.2)]
+    x = counts(3, 5, 6)
+    with pytest.raises(UserError, match="plain_steps"):
+        torch.autograd.grad(spiking_linear(x, *parts).sum(), x, create_graph=True)
+    y = packed.linear(x, parts[0].weight, None)
+    with pytest.raises(UserError, match="plain_steps"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    with plain_steps():
+        assert "plain_steps" in why_plain(x, *parts)
+        out = spiking_linear(x, *parts)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    assert all(g.any() for g in torch.autograd.grad(grad.square().sum(), (parts[0].weight, x)))
+
+
+def test_autocast_goes_the_plain_way_and_trains() -> None:
+    parts = [nn.Linear(6, 4), nn.BatchNorm1d(4), ParametricLIF()]
+    x = counts(3, 2, 5, 6).detach().float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in why_plain(x, *parts)
+        spiking_linear(x, *parts).float().sum().backward()
+    assert all(p.grad.isfinite().all() for part in parts for p in part.parameters())
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+def hooked(part: nn.Module) -> nn.Module:
+    part.register_forward_hook(lambda *_: None)
+    return part
+
+
+def single(neuron: LIF) -> LIF:
+    neuron.step_mode = "s"
+    return neuron
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ((OwnLinear(6, 4), LIF()), "OwnLinear"),
+        ((nn.Linear(6, 4), nn.ReLU()), "ReLU"),
+        ((nn.Linear(6, 4), hooked(LIF())), "listens"),
+        ((hooked(nn.Linear(6, 4)), LIF()), "listens"),
+        ((nn.Linear(6, 4), single(LIF())), "single steps"),
+        ((nn.Conv2d(2, 2, 3, padding="same"), LIF()), "padding"),
+        ((nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), LIF()), "padding"),
+        ((nn.Linear(6, 4), nn.MaxPool2d(2, return_indices=True), LIF()), "indices"),
+        ((nn.Linear(6, 4), LIF()), None),
+    ],
+)
+def test_whose_backward_pass_is_not_known_is_called_as_it_is(parts, words) -> None:
+    x = counts(3, 5, 6)
+    why = why_plain(x, *parts)
+    assert why is None if words is None else words in why
+    with torch.no_grad():
+        assert "no gradient" in why_plain(x, *parts)
+
+
+def test_a_hook_on_all_modules_is_served() -> None:
+    parts = (nn.Linear(6, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), LIF())
+    seen: list[nn.Module] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part))
+    try:
+        spiking_linear(counts(3, 5, 6), *parts)
+    finally:
+        handle.remove()
+    assert seen == list(parts)
