@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on recordings of events: trained, stopped and resumed, evaluated, asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keymix.data import load
+from keymix.data.augment import Augment
+from keymix.errors import Interrupted, UserError
+from keymix.train import files
+from keymix.train.engine import train
+from keymix.train.recipe import (
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    Recipe,
+    ScheduleConfig,
+    from_dict,
+    replace_path,
+)
+from keymix.train.runs import evaluate, load_run, predict
+from keymix.train.task import ClassificationTask
+
+RECIPE = Recipe(
+    name="moving",
+    data=DataConfig(
+        spec="moving_digits:100", time_steps=2, frames_by="time", image_size=16, batch_size=16
+    ),
+    augment=Augment(flip=True, snn_wide=True),
+    model=ModelConfig(name="qkformer_micro_32"),
+    optim=OptimConfig(lr=1e-3),
+    schedule=ScheduleConfig(epochs=2),
+    loss=LossConfig(mixup=0.5),
+)
+
+
+def traces(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    lines = files.read_metrics(folder / files.METRICS)
+    for line in lines:
+        del line["seconds"], line["images_per_s"]
+    return (folder / files.weights_file("last")).read_bytes(), lines
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(RECIPE, folder)
+    return folder
+
+
+def test_the_model_gets_channels_and_steps_of_the_data(folder: Path) -> None:
+    run = load_run(folder)
+    model, seen = run.model_and_data()
+    assert model.time_steps == 2
+    assert (seen["time_steps"], seen["frames_by"], seen["image_size"]) == (2, "time", [16, 16])
+    assert seen["sensor_size"] == [32, 32]
+    assert model(torch.zeros(1, 2, 2, 16, 16)).shape == (1, 10)
+    assert from_dict(files.read_json(folder / files.RECIPE)) == RECIPE
+
+
+def test_a_run_that_is_stopped_within_an_epoch_ends_as_one_that_is_not(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ClassificationTask.training_step
+
+    def stopped(self: ClassificationTask, batch: Any, batch_idx: int) -> Any:
+        if (self.current_epoch, batch_idx) == (1, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassificationTask, "training_step", stopped)
+        with pytest.raises(Interrupted):
+            train(RECIPE, tmp_path / "run")
+    train(RECIPE, tmp_path / "run")
+    assert traces(tmp_path / "run") == traces(folder)
+
+
+def test_evaluation_leaves_nothing_behind(folder: Path) -> None:
+    first = evaluate(folder)
+    assert evaluate(folder) == first
+    assert first["top1"] == load_run(folder).summary["last"]["test"]["top1"]
+    more = evaluate(folder, "moving_digits:160")
+    assert more["images"] == 40
+    with pytest.raises(UserError, match=r"data\.time_steps = 2: data digits holds images"):
+        evaluate(folder, "digits")
+
+
+def test_recordings_are_predicted_as_they_are_scored(folder: Path, tmp_path: Path) -> None:
+    data = load("moving_digits:100", time_steps=2, frames_by="time", image_size=16)
+    paths = []
+    for i in range(4):
+        events = data.test.table.read(i)  # type: ignore[attr-defined]
+        paths.append(tmp_path / f"{i}.npz")
+        np.savez(paths[-1], **{name: events[name] for name in "txyp"})
+    model = load_run(folder).model()
+    with torch.inference_mode():
+        logits = model(torch.stack([data.test.read(i) for i in range(4)]).float())
+    answers = predict(folder, [tmp_path], top=1)
+    assert [Path(a.path) for a in answers] == paths
+    for answer, row in zip(answers, logits.softmax(1), strict=True):
+        assert answer.classes == (str(int(row.argmax())),)
+        assert answer.probabilities[0] == pytest.approx(float(row.max()), rel=1e-4)
+    (tmp_path / "1.npz").write_bytes(b"")
+    answers = predict(folder, [tmp_path])
+    assert [a.error is None for a in answers] == [True, False, True, True]
+    assert str(answers[1].error).startswith(f"{tmp_path}/1.npz: cannot be read")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no recordings"):
+        predict(folder, [tmp_path / "empty"])
+
+
+def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
+    for name in ("vit_nano_p4_12", "resnet18"):
+        with pytest.raises(UserError) as told:
+            train(replace_path(RECIPE, {"model.name": name}), tmp_path / name)
+        assert str(told.value) == (
+            f"model {name!r} takes images, and data 'moving_digits:100' has frames of events "
+            "[B, T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data of "
+            "images."
+        )
+
+
+def test_steps_are_what_the_data_says(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.options\.time_steps is what the data says; set"):
+        train(replace_path(RECIPE, {"model.options.time_steps": 3}), tmp_path / "run")
+    for key, value in (("time_steps", 0), ("frames_by", "tim")):
+        with pytest.raises(UserError, match=rf"data\.{key}"):
+            replace_path(RECIPE, {f"data.{key}": value})
