@@ -61,9 +61,12 @@ def attention_operation(mixer: TokenMixer, tokens: int) -> AttentionOperation:
     if isinstance(mixer, MapMixer):
         grid = mixer.site.grid
         heads = (1, mixer.num_heads, tokens, mixer.head_dim)
+        with torch.no_grad():
+            made = mixer.inputs(mixer.proj.weight.new_zeros(1, tokens, mixer.site.dim), grid)
+        learned = {name: part for name, part in made.items() if name not in mixer.roles}
         return AttentionOperation(
             shapes=dict.fromkeys(mixer.roles, heads),
-            run=lambda parts: mixer.maps(parts, grid) @ parts["v"],
+            run=lambda parts: mixer.maps({**learned, **parts}, grid) @ parts["v"],
         )
     raise UserError(
         f"mixer {mixer.mixer_name!r} has no attention of its own: it has no queries and keys"

@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
     with (
         interruptible(lambda: _stands(known, given.out)),
         out_folder.made(folder, lambda: bool(known)),
-        _watching() as progress,
+        watching() as progress,
     ):
         parts = complexity_parts(
             given.mixers,
@@ -198,14 +198,18 @@ def _deliver(
     else:
         for table in shown:
             for line in table.plain():
-                words = [table.key, *map(_word, line)]
+                words = [table.key, *map(word, line)]
                 console.out.file.write("\t".join(words) + "\n")
     if folder is not None:
         console.note(f"{folder / PAGE} shows it; {RECORD} and CSV files lie beside it")
 
 
-def _word(value: Any) -> str:
-    """Write a value for a pipe."""
+def word(value: Any) -> str:
+    """Write a value for a pipe.
+
+    Args:
+        value: What stands in a table.
+    """
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
@@ -226,7 +230,7 @@ def _write(record: dict[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def _watching() -> Iterator[Progress]:
+def watching() -> Iterator[Progress]:
     """Show progress on standard error: a bar at a terminal, else a line for each step."""
     if not console.err.is_terminal:
         yield _lines()

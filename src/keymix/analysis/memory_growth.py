@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of mixers' attention alone against the number of tokens: QKFormer's Table 8."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from keymix.analysis.attention_operation import AttentionOperation, attention_operation
+from keymix.analysis.complexity_orders import work
+from keymix.analysis.complexity_scaling import Progress
+from keymix.analysis.complexity_sites import Candidate, attempt, candidates, usable_device
+from keymix.analysis.memory import MIB, available_bytes
+from keymix.errors import UserError
+from keymix.mixers.base import Site
+from keymix.mixers.registry import build, get_mixer_class, import_file
+from keymix.mixers.spiking_self import Order
+
+FORMAT = 1
+"""Version of the record (``MemoryGrowth.to_dict()["format"]``)."""
+
+MIXERS = "qk_token,spiking_self"
+SIDES = tuple(range(10, 201, 10))
+
+TABLE_8: dict[int, tuple[float, float, float]] = {
+    10: (0.10, 0.14, 1.37),
+    20: (0.40, 1.00, 2.53),
+    30: (0.89, 3.97, 4.46),
+    40: (1.58, 12.19, 7.71),
+    50: (2.47, 26.44, 10.70),
+    60: (3.56, 53.52, 15.04),
+    70: (4.84, 97.64, 20.17),
+    80: (6.32, 162.50, 25.70),
+    90: (8.18, 258.19, 31.55),
+    100: (10.35, 391.77, 37.85),
+    110: (12.14, 570.69, 47.01),
+    120: (14.23, 806.06, 56.66),
+    130: (16.70, 1107.50, 66.33),
+    140: (20.22, 1485.14, 73.43),
+    150: (22.26, 1954.03, 87.79),
+    160: (26.29, 2525.00, 96.03),
+    170: (28.55, 3214.30, 112.57),
+    180: (32.37, 4036.88, 124.71),
+    190: (36.41, 5007.25, 137.51),
+    200: (40.46, 6143.06, 151.84),
+}
+"""QKFormer, arXiv:2403.16552, Table 8: "M" of QKTA and of SSA, and their quotient, by sqrt(N).
+
+At C = 256, T = B = 1, float32. The numbers fit MiB.
+"""
+
+PAPER_DIM = 256
+_PRINTED = {"qk_token": 0, "spiking_self": 1, "spiking_self(order=quadratic)": 1}
+_SHARE = 0.8  # of the free memory that an attention may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthRow:
+    """What one mixer's attention took at one number of tokens, or why it was not measured.
+
+    Attributes:
+        mixer: Its label.
+        side: Square root of the tokens N.
+        tokens: N.
+        mib: Peak of memory allocated beyond queries, keys and values, MiB.
+        ratio: The peak as a multiple of the first mixer's.
+        paper_mib: What Table 8 prints; None where it says nothing.
+        paper_ratio: The table's multiple of QKTA.
+        seconds: Time the pass took under measurement.
+        reason: Why nothing was measured; None if it was.
+    """
+
+    mixer: str
+    side: int
+    tokens: int
+    mib: float | None = None
+    ratio: float | None = None
+    paper_mib: float | None = None
+    paper_ratio: float | None = None
+    seconds: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryGrowth:
+    """What a study found, so far or in all.
+
+    Attributes:
+        mixers: Labels of the mixers; others are given as multiples of the first.
+        dim: Width C.
+        num_heads: Heads.
+        sides: Square roots of the numbers of tokens.
+        order: Order of SSA's product where the mixer does not name one.
+        device: Where it was measured.
+        how: What was read.
+        rows: The measurements.
+        complete: Whether all sides asked for have been measured.
+    """
+
+    mixers: tuple[str, ...]
+    dim: int
+    num_heads: int
+    sides: tuple[int, ...]
+    order: Order
+    device: str
+    how: str
+    rows: tuple[GrowthRow, ...] = ()
+    complete: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON takes it."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def _ignore(told: str, share: float) -> None:
+    """Tell nobody."""
+
+
+def memory_growth_parts(
+    mixers: str | Sequence[str] = MIXERS,
+    *,
+    dim: int = PAPER_DIM,
+    num_heads: int = 1,
+    sides: Sequence[int] = SIDES,
+    order: Order = "quadratic",
+    device: str | torch.device = "cpu",
+    imports: Sequence[str] = (),
+    progress: Progress = _ignore,
+) -> Iterator[MemoryGrowth]:
+    """Study mixers side by side; see :func:`memory_growth`.
+
+    Yields:
+        What is known after each number of tokens. The last is complete.
+    """
+    for path in imports:
+        import_file(path)
+    for name, number in (("dim", dim), ("num_heads", num_heads), *(("sides", s) for s in sides)):
+        if number < 1:
+            raise UserError(f"{name}={number} must be at least 1")
+    if not sides:
+        raise UserError("sides= names no number of tokens")
+    chosen = [_ordered(c, order) for c in candidates(mixers, dim=dim, num_heads=num_heads)]
+    for candidate in chosen:
+        _operation(candidate, 1, "meta")  # what has no attention is refused before any work
+    where = usable_device(device)
+    known = MemoryGrowth(
+        mixers=tuple(candidate.label for candidate in chosen),
+        dim=dim,
+        num_heads=num_heads,
+        sides=tuple(sorted(set(sides))),
+        order=order,
+        device=str(where),
+        how="peak of PyTorch's CPU allocations"
+        if where.type == "cpu"
+        else "torch.cuda.max_memory_allocated",
+    )
+    whole = sum(side**4 for side in known.sides) * len(chosen)
+    done = 0
+    for side in known.sides:
+        rows = []
+        for candidate in chosen:
+            progress(f"sqrt(N) = {side}: {candidate.label}", done / whole)
+            rows.append(_row(candidate, side, where))
+            done += side**4
+        last = side == known.sides[-1]
+        known = replace(known, rows=(*known.rows, *_beside(rows)), complete=last)
+        yield known
+
+
+def memory_growth(
+    mixers: str | Sequence[str] = MIXERS,
+    *,
+    dim: int = PAPER_DIM,
+    num_heads: int = 1,
+    sides: Sequence[int] = SIDES,
+    order: Order = "quadratic",
+    device: str | torch.device = "cpu",
+    imports: Sequence[str] = (),
+    progress: Progress = _ignore,
+) -> MemoryGrowth:
+    """Measure the peak memory of mixers' attention against the square root of the tokens.
+
+    The attention runs alone on one image in one time step, float32, without gradients: for
+    ``qk_token`` QKFormer's Eq. 10, for ``spiking_self`` its Eq. 7, for mixers with a map the map
+    times the values. What counts is memory allocated beyond queries, keys and values at any one
+    moment: what is formed on the way and what comes out. On a CPU PyTorch's allocator is read;
+    buffers that a library for matrix products holds to itself are not seen.
+
+    Args:
+        mixers: Names with options, as ``keymix compare`` takes them.
+        dim: Width C.
+        num_heads: Heads; the paper's equations are written for one.
+        sides: Square roots of the numbers of tokens.
+        order: Order of the product of ``spiking_self`` where it names none.
+        device: ``"cpu"``, ``"cuda"``, ….
+        imports: Files of your own mixers.
+        progress: Told what is being done and which share of all is done.
+
+    Returns:
+        The measurements beside QKFormer's Table 8.
+
+    Example:
+        >>> study = memory_growth(sides=(10, 20))
+        >>> [row.mixer for row in study.rows]
+        ['qk_token', 'spiking_self', 'qk_token', 'spiking_self']
+
+    Raises:
+        UserError: If a number, a name or the device is bad, or a mixer has no attention.
+    """
+    *_, last = memory_growth_parts(
+        mixers,
+        dim=dim,
+        num_heads=num_heads,
+        sides=sides,
+        order=order,
+        device=device,
+        imports=imports,
+        progress=progress,
+    )
+    return last
+
+
+def _ordered(candidate: Candidate, order: Order) -> Candidate:
+    """Give SSA the order asked for, unless it names one."""
+    if candidate.name != "spiking_self" or "order" in candidate.options:
+        return candidate
+    return replace(candidate, options={**candidate.options, "order": order})
+
+
+def _operation(
+    candidate: Candidate, tokens: int, device: torch.device | str
+) -> tuple[AttentionOperation, dict[str, Tensor]]:
+    """Make a mixer's attention and its inputs."""
+    site = Site(dim=candidate.dim, num_heads=candidate.num_heads, grid=(1, tokens))
+    mixer = build(candidate.name, site, candidate.options, device=device).eval()
+    operation = attention_operation(mixer, tokens)
+    return operation, operation.inputs(device, torch.float32)
+
+
+def _row(candidate: Candidate, side: int, device: torch.device) -> GrowthRow:
+    tokens = side * side
+    row = GrowthRow(mixer=candidate.label, side=side, tokens=tokens)
+    if side in TABLE_8 and candidate.dim == PAPER_DIM and candidate.label in _PRINTED:
+        column, printed = _PRINTED[candidate.label], TABLE_8[side]
+        ratio = printed[2] if column else None
+        row = replace(row, paper_mib=printed[column], paper_ratio=ratio)
+    reason = _too_large(candidate, tokens, device)
+    if reason is not None:
+        return replace(row, reason=reason)
+    found, reason = attempt(lambda: _measured(candidate, tokens, device))
+    if found is None:
+        return replace(row, reason=reason)
+    return replace(row, mib=found[0] / MIB, seconds=found[1])
+
+
+def _too_large(candidate: Candidate, tokens: int, device: torch.device) -> str | None:
+    c = candidate
+    found, _ = attempt(lambda: work(c.name, c.options, tokens, c.dim, c.num_heads))
+    if found is None:
+        return None
+    roles = len(getattr(get_mixer_class(candidate.name), "roles", ()))
+    need = 4 * (found.formed + (roles + 4) * tokens * candidate.dim)
+    room = available_bytes(device)
+    if need <= _SHARE * room:
+        return None
+    return f"would need up to {need / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB are free"
+
+
+def _measured(candidate: Candidate, tokens: int, device: torch.device) -> tuple[float, float]:
+    """Return the peak of a pass in bytes, and its time in seconds."""
+    operation, parts = _operation(candidate, tokens, device)
+    start = time.perf_counter()
+    with torch.no_grad():
+        if device.type == "cuda":
+            return _cuda_peak(operation, parts, device), time.perf_counter() - start
+        return cpu_peak(operation, parts), time.perf_counter() - start
+
+
+def _cuda_peak(
+    operation: AttentionOperation, parts: dict[str, Tensor], device: torch.device
+) -> float:
+    operation.run(parts)  # libraries take their workspaces
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    operation.run(parts)
+    torch.cuda.synchronize(device)
+    return float(torch.cuda.max_memory_allocated(device) - before)
+
+
+def cpu_peak(operation: AttentionOperation, parts: dict[str, Tensor]) -> float:
+    """Return the most bytes that PyTorch's CPU allocator held at once for a pass.
+
+    Args:
+        operation: The attention.
+        parts: Its inputs, which do not count.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells of missing GPUs on standard error
+    with profiler.profile(profile_memory=True) as watched:
+        out = operation.run(parts)
+        del out
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        watched.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text(encoding="utf-8"))
+    events = [event for event in trace["traceEvents"] if event["name"] == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event["args"]["Ev Idx"]):
+        if event["args"]["Device Type"] == 0:
+            held += event["args"]["Bytes"]
+            peak = max(peak, held)
+    return float(peak)
+
+
+def _beside(rows: Sequence[GrowthRow]) -> list[GrowthRow]:
+    """Give the others as multiples of the first."""
+    base = rows[0].mib
+    return [
+        replace(row, ratio=None if row.mib is None or not base or i == 0 else row.mib / base)
+        for i, row in enumerate(rows)
+    ]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of memory against tokens: its table, and the study as one offline HTML page; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from keymix.report import plots
+from keymix.report.complexity_tables import Column, Table
+from keymix.report.log_plots import log_curves
+from keymix.report.page import render_page
+from keymix.report.plots import Line
+from keymix.report.views.payload import as_element_text
+
+Record = Mapping[str, Any]
+
+SCRIPTS = ("core", "tables")
+
+
+def table(record: Record) -> Table:
+    """Make the table that people read: a row a number of tokens, a column a mixer.
+
+    Args:
+        record: What ``MemoryGrowth.to_dict()`` returns.
+    """
+    mixers = record["mixers"]
+    found = {(row["side"], row["mixer"]): row for row in record["rows"]}
+    printed = [m for m in mixers if any(r["paper_mib"] for r in record["rows"] if r["mixer"] == m)]
+    others = mixers[1:]
+    columns = [Column("√N", "side", "whole"), Column("N", "tokens", "whole")]
+    columns += [Column(f"{m}, MiB", f"{m}_mib", "mib") for m in mixers]
+    columns += [Column(f"{m}, paper", f"{m}_paper_mib", "mib") for m in printed]
+    columns += [Column(f"{m}, × {mixers[0]}", f"{m}_ratio", "ratio") for m in others]
+    ratios = [m for m in printed if m != mixers[0]] if mixers[0] in printed else []
+    columns += [Column(f"{m}, × in the paper", f"{m}_paper_ratio", "ratio") for m in ratios]
+    rows = []
+    for side in dict.fromkeys(row["side"] for row in record["rows"]):
+        here = {m: found[side, m] for m in mixers}
+        rows.append(
+            [
+                side,
+                side * side,
+                *(here[m]["mib"] for m in mixers),
+                *(here[m]["paper_mib"] for m in printed),
+                *(here[m]["ratio"] for m in others),
+                *(here[m]["paper_ratio"] for m in ratios),
+            ]
+        )
+    title = f"Peak memory of attention alone, C = {record['dim']}, {_heads(record)}, float32"
+    return Table("memory", title, columns, rows)
+
+
+def rows(record: Record) -> Table:
+    """Make the table of files: a row a measurement, all that is known of it.
+
+    Args:
+        record: As in :func:`table`.
+    """
+    keys = ("mixer", "side", "tokens", "mib", "ratio", "paper_mib", "paper_ratio")
+    columns = [Column("", key) for key in (*keys, "seconds", "reason")]
+    return Table("rows", "", columns, [[row[c.key] for c in columns] for row in record["rows"]])
+
+
+def render(record: Record) -> str:
+    """Render a study's record.
+
+    Args:
+        record: What ``MemoryGrowth.to_dict()`` returns, with ``command``, ``created`` and
+            ``environment`` (lines by name) beside it.
+
+    Returns:
+        The HTML document.
+    """
+    view = {
+        "r": record,
+        "heads": _heads(record),
+        "table": table(record),
+        "chart": _chart(record),
+        "missing": [row for row in record["rows"] if row["reason"]],
+        "printed": any(row["paper_mib"] for row in record["rows"]),
+    }
+    payload = as_element_text({"mixers": []})
+    return render_page("memory.html.j2", view, payload=payload, scripts=SCRIPTS)
+
+
+def _heads(record: Record) -> str:
+    count = record["num_heads"]
+    return "1 head" if count == 1 else f"{count} heads"
+
+
+def _chart(record: Record) -> Markup | None:
+    """Draw ours as curves and the paper's beside them; None if nothing was measured."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for key, suffix in (("mib", ""), ("paper_mib", ", paper")):
+        for row in record["rows"]:
+            if row[key]:
+                series.setdefault(f"{row['mixer']}{suffix}", []).append((row["side"], row[key]))
+    if not series:
+        return None
+    papers = [label for label in series if label.endswith(", paper")]
+    looks = plots.looks(list(series), baseline=record["mixers"][0], controls=papers)
+    lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
+    drawn: Markup = log_curves(
+        lines,
+        x_label="√N, square root of the tokens",
+        y_label="peak memory, MiB",
+        name="Peak memory of attention against the square root of the tokens",
+        marked=list(series),
+    )
+    return drawn

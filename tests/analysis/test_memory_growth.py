@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of attention alone: what is read is what is allocated, and Table 8 stands beside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from keymix.analysis import memory_growth as growth
+from keymix.analysis.attention_operation import AttentionOperation
+from keymix.analysis.memory_growth import TABLE_8, cpu_peak, memory_growth
+from keymix.errors import UserError
+
+MIB = 2**20
+
+
+def test_a_peak_is_what_is_held_at_once() -> None:
+    def run(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = parts["q"]  # 1,000 numbers
+        first = x + 1
+        second = x * 2
+        third = first * second
+        del first, second
+        return third.sum()
+
+    operation = AttentionOperation(shapes={"q": (1000,)}, run=run)
+    peak = cpu_peak(operation, operation.inputs("cpu", torch.float32))
+    assert 3 * 4000 <= peak < 3 * 4000 + 200
+
+
+def test_inputs_are_spikes() -> None:
+    operation = AttentionOperation(shapes={"q": (4, 8)}, run=lambda parts: parts["q"])
+    q = operation.inputs("cpu", torch.float32)["q"]
+    assert set(q.unique().tolist()) == {0.0, 1.0}
+
+
+def test_token_attention_takes_one_matrix_and_ssa_a_map() -> None:
+    study = memory_growth(sides=(20, 50))
+    token, ssa = (
+        {r.side: r for r in study.rows if r.mixer == name} for name in ("qk_token", "spiking_self")
+    )
+    for side in (20, 50):
+        n, c = side * side, 256
+        matrix, per_map = 4 * n * c / MIB, 4 * n * n / MIB
+        assert matrix <= token[side].mib < matrix * 1.02
+        assert per_map + matrix <= ssa[side].mib + 1e-6
+        assert ssa[side].ratio == ssa[side].mib / token[side].mib
+        assert token[side].ratio is None
+    assert (token[50].paper_mib, ssa[50].paper_mib, ssa[50].paper_ratio) == (2.47, 26.44, 10.70)
+    assert token[50].mib == pytest.approx(2.47, rel=0.02)
+    assert ssa[50].mib == pytest.approx(26.44, rel=0.02)
+    assert study.complete
+
+
+def test_the_linear_order_forms_no_map() -> None:
+    quadratic, linear = (
+        memory_growth("ssa", sides=(60,), order=order).rows[0] for order in ("quadratic", "linear")
+    )
+    assert quadratic.mib > 4 * 60**4 / MIB
+    assert linear.mib < quadratic.mib / 4
+    named = memory_growth("ssa(order=linear)", sides=(60,), order="quadratic").rows[0]
+    assert named.mib == linear.mib
+    assert named.paper_mib is None, "the paper's is quadratic"
+
+
+def test_any_mixer_with_attention_is_measured() -> None:
+    study = memory_growth("mhsa,ska,qkca,sdsa", dim=16, num_heads=2, sides=(4,))
+    assert [r.mixer for r in study.rows] == ["softmax", "static_key", "qk_channel", "spike_driven"]
+    for row in study.rows:
+        assert row.mib > 0
+        assert row.reason is None
+        assert row.paper_mib is None, "the paper's width is another"
+
+
+def test_table_8_agrees_with_itself() -> None:
+    assert sorted(TABLE_8) == list(range(10, 201, 10))
+    for side, (token, ssa, ratio) in TABLE_8.items():
+        low, high = (ssa - 0.005) / (token + 0.005), (ssa + 0.005) / (token - 0.005)
+        assert low - 0.005 <= ratio <= high + 0.005, side
+
+
+def test_what_does_not_fit_is_told_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "available_bytes", lambda device: 20 * MIB)
+    study = memory_growth(sides=(10, 50))
+    reasons = {(r.side, r.mixer): r.reason for r in study.rows}
+    assert "GiB are free" in reasons.pop((50, "spiking_self"))
+    assert set(reasons.values()) == {None}
+    assert study.rows[-1].mib is None
+    assert study.rows[-1].paper_mib == 26.44
+
+
+def test_parts_come_one_a_side_and_progress_grows() -> None:
+    told: list[tuple[str, float]] = []
+    parts = list(
+        growth.memory_growth_parts(
+            "qkta", dim=8, sides=(3, 1, 3), progress=lambda *step: told.append(step)
+        )
+    )
+    assert [len(part.rows) for part in parts] == [1, 2]
+    assert [part.complete for part in parts] == [False, True]
+    assert parts[-1].sides == (1, 3)
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert told[0][0] == "sqrt(N) = 1: qk_token"
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        ({"mixers": "pooling"}, "'pooling' has no attention of its own"),
+        ({"mixers": "qkta,identity"}, "'identity' has no attention"),
+        ({"mixers": "qkat"}, "qkat"),
+        ({"sides": ()}, "sides= names no number"),
+        ({"sides": (0,)}, "sides=0"),
+        ({"dim": 0}, "dim=0"),
+        ({"num_heads": 7}, "num_heads=7"),
+        ({"device": "meta"}, "device 'meta'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(call: dict, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        memory_growth(**{"mixers": "qkta", "sides": (2,), **call})

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix analyze memory`` prints its table, writes its files, and refuses in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from keymix.cli import main
+
+SMALL = ("analyze", "memory", "--sides", "2,4-8:2")
+
+
+def run(*words: str, code: int = 0) -> None:
+    assert main([*SMALL, *words]) == code
+
+
+def test_a_pipe_gets_a_line_a_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--dim", "16")
+    out, err = capsys.readouterr()
+    header, *rows = (line.split("\t") for line in out.splitlines())
+    assert header[:4] == ["mixer", "side", "tokens", "mib"]
+    assert [row[:3] for row in rows] == [
+        [name, str(side), str(side * side)]
+        for side in (2, 4, 6, 8)
+        for name in ("qk_token", "spiking_self")
+    ]
+    assert all(float(row[3]) > 0 for row in rows)
+    assert "sqrt(N) = 8: spiking_self" in err
+
+
+def test_files_are_written_and_replaced_only_when_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "deep" / "memory"
+    assert main(["analyze", "memory", "--sides", "10", "--out", str(out), "--order", "linear"]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["memory.csv", "memory.html", "memory.json"]
+    record = json.loads((out / "memory.json").read_text())
+    assert record["complete"]
+    assert record["order"] == "linear"
+    assert record["command"].startswith("keymix analyze memory --sides 10")
+    with (out / "memory.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [float(row["mib"]) for row in rows] == [row["mib"] for row in record["rows"]]
+    assert [row["paper_mib"] for row in rows] == ["0.1", "0.14"]
+    page = (out / "memory.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("<svg") == 1
+    assert "spiking_self, paper" in page
+    assert "in the order “linear”" in page
+    capsys.readouterr()
+    run("--out", str(out), code=2)
+    assert "holds an analysis: name another or add --overwrite" in capsys.readouterr().err
+    run("--dim", "8", "--out", str(out), "--overwrite", "--json")
+    assert json.loads(capsys.readouterr().out)["dim"] == 8
+    assert "paper" not in (out / "memory.html").read_text().partition("<table")[2]
+
+
+def test_markdown_has_the_papers_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "memory", "--sides", "10", "--markdown"]) == 0
+    title, _, header, _, row = capsys.readouterr().out.splitlines()[:5]
+    assert title == "Peak memory of attention alone, C = 256, 1 head, float32"
+    cells = dict(zip(header.split(" | "), row.split(" | "), strict=True))
+    assert cells["spiking_self, paper"] == "0.14"
+    assert cells["spiking_self, × in the paper |"] == "1.37 |"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--sides", "none"), "--sides 'none'"),
+        (("--sides", "0,2"), "--sides '0,2'"),
+        (("--sides", "1-100000000"), "give numbers from 1 to 1,000"),
+        (("--sides", "4-8:0"), "--sides '4-8:0'"),
+        (("--sides", "8-4"), "--sides '8-4'"),
+        (("--mixers", "pooling"), "'pooling' has no attention of its own"),
+        (("--json", "--markdown"), "exclude each other"),
+        (("--device", "nonsense"), "nonsense"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+) -> None:
+    run(*words, code=2)
+    err = capsys.readouterr().err
+    assert why in err
+    assert len(err.splitlines()) == 1
