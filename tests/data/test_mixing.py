@@ -146,6 +146,26 @@ def test_with_both_each_sample_throws_a_fair_coin() -> None:
     torch.testing.assert_close(soft.sum(1), torch.ones(count))
 
 
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.5, 0.0), (0.0, 1.0), (0.5, 1.0)])
+def test_a_share_of_the_images_is_mixed_and_that_as_all_would_be(
+    mixup: float, cutmix: float
+) -> None:
+    targets = torch.arange(N) % 2
+    images = noise(N, 1, 4, 4)
+    some, soft = Mixing(mixup, cutmix, 2, 0, 0.3)(images, targets, INDEX, 0)
+    left = (some == images).flatten(1).all(1)
+    assert 0.68 < left.float().mean() < (0.85 if cutmix else 0.72)  # a box may cover nothing
+    own = soft.gather(1, targets[:, None])[:, 0]
+    assert (own[left] == 1).all()
+    if mixup and cutmix:
+        wanted = own_shares(Mixing(mixup, 0.0, 2, 0), 4, 4)
+        blended = torch.isclose(own, wanted, atol=1e-6) & ~left
+        assert 0.13 < blended.float().mean() < 0.17
+    else:
+        whole, _ = Mixing(mixup, cutmix, 2, 0)(images, targets, INDEX, 0)
+        assert torch.equal(some[~left], whole[~left])
+
+
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
 def test_a_sample_s_share_depends_on_seed_epoch_and_index_alone(
     mixup: float, cutmix: float

@@ -70,6 +70,8 @@ def test_missing_required_key_is_named() -> None:
         ("schedule.name", "cosin"),
         ("loss.label_smoothing", 1.0),
         ("loss.mixup", -0.1),
+        ("loss.mixup_prob", 0.5),
+        ("loss.mixup_off_epoch", 3),
         ("loss.similarity_blocks", 4),
         ("ema", 1.0),
         ("precision", "64"),

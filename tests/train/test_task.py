@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,32 @@ def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary, tmp_path: Path) -> No
         rates.append(scheduler.optimizer.param_groups[0]["lr"])
     assert rates[27] > 1e-5
     assert rates[28:] == [1e-5] * 12
+
+
+def test_mixing_ends_where_the_recipe_says(vary: Vary, tmp_path: Path) -> None:
+    class At(ClassificationTask):
+        current_epoch = 0  # Lightning's asks its trainer
+        global_rank = 0
+
+    recipe = vary({"loss.mixup": 0.5, "loss.mixup_off_epoch": 2})
+    model = _model(recipe)
+    losses = Losses(model, str, tmp_path, late=False)
+    task = At(recipe, model, num_classes=10, steps_per_epoch=1, losses=losses)
+    mixed: list[int] = []
+    own = task._mix
+    assert own is not None
+
+    def mix(images: Any, targets: Any, index: Any, epoch: int) -> Any:
+        mixed.append(epoch)
+        return own(images, targets, index, epoch)
+
+    task._mix = mix  # type: ignore[assignment]
+    count = torch.arange(4)
+    batch: Any = SimpleNamespace(images=torch.rand(4, 1, 12, 12), targets=count, index=count)
+    for epoch in range(4):
+        task.current_epoch = epoch
+        assert torch.isfinite(task.training_step(batch, 0))
+    assert mixed == [0, 1]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])

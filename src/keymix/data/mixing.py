@@ -36,6 +36,7 @@ class Mixing:
         cutmix: Alpha of cutmix's; 0 for none. With both, a fair coin for each sample.
         num_classes: Mixed targets are shares over this many classes.
         seed: Seed.
+        probability: Share of the samples that are mixed at all.
 
     Shape: images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, targets int64 ``[B]``, index int64
     ``[B]`` -> the same shape, targets float32 ``[B, num_classes]``.
@@ -44,13 +45,16 @@ class Mixing:
         ValueError: If an alpha is negative, or both are 0.
     """
 
-    def __init__(self, mixup: float, cutmix: float, num_classes: int, seed: int) -> None:
+    def __init__(
+        self, mixup: float, cutmix: float, num_classes: int, seed: int, probability: float = 1.0
+    ) -> None:
         if min(mixup, cutmix) < 0 or max(mixup, cutmix) <= 0:
             raise ValueError(f"{mixup=} and {cutmix=} must be 0 or more, and one above 0.")
         self.mixup = mixup
         self.cutmix = cutmix
         self.num_classes = num_classes
         self.seed = seed
+        self.probability = probability
 
     def __call__(
         self, images: Tensor, targets: Tensor, index: Tensor, epoch: int
@@ -79,9 +83,12 @@ class Mixing:
             shown = _quantile(_beta(self.cutmix, device), share)
             boxed = _outside_boxes(shown, x, y, height, width).float()
         if blended is None or boxed is None:
-            (one,) = (way for way in (blended, boxed) if way is not None)
-            return one
-        return torch.where((coin < 0.5)[:, None, None], blended, boxed)
+            (visible,) = (way for way in (blended, boxed) if way is not None)
+        else:
+            visible = torch.where((coin < 0.5 * self.probability)[:, None, None], blended, boxed)
+        if self.probability == 1:
+            return visible
+        return visible.masked_fill((coin >= self.probability)[:, None, None], 1.0)
 
 
 def _outside_boxes(share: Tensor, x: Tensor, y: Tensor, height: int, width: int) -> Tensor:

@@ -192,6 +192,9 @@ class LossConfig:
         mixup: Alpha of mixup's Beta distribution; 0 for none.
         cutmix: Alpha of cutmix's Beta distribution; 0 for none. With both, each image tosses
             a coin.
+        mixup_prob: Share of the images that are mixed at all, above 0; 1 for all.
+        mixup_off_epoch: Epochs after which neither mixup nor cutmix is done any more; None for
+            never.
         similarity: Weight lambda of the likeness of neighbouring layers' attention maps, the sum
             of DeepViT's Eq. 6 (mean cosine of their columns, over images, heads and tokens, a
             pair); 0 for none. ``train_loss`` stays the cross entropy; the mean of the pairs is
@@ -211,6 +214,8 @@ class LossConfig:
     label_smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    mixup_prob: float = 1.0
+    mixup_off_epoch: int | None = None
     similarity: float = 0.0
     similarity_blocks: int | None = None
     distill: float = 0.0
@@ -220,12 +225,23 @@ class LossConfig:
     def __post_init__(self) -> None:
         require_probability(loss__label_smoothing=self.label_smoothing)
         require_at_least(0, loss__mixup=self.mixup, loss__cutmix=self.cutmix)
+        self._check_mixing()
         require_at_least(0, loss__similarity=self.similarity)
         if self.similarity_blocks is not None:
             require_at_least(0, loss__similarity_blocks=self.similarity_blocks)
             remedy = "does nothing without loss.similarity; set that weight too"
             require(self.similarity > 0, "loss.similarity_blocks", self.similarity_blocks, remedy)
         self._check_distillation()
+
+    def _check_mixing(self) -> None:
+        chance, off = self.mixup_prob, self.mixup_off_epoch
+        require(0 < chance <= 1, "loss.mixup_prob", chance, "must be above 0 and at most 1")
+        if off is not None:
+            require_at_least(1, loss__mixup_off_epoch=off)
+        if not self.mixup and not self.cutmix:
+            remedy = "does nothing without loss.mixup or loss.cutmix; set one of them too"
+            require(chance == 1, "loss.mixup_prob", chance, remedy)
+            require(off is None, "loss.mixup_off_epoch", off, remedy)
 
     def _check_distillation(self) -> None:
         teacher, temperature = self.distill_teacher, self.distill_temperature

@@ -120,7 +120,10 @@ class ClassificationTask(pl.LightningModule):
         self.last_lr = recipe.optim.lr
         self.losses, self._teacher = losses, teacher
         mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
-        self._mix = Mixing(mixup, cutmix, num_classes, recipe.seed) if mixup or cutmix else None
+        chance = recipe.loss.mixup_prob
+        self._mix = (
+            Mixing(mixup, cutmix, num_classes, recipe.seed, chance) if mixup or cutmix else None
+        )
         self._similarity = (
             MapSimilarity(model, recipe.loss.similarity_blocks) if recipe.loss.similarity else None
         )
@@ -168,7 +171,8 @@ class ClassificationTask(pl.LightningModule):
             self.device,
         )
         images, targets = batch.images, batch.targets
-        if self._mix is not None:
+        off = self.recipe.loss.mixup_off_epoch
+        if self._mix is not None and (off is None or self.current_epoch < off):
             images, targets = self._mix(images, targets, batch.index, self.current_epoch)
         terms: dict[str, Tensor] = {}
         if self._similarity is None:
