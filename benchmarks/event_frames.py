@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +38,14 @@ def write(root: Path, per_class: int, events: int) -> int:
     return total
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--per-class", type=int, default=20)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--time-steps", type=int, default=16)
     parser.add_argument("--folder", type=Path, help="where the set is written; it must be new")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary) / "set" if given.folder is None else given.folder
         size = write(root, given.per_class, given.events)
@@ -59,7 +60,8 @@ def main() -> None:
         frames = sum(len(batch.images) for batch in loader)
         seconds = time.perf_counter() - began
         print(f"an epoch of {frames} recordings in batches of 16: {seconds:.2f} s")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
