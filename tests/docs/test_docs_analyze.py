@@ -19,7 +19,7 @@ def counted() -> dict[str, Table]:
     return {t.key: t for t in tables(complexity(own_mixers(), tokens=()).to_dict())}
 
 
-@pytest.mark.parametrize("key", ["formulas", "weights", "key_value"])
+@pytest.mark.parametrize("key", ["formulas", "weights", "key_value", "orders"])
 def test_the_page_holds_what_is_counted(key: str, counted: dict[str, Table]) -> None:
     after = PAGE.partition(f"<!-- {key}: keymix analyze complexity -->\n\n")[2]
     assert after.startswith(counted[key].markdown() + "\n")
