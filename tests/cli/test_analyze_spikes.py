@@ -100,7 +100,13 @@ def test_a_terminal_gets_words_and_the_table_of_the_paper(
     monkeypatch.setattr(type(console.out), "is_terminal", True)
     assert analyze_spikes.main([str(run), *DIGITS]) == 0
     out = capsys.readouterr().out
-    for told in ("Read on 3 images only", "values above 1", "MLP layer 2", "0.3477", "twin"):
+    for told in (
+        "Read on 3 images only",
+        "values above 1",
+        "MLP layer 2",
+        "0.3477",
+        "synaptic operations",
+    ):
         assert told in out
 
 

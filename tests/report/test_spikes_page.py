@@ -15,7 +15,7 @@ from test_html import read, words
 from keymix.report import formats
 from keymix.report.heat import as_file
 from keymix.report.spikes import files, render
-from keymix.report.spikes_rasters import STYLE, on_image
+from keymix.report.spikes_rasters import LEFT, STYLE, WIDTH, on_image
 from keymix.report.spikes_rasters import raster as draw_raster
 from keymix.report.spikes_tables import headline, part_of, parts, rates_of, tables
 
@@ -134,9 +134,9 @@ def _boxes(svg: str, kind: str) -> list[list[tuple[float, ...]]]:
 
 def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
     attention, keys, masked = _boxes(draw_raster(raster()), "spikes")
-    cell = (440 - 34 - 4) / 4
-    assert [(box[0], box[2]) for box in attention] == [(34, pytest.approx(2 * cell))]  # 1100 of 4
-    assert [round((box[0] - 34) / cell) for box in keys] == [0, 3, 1]
+    cell = (WIDTH - LEFT - 4) / 4
+    assert [(box[0], box[2]) for box in attention] == [(LEFT, pytest.approx(2 * cell))]  # 1100 of 4
+    assert [round((box[0] - LEFT) / cell) for box in keys] == [0, 3, 1]
     assert [round(box[2] / cell) for box in keys] == [2, 1, 3]
     assert [round(box[2] / cell) for box in masked] == [2, 1]
 

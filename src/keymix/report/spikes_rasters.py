@@ -17,7 +17,7 @@ svg .edge { fill: none; stroke: var(--line); } svg .inner { fill: var(--card); }
 """
 """Rules that rasters need beside the page's own."""
 
-WIDTH, LEFT, TOP = 440.0, 34.0, 6.0
+WIDTH, LEFT, TOP = 430.0, 34.0, 6.0
 LINE, GAP = 10.0, 12.0
 STEPS, SIDE, APART = 4, 100.0, 8.0
 
@@ -114,7 +114,7 @@ def on_image(found: Mapping[str, Any], photo: str | None) -> Markup:
         told = f"step {step + 1}: {share * 100:.0f} %"
         parts.append(text(left + SIDE / 2, top + side_y + 15, told, anchor="middle", class_="tick"))
     lines_down = -(-len(every) // across)
-    wide = across * (SIDE + APART) - APART
+    wide = STEPS * (SIDE + APART) - APART
     return canvas(
         wide, TOP + lines_down * (side_y + 26), f"A_t on the image, {title(found)}", *parts
     )

@@ -71,18 +71,18 @@ def totals(studies: Sequence[Study]) -> Table:
     """One row a model: rate, operations, energy, and the twin without spikes."""
     columns = (
         Column("model", "model"),
-        Column("images", "images", "whole"),
-        Column("steps T", "time_steps", "whole"),
-        Column("spikes per neuron and step", "rate", "rate"),
-        Column("silent neurons, %", "silent", "percent"),
+        Column("images", "images", "whole", "csv"),
+        Column("T", "time_steps", "whole"),
+        Column("rate", "rate", "rate"),
+        Column("silent, %", "silent", "percent"),
         Column("SOPs", "sops", "count"),
         Column("MACs", "macs", "count"),
         Column("energy", "energy_pj", "energy"),
         Column("at least", "energy_low_pj", "energy"),
         Column("at most", "energy_high_pj", "energy"),
-        Column("twin, MACs", "twin_macs", "count"),
-        Column("twin, energy", "twin_energy_pj", "energy"),
-        Column("twin / spiking", "twin_ratio", "ratio"),
+        Column("twin", "twin_macs", "count", "csv"),
+        Column("twin", "twin_energy_pj", "energy"),
+        Column("over", "twin_ratio", "ratio"),
     )
     rows = [
         [
@@ -93,7 +93,8 @@ def totals(studies: Sequence[Study]) -> Table:
         ]
         for study in studies
     ]
-    return Table("total", "Rates, operations and energy of one image", columns, rows)
+    title = "Spikes per neuron and step, operations and energy of an image, the twin without spikes"
+    return Table("total", title, columns, rows, shown=len(studies) > 1)
 
 
 def rates_of(study: Study, *, several: bool) -> Table:
