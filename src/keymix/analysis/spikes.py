@@ -198,9 +198,9 @@ def spike_study(
     the papers.
 
     **Energy** is MACs and ACs times what they cost: 4.6 and 0.9 pJ by default, 32-bit floating
-    point in 45 nm (Horowitz 2014). Memory access is not counted. All time steps count: the first
-    layer's multiply-adds T times, though a still image is the same at every step. The twin without
-    spikes makes every multiply-add once.
+    point in 45 nm (Horowitz 2014). Memory access is not counted. All time steps count; a layer that
+    runs once for all of them, as keymix's models run the first on a still image, counts once. The
+    twin without spikes makes every multiply-add at one step.
 
     The model is left as it was. Modules with ``reset()`` among its neurons are reset before each
     batch.
@@ -217,7 +217,7 @@ def spike_study(
         progress: Is told the number of images read, after every batch.
 
     Example:
-        >>> model = keymix.create_model("qkformer_nano_32")
+        >>> model = keymix.create_model("qkformer_micro_32")
         >>> study = keymix.spike_study(model, torch.randn(4, 3, 32, 32))
         >>> print(study.rate, study.sops, study.energy)
 
