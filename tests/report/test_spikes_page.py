@@ -158,7 +158,7 @@ def test_files_carry_the_styles_of_rasters() -> None:
 
 
 def test_energies_have_units() -> None:
-    values = (None, 0.0, 3.204, 3204, 41.5e6, 1.234e9, 9.99e11)
+    values = (None, 0.0, 3.204, 3204.0, 41.5e6, 1.234e9, 9.99e11)
     assert [formats.energy(v) for v in values] == [
         "–",
         "0.00 pJ",

@@ -77,7 +77,7 @@ def _lines(
 
 
 def _by_block(firings: list[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    return [(firing["block"], firing["rate"]) for firing in firings]
+    return [(float(firing["block"]), firing["rate"]) for firing in firings]
 
 
 def _by_step(firings: list[Mapping[str, Any]]) -> list[tuple[float, float]]:
@@ -85,7 +85,7 @@ def _by_step(firings: list[Mapping[str, Any]]) -> list[tuple[float, float]]:
     steps = min(len(firing["by_step"]) for firing in firings)
     neurons = sum(firing["neurons"] for firing in firings)
     return [
-        (step + 1, sum(f["by_step"][step] * f["neurons"] for f in firings) / neurons)
+        (step + 1.0, sum(f["by_step"][step] * f["neurons"] for f in firings) / neurons)
         for step in range(steps)
     ]
 

@@ -245,7 +245,7 @@ def _shares(shares: Sequence[float] | None) -> list[float | None]:
     if shares is None:
         return [None] * (ONES + 1)
     padded = [*shares, *[0.0] * ONES]
-    return [*padded[:ONES], sum(shares[ONES:])]
+    return [*padded[:ONES], sum(shares[ONES:], 0.0)]
 
 
 def parts(study: Study) -> list[dict[str, Any]]:
