@@ -126,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "a misspelt spec",
         "cifr10",
-        "unknown data 'cifr10'. Did you mean 'cifar10' or 'cifar100'?",
+        "unknown data 'cifr10'. Did you mean 'cifar10' or 'cifar100' or 'cifar10dvs'?",
     ),
     Row("a spec without its path", "folder", "data 'folder' needs its PATH. Write folder:PATH"),
     Row(
