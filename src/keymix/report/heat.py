@@ -110,7 +110,7 @@ def as_file(svg: Markup, legend: Mapping[str, Look] | None = None, *, style: str
     rows = []
     for label, look in (legend or {}).items():
         height += _ROW
-        name = text(26, height - 6, shorten(label, width - 40), class_=f"label t-{look.colour}")
+        name = text(26.0, height - 6, shorten(label, width - 40), class_=f"label t-{look.colour}")
         dot = el("circle", cx=16.0, cy=height - 10, r=4.5, class_=f"dot {look.colour}")
         rows.append(el("g", dot, name))
     height += 6
