@@ -205,8 +205,37 @@ def test_whose_backward_pass_is_not_known_is_called_as_it_is(parts, words) -> No
     x = counts(3, 5, 6)
     why = why_plain(x, *parts)
     assert why is None if words is None else words in why
-    with torch.no_grad():
-        assert "no gradient" in why_plain(x, *parts)
+
+
+def test_without_gradients_a_step_computes_the_same_and_keeps_nothing() -> None:
+    parts = [nn.Linear(6, 4, dtype=D), nn.BatchNorm1d(4, dtype=D).eval(), LIF(v_threshold=0.2)]
+    x = counts(3, 5, 6)
+    wanted = spiking_linear(x, *parts)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            found = spiking_linear(x, *parts)
+            assert why_plain(x, *parts) is None
+        assert torch.equal(found, wanted)
+        assert found.grad_fn is None
+
+
+@pytest.mark.parametrize("lead", [(2, 3, 64), (257,)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_large_products_in_float32_are_those_of_linear_maps(lead, biased) -> None:
+    linear = nn.Linear(200, 90, bias=biased)
+    x = torch.randint(0, 3, (*lead, 200)).float().requires_grad_()
+    assert packed._by_convolution(x)
+    y = packed.linear(x, linear.weight, linear.bias)
+    weigh = torch.randn(y.shape)
+    found = torch.autograd.grad((y * weigh).sum(), [x, *linear.parameters()])
+    exact = copy.deepcopy(linear).double()
+    inputs = x.detach().double().requires_grad_()
+    out = exact(inputs)
+    wanted = torch.autograd.grad((out * weigh.double()).sum(), [inputs, *exact.parameters()])
+    close(y, out, torch.float32)
+    for grad, reference in zip(found, wanted, strict=True):
+        assert grad.shape == reference.shape
+        close(grad, reference, torch.float32)
 
 
 def test_a_hook_on_all_modules_is_served() -> None:

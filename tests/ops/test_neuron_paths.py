@@ -19,7 +19,7 @@ from keymix.analysis.counting import count
 from keymix.errors import UserError
 from keymix.ops.neuron import blocked, multi_step
 from keymix.ops.neuron.layout import Dynamics
-from keymix.ops.neuron.multi_step import choose, integrate_and_fire
+from keymix.ops.neuron.multi_step import choose, gradients, integrate_and_fire
 from keymix.ops.neuron.surrogate import Surrogate
 from tolerances import close
 
@@ -53,6 +53,21 @@ def test_neurons_follow_the_equations(v_reset, backend) -> None:
 @pytest.mark.parametrize("case", list(every_case()), ids=str)
 def test_blocked_is_the_reference(case: Case) -> None:
     agrees(case, "blocked")
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("learned", ["", "layer", "neuron"])
+def test_gradients_alone_are_those_of_a_run(learned: str, backend: str) -> None:
+    case = Case(learned=learned, detach_reset=False)
+    x, _, keep, gain = case.inputs()
+    weigh = torch.randn_like(x)
+    found = gradients(x, weigh, keep=keep, gain=gain, how=case.how, backend=backend)
+    leaves = [each.requires_grad_() for each in (x, keep, gain) if isinstance(each, Tensor)]
+    spikes, _ = integrate_and_fire(x, keep=keep, gain=gain, how=case.how, backend="reference")
+    wanted = torch.autograd.grad(spikes, leaves, weigh)
+    assert [grad is not None for grad in found] == [True, bool(learned), bool(learned)]
+    for grad, reference in zip(found, wanted, strict=False):
+        close(grad, reference)
 
 
 def test_blocked_reads_nothing_it_did_not_write(poisoned_memory: None) -> None:

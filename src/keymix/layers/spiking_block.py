@@ -2,7 +2,8 @@
 """Linear map or convolution, batch norm, neuron: the step that spiking networks are made of.
 
 In training the step keeps its input in bytes where that is exact, and the output of the linear
-map; normalised currents and potentials are computed again in the backward pass.
+map; normalised currents and potentials are computed again in the backward pass. Where parts are
+called one by one, products may be rounded otherwise in float32, and a spike in many fall otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
-from keymix.layers.neurons import IF, LIF, ParametricLIF
+from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
 from keymix.ops.spikes import packed
 from keymix.ops.spikes.anew import anew
 
@@ -52,17 +53,14 @@ def why_plain(x: Tensor, *parts: nn.Module | None) -> str | None:
         parts: Linear map or convolution, norm, what stands behind it, neuron.
     """
     modules = [part for part in parts if part is not None]
-    reasons = (_of_the_moment(x, modules), *(_of_a_part(part) for part in modules))
+    reasons = (_of_the_moment(x), *(_of_a_part(part) for part in modules))
     return next((why for why in reasons if why is not None), None)
 
 
-def _of_the_moment(x: Tensor, modules: list[nn.Module]) -> str | None:
+def _of_the_moment(x: Tensor) -> str | None:
     """Why no step is taken with little memory just now."""
-    learned = (x, *(p for part in modules for p in part.parameters()))
     why = None
-    if not torch.is_grad_enabled() or not any(each.requires_grad for each in learned):
-        why = "nothing is kept where no gradient is asked for"
-    elif torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         why = "a compiler or tracer sees the parts"
     elif type(x) is not Tensor or x.is_meta or torch._C._are_functorch_transforms_active():
         why = "the input is no plain tensor"
@@ -107,17 +105,18 @@ def _norm_again(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Callable[[Tensor], Ten
 def _normed_spikes(
     y: Tensor,
     norm: nn.BatchNorm1d | nn.BatchNorm2d,
-    neuron: nn.Module,
+    neuron: SpikingNeuron,
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return ``neuron(between(norm(y)))`` and keep y alone."""
     normed_again = _norm_again(norm)
-    weights = (*norm.parameters(), *neuron.parameters())
     return anew(
         lambda y: neuron(between(norm(y))),
-        lambda y: neuron(between(normed_again(y))),
+        lambda y: between(normed_again(y)),
+        neuron.gradients,
         y,
-        weights,
+        tuple(norm.parameters()),
+        tuple(neuron.parameters()),
     )
 
 
@@ -133,7 +132,7 @@ def spiking_linear(
         neuron: Maps currents ``[T, ...]`` to spikes.
     """
     shape = (*x.shape[:-1], linear.out_features)
-    if why_plain(x, linear, norm, neuron) is None:
+    if isinstance(neuron, SpikingNeuron) and why_plain(x, linear, norm, neuron) is None:
         y = packed.linear(x, linear.weight, linear.bias)
         return _normed_spikes(y.flatten(0, -2), norm, neuron, lambda y: y.view(shape))
     y = linear(x)
@@ -162,7 +161,7 @@ def spiking_conv(
         y = y if pool is None else pool(y)
         return y.view(*x.shape[:2], *y.shape[1:])
 
-    if why_plain(x, conv, norm, neuron, pool) is None:
+    if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
         y = packed.conv2d(
             x,
             conv.weight,

@@ -269,7 +269,7 @@ class _Blocked(torch.autograd.Function):
         rows, held = Rows.of(x), held_dtype(x)
         tensors = [value if isinstance(value, Tensor) else None for value in (x, v, keep, gain)]
         ctx.save_for_backward(*tensors)
-        ctx.how, ctx.rows = how, rows
+        ctx.how = how
         ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
         ctx.set_materialize_grads(False)
         spikes, final = _forward(
@@ -291,27 +291,63 @@ class _Blocked(torch.autograd.Function):
         )
         if torch.is_grad_enabled():  # the backward pass shall have one of its own
             return again(x, v, keep, gain, ctx.how, grads, last, ctx.needs_input_grad)
-        rows, held = ctx.rows, held_dtype(x)
-        if grads is None:
-            grads = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
-        grad_x, grad_v, grad_keep, grad_gain = _backward(
-            rows.steps(x),
-            None if v is None else rows.flat(v.to(held).expand(rows.shape)),
-            _flattened(keep, rows, held),
-            _flattened(gain, rows, held),
-            ctx.how,
-            rows.steps(grads),
-            None if last is None else rows.flat(last),
-            ctx.needs_input_grad[1:4],
-        )
-        return (
-            rows.back(grad_x),
-            None if grad_v is None else rows.back(grad_v).sum_to_size(v.shape).to(v.dtype),
-            None if grad_keep is None else rows.coefficient_back(grad_keep, keep),
-            None if grad_gain is None else rows.coefficient_back(grad_gain, gain),
-            None,
-            None,
-        )
+        wanted = ctx.needs_input_grad[1:4]
+        return *_gradients(x, v, (keep, gain), ctx.how, grads, last, wanted), None, None
+
+
+def _gradients(
+    x: Tensor,
+    v: Tensor | None,
+    coefficients: tuple[Coefficient, Coefficient],
+    how: Dynamics,
+    grads: Tensor | None,
+    last: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, v, keep and gain in their own shapes; the last three where wanted."""
+    keep, gain = coefficients
+    rows, held = Rows.of(x), held_dtype(x)
+    if grads is None:
+        grads = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
+    grad_x, grad_v, grad_keep, grad_gain = _backward(
+        rows.steps(x),
+        None if v is None else rows.flat(v.to(held).expand(rows.shape)),
+        _flattened(keep, rows, held),
+        _flattened(gain, rows, held),
+        how,
+        rows.steps(grads),
+        None if last is None else rows.flat(last),
+        wanted,
+    )
+    return (
+        rows.back(grad_x),
+        None if grad_v is None or v is None else rows.back(grad_v).sum_to_size(v.shape).to(v.dtype),
+        _own_shape(grad_keep, keep, rows),
+        _own_shape(grad_gain, gain, rows),
+    )
+
+
+def _own_shape(grad: Tensor | None, like: Coefficient, rows: Rows) -> Tensor | None:
+    if grad is None or not isinstance(like, Tensor):
+        return None
+    return rows.coefficient_back(grad, like)
+
+
+def gradients(
+    x: Tensor, grads: Tensor, keep: Coefficient, gain: Coefficient, how: Dynamics
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of x, keep and gain, from rest, without running for the spikes.
+
+    Args:
+        x: Input currents ``[T, ...]``.
+        grads: Gradients of the spikes.
+        keep: As the reference has it.
+        gain: As the reference has it.
+        how: The other options.
+    """
+    wanted = (False, isinstance(keep, Tensor), isinstance(gain, Tensor))
+    grad_x, _, grad_keep, grad_gain = _gradients(x, None, (keep, gain), how, grads, None, wanted)
+    return grad_x, grad_keep, grad_gain
 
 
 def integrate_and_fire(

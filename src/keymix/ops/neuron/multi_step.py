@@ -166,3 +166,46 @@ def integrate_and_fire(
         surrogate=how.surrogate,
     )
     return spikes, final if last else None
+
+
+def gradients(
+    x: Tensor,
+    grads: Tensor,
+    *,
+    keep: float | Tensor,
+    gain: float | Tensor,
+    how: Dynamics,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of the currents, and of keep and gain where these are tensors.
+
+    They are those of :func:`integrate_and_fire` from rest. Paths that need not run for the spikes
+    do not.
+
+    Args:
+        x: Input currents ``[T, ...]``.
+        grads: Gradients of the spikes.
+        keep: As there.
+        gain: As there.
+        how: As there.
+        backend: As there.
+    """
+    x = x.detach()
+    if choose(backend, x).name == "blocked":
+        return blocked.gradients(x, grads, keep, gain, how)
+    with torch.enable_grad():
+        x = x.requires_grad_()
+        keep, gain = (
+            each.detach().requires_grad_() if isinstance(each, Tensor) else each
+            for each in (keep, gain)
+        )
+        spikes, _ = integrate_and_fire(
+            x, keep=keep, gain=gain, how=how, backend=backend, last=False
+        )
+        learned = [each for each in (keep, gain) if isinstance(each, Tensor)]
+        grad_x, *others = torch.autograd.grad(spikes, [x, *learned], grads)
+    found = iter(others)
+    grad_keep, grad_gain = (
+        next(found) if isinstance(each, Tensor) else None for each in (keep, gain)
+    )
+    return grad_x, grad_keep, grad_gain

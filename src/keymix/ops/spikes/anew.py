@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function of one large tensor that keeps this tensor alone and is run anew on the way back."""
+"""A neuron behind a function of one large tensor: this tensor alone is kept for the way back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keymix.errors import UserError
+
+Gradients = Callable[[Tensor, Tensor], Sequence[Tensor | None]]
 
 
 def refuse_twice() -> None:
@@ -26,11 +28,13 @@ class _Anew(torch.autograd.Function):
     def forward(
         ctx: Any,
         first: Callable[[Tensor], Tensor],
-        again: Callable[[Tensor], Tensor],
+        currents: Callable[[Tensor], Tensor],
+        gradients: Gradients,
+        count: int,
         y: Tensor,
         *weights: Tensor,
     ) -> Tensor:
-        ctx.again = again
+        ctx.currents, ctx.gradients, ctx.count = currents, gradients, count
         ctx.save_for_backward(y, *weights)
         return first(y)
 
@@ -38,27 +42,40 @@ class _Anew(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         refuse_twice()
         y, *weights = ctx.saved_tensors
-        needs = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[4:]
+        inner, needs_inner = weights[: ctx.count], needs[1 : 1 + ctx.count]
         with torch.enable_grad():
             leaf = y.detach().requires_grad_(needs[0])
-            wanted = [each for each, need in zip((leaf, *weights), needs, strict=True) if need]
-            found = iter(torch.autograd.grad(ctx.again(leaf), wanted, grad))
-        return (None, None, *(next(found) if need else None for need in needs))
+            run = ctx.currents(leaf)
+            grad_run, *outer = ctx.gradients(run.detach(), grad)
+            wanted = [
+                each
+                for each, need in zip((leaf, *inner), (needs[0], *needs_inner), strict=True)
+                if need
+            ]
+            found = iter(torch.autograd.grad(run, wanted, grad_run) if wanted else ())
+        first = [next(found) if need else None for need in (needs[0], *needs_inner)]
+        return None, None, None, None, *first, *outer
 
 
 def anew(
     first: Callable[[Tensor], Tensor],
-    again: Callable[[Tensor], Tensor],
+    currents: Callable[[Tensor], Tensor],
+    gradients: Gradients,
     y: Tensor,
-    weights: tuple[Tensor, ...],
+    inner: Sequence[Tensor],
+    outer: Sequence[Tensor],
 ) -> Tensor:
-    """Return ``first(y)``; its gradients are those of ``again(y)``, run in the backward pass.
+    """Return ``first(y)``, spikes; the currents behind them are run again in the backward pass.
 
     Args:
         first: What is computed; may count, as the running statistics of norms do.
-        again: The same function of y and ``weights``, which must not count.
+        currents: The currents of y and ``inner`` that the neurons of ``first`` get; must not count.
+        gradients: From currents and gradients of the spikes, the gradients of the currents and of
+            ``outer``.
         y: The one tensor that is kept.
-        weights: What else gets a gradient, as ``again`` uses it.
+        inner: What else of ``currents`` gets a gradient.
+        outer: What of the neurons gets a gradient.
     """
-    out: Tensor = _Anew.apply(first, again, y, *weights)
+    out: Tensor = _Anew.apply(first, currents, gradients, len(inner), y, *inner, *outer)
     return out
