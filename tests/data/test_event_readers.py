@@ -133,6 +133,14 @@ def test_aedat3_that_is_cut_anywhere_is_refused(file: Any) -> None:
         (AEDAT3_HEADER + packet([(0, 0, 0, 0)], kind=7), "the recording holds no event"),
         (AEDAT3_HEADER + packet([(0, 0, 0, 0)], valid=5), "the packet after event -1, at byte"),
         (AEDAT3_HEADER + b"\xff" * 40, "is damaged: -1 events"),
+        (
+            AEDAT3_HEADER + struct.pack("<HHIIIIII", 1, 1, 8, 0, 0, 1, 1, 1) + bytes(8),
+            "is damaged: 1 events (1 valid) of 8 bytes, time at 0,",
+        ),
+        (
+            AEDAT3_HEADER.replace(b"RAW", b"Serial-TS") + packet([(0, 0, 0, 0)], kind=0x8001),
+            "its packets are 'Serial-TS'; only 'RAW' can be read",
+        ),
     ],
 )
 def test_broken_headers_and_empty_recordings_are_refused(
@@ -152,6 +160,17 @@ def test_events_outside_the_sensor_are_refused_by_number(file: Any, tmp_path: Pa
     negative = write_npz(tmp_path / "a.npz", [(0, 0, 0, 1), (1, -2, 6, 1)])
     assert "event 1 at x=-2, y=6 is outside" in refusal(negative)
     assert "swapped" not in refusal(negative)
+
+
+def test_numbers_of_events_pass_over_packets_of_other_types(file: Any) -> None:
+    events = random_events(10)
+    outside = aedat3([*events, (10**6, 128, 5, 1)], each=2)  # and as many packets of another type
+    assert refusal(file(outside)).startswith("event 10 at x=128, y=5 is outside")
+
+
+def test_sensors_larger_than_any_are_refused(tmp_path: Path) -> None:
+    far = write_npz(tmp_path / "a.npz", [(0, 3, 3, 1), (1, 40_000, 1, 0)], None)
+    assert refusal(far, sensor=(10, 50_000)).startswith("a sensor of 10x50000 pixels is too large")
 
 
 def test_swapped_axes_are_named(tmp_path: Path) -> None:

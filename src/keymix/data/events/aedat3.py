@@ -26,10 +26,11 @@ from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)
 _VERSION = b"#!AER-DAT3.1"
+_FORMAT = b"#Format:"
 _END = b"#!END-HEADER"
 _HEADER = struct.Struct("<hhiiiiii")
 _POLARITY = 1
-_BYTES = 8  # of a polarity event
+_BYTES, _TIME = 8, 4  # of a polarity event, and where its time begins
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,9 @@ def _text(path: Path, content: bytes) -> int:
         if end < 0:
             break
         line, at = content[at:end].strip(), end + 1
+        if line.startswith(_FORMAT) and line.removeprefix(_FORMAT).strip() != b"RAW":
+            told = line.removeprefix(_FORMAT).strip().decode("ascii", "replace")
+            raise UserError(f"{path}: its packets are {told!r}; only 'RAW' can be read.")
         if line == _END:
             return at
     raise UserError(
@@ -110,13 +114,13 @@ def _packet(path: Path, content: bytes, at: int, first: int) -> _Packet:
             f"{path}: the file ends in mid-packet: after event {first - 1} there are {left} of the "
             f"{_HEADER.size} bytes of a packet's header. Download or copy the file again."
         )
-    kind, _, size, _, overflow, capacity, number, valid = _HEADER.unpack_from(content, at)
+    kind, _, size, offset, overflow, capacity, number, valid = _HEADER.unpack_from(content, at)
     packet = _Packet(kind, size, overflow, capacity, number)
     fits = 0 <= valid <= number <= capacity and size > 0 and overflow >= 0
-    if not fits or (kind == _POLARITY and size != _BYTES):
+    if not fits or (kind == _POLARITY and (size, offset) != (_BYTES, _TIME)):
         raise UserError(
             f"{path}: the packet after event {first - 1}, at byte {at}, is damaged: {number} "
-            f"events ({valid} valid) of {size} bytes in room for {capacity}. "
+            f"events ({valid} valid) of {size} bytes, time at {offset}, in room for {capacity}. "
             "Download the file again."
         )
     there = left - _HEADER.size

@@ -60,11 +60,19 @@ def extent(path: Path) -> tuple[Size | None, Size]:
     """Tell a file's own sensor size, if it has one, and the least that its events fit on.
 
     Raises:
-        UserError: If the file is damaged, or an array is missing or unfit.
+        UserError: If the file is damaged, an array is missing or unfit, or an event is too far out
+            for any sensor.
     """
     columns = _columns(path)
     own = _sensor_of(path, columns.pop(_SENSOR, None))
     x, y = columns["x"], columns["y"]
+    far = (x >= LARGEST_SIDE) | (y >= LARGEST_SIDE)
+    if far.any():
+        at = int(far.argmax())
+        raise UserError(
+            f"{path}: event {at} at x={int(x[at])}, y={int(y[at])} is outside every sensor; "
+            f"{LARGEST_SIDE} pixels a side is the most. Remove the event."
+        )
     return own, (int(y.max(initial=0)) + 1, int(x.max(initial=0)) + 1)
 
 

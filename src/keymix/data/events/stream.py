@@ -67,13 +67,18 @@ def make_events(
         numbers: The events' numbers in messages; 0 to N - 1 by default.
 
     Raises:
-        UserError: If there is no event; or naming the first event whose place is outside the
-            sensor, whose polarity is neither 0 nor 1, or whose time is before that of the event
-            before it.
+        UserError: If there is no event, or the sensor is too large; or naming the first event whose
+            place is outside the sensor, whose polarity is neither 0 nor 1, or whose time is before
+            that of the event before it.
     """
     if len(t) == 0:
         raise UserError(f"{name}: the recording holds no event. Remove it, or record it anew.")
     height, width = sensor
+    if max(sensor) > LARGEST_SIDE:
+        raise UserError(
+            f"{name}: a sensor of {height}x{width} pixels is too large; {LARGEST_SIDE} a side is "
+            "the most. Name the right size, or look for an event far outside."
+        )
 
     def number(at: int) -> int:
         return at if numbers is None else int(numbers[at])
