@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from event_files import random_events, write_folder, write_npz
+from event_files import random_events, write_dvs128, write_folder, write_npz
 
 from keymix.data import load
 from keymix.data.dataset import ImageData
@@ -131,6 +131,30 @@ def test_an_unfinished_cache_is_none(root: Path, made: list[int]) -> None:
     assert not list((root / ".keymix").glob("*.part"))
 
 
+def test_what_a_killed_start_left_is_removed(root: Path) -> None:
+    (root / ".keymix").mkdir()
+    left = [root / ".keymix" / f"{STEM}.{end}" for end in ("4711.part", "json.4711.part")]
+    other = root / ".keymix" / "frames-T5-number-16x16.4711.part"  # which may be at work
+    for file in (*left, other):
+        file.write_bytes(b"half")
+    opened(root)
+    assert list((root / ".keymix").glob("*.part")) == [other]
+
+
+def test_other_labels_make_other_frames(tmp_path: Path, made: list[int]) -> None:
+    folder = write_dvs128(tmp_path) / "DvsGesture"
+    before = load(f"dvs128:{folder}").train.table.read(0)  # type: ignore[attr-defined]
+    labels = folder / "user01_led_labels.csv"
+    labels.write_text(labels.read_text().replace("1,100000,150000", "1,100000,101000"))
+    data = load(f"dvs128:{folder}")
+    table, frames = data.train.table, data.train.frames
+    assert isinstance(table, Recordings)
+    assert frames is not None
+    assert len(made) == 2 * 33
+    assert len(table.read(0)) < len(before)
+    assert frames.tensor(np.array([0])).sum() == len(table.read(0))
+
+
 def test_a_stop_while_frames_are_made_leaves_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +213,20 @@ def test_a_folder_that_cannot_be_written_leaves_its_frames_to_the_users_cache(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     assert places.place_for(root).folder.parent == tmp_path / "user" / "keymix"
+
+
+def test_frames_beside_data_that_cannot_be_written_are_used(
+    root: Path, made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = opened(root)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert opened(root).record() == before.record()
+    assert len(made) == 24
+    assert not (tmp_path / "user").exists()
+    opened(root, time_steps=5)  # nobody made these
+    assert len(made) == 48
+    assert len(list((tmp_path / "user").rglob("frames-T5*.npy"))) == 1
 
 
 def test_no_room_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

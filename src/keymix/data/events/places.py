@@ -92,6 +92,15 @@ def place_for(home: Path) -> Place:
     return Place(Path(base).expanduser() / f"{home.name}-{mark}", home)
 
 
+def places_of(home: Path) -> tuple[Place, ...]:
+    """List where frames of a data set may lie already: where they are written, or beside it.
+
+    Those beside data that are not to be written were made by somebody who may.
+    """
+    here, beside = place_for(home), Place(home.resolve() / _BESIDE, home.resolve())
+    return (here,) if here == beside or os.environ.get(VARIABLE) else (here, beside)
+
+
 def stamp_of(recordings: RecordingSet, stem: str) -> str:
     """Hash what frames depend on: names, sizes and times of the files, the sensor, the settings."""
     assert recordings.home is not None
@@ -105,6 +114,10 @@ def files_stamp(home: Path, files: Any) -> bytes:
     """Tell files by name, size and time of the last change."""
     lines = []
     for name in files:
-        status = (home / name).stat()
-        lines.append(f"{name} {status.st_size} {status.st_mtime_ns}\n")
+        try:
+            status = (home / name).stat()
+        except OSError as error:  # such as a link to nowhere; reading it says so by its name
+            lines.append(f"{name} {error.errno}\n")
+        else:
+            lines.append(f"{name} {status.st_size} {status.st_mtime_ns}\n")
     return "".join(lines).encode()

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keymix.data.events.frames import integrate
-from keymix.data.events.places import Place, place_for, stamp_of
+from keymix.data.events.places import Place, place_for, places_of, stamp_of
 from keymix.data.events.recordings import RecordingSet
 from keymix.data.events.stream import POLARITIES, Size
 from keymix.data.streams import IntArray
@@ -110,11 +110,12 @@ def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
         held = _Held((len(recordings), *settings.shape))
         digests, broken = _make(recordings, settings, held)
         return Frames(held.array, digests, broken)
-    place = place_for(recordings.home)
     stamp = stamp_of(recordings, settings.stem)
-    found = _sound(place, settings, stamp, len(recordings))
-    if isinstance(found, Frames):
-        return found
+    for kept in places_of(recordings.home):
+        found = _sound(kept, settings, stamp, len(recordings))
+        if isinstance(found, Frames):
+            return found
+    place = place_for(recordings.home)
     with place.writing(), FileLock(place.folder / f".{settings.stem}.lock"):
         found = _sound(place, settings, stamp, len(recordings))  # of another process meanwhile
         if isinstance(found, Frames):
@@ -167,7 +168,9 @@ def _opened(path: Path, told: dict[str, Any], shape: tuple[int, ...]) -> Frames:
 
 
 def _keep(place: Place, recordings: RecordingSet, settings: Settings, stamp: str) -> None:
-    """Write the frames of a set and their manifest."""
+    """Write the frames of a set and their manifest, alone: whoever calls it holds the lock."""
+    for left in place.folder.glob(f"{settings.stem}.*.part"):  # by a start that was killed
+        left.unlink(missing_ok=True)
     path = place.folder / f"{settings.stem}.npy"
     written = _Written(path.with_suffix(f".{os.getpid()}.part"), (len(recordings), *settings.shape))
     try:

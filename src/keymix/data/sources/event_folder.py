@@ -14,7 +14,7 @@ import numpy as np
 
 from keymix.data.events.files import reading
 from keymix.data.events.npz import extent, read_npz
-from keymix.data.events.places import files_stamp, place_for
+from keymix.data.events.places import files_stamp, place_for, places_of
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
 from keymix.data.events.stream import Size
 from keymix.data.sources.base import Faults, some
@@ -125,13 +125,14 @@ def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
     """
     place = place_for(root)
     stamp = hashlib.sha256(files_stamp(root, files)).hexdigest()
-    try:
-        told = json.loads((place.folder / _EXTENT).read_text(encoding="utf-8"))
-        if told["stamp"] == stamp:
-            height, width = told["sensor"]
-            return (int(height), int(width)), tuple(map(str, told["notes"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # it is found anew
+    for kept in places_of(root):
+        try:
+            told = json.loads((kept.folder / _EXTENT).read_text(encoding="utf-8"))
+            if told["stamp"] == stamp:
+                height, width = told["sensor"]
+                return (int(height), int(width)), tuple(map(str, told["notes"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # it is found anew
 
     def look(file: str) -> tuple[Size | None, Size] | None:
         found = _extent(root / file)
