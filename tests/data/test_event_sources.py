@@ -20,6 +20,7 @@ from event_files import (
 )
 
 from keymix.data import load
+from keymix.data.check import check
 from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.sources.base import Faults
 from keymix.data.specs import parse
@@ -124,6 +125,14 @@ def test_cifar10dvs_refuses_names_without_a_number(tmp_path: Path) -> None:
     assert "cat.aedat: the name ends in no number" in refusal(f"cifar10dvs:{root}")
 
 
+def test_a_link_to_nowhere_is_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
+    root = write_cifar10dvs(tmp_path)
+    link = root / "cat" / "cifar10_cat_50.aedat"
+    link.symlink_to(tmp_path / "nowhere")
+    assert refusal(f"cifar10dvs:{root}").startswith(f"{link}: cannot be read: No such file")
+    assert load(f"cifar10dvs:{root}", skip_corrupt=True).record()["left_out_count"] == 1
+
+
 def test_gestures_are_cut_out_of_their_recordings(tmp_path: Path) -> None:
     source = opened(f"dvs128:{write_dvs128(tmp_path)}")
     assert (len(source.train), len(source.test or ())) == (22, 11)
@@ -154,6 +163,8 @@ def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Pa
         ("a,b\n", "the first line is not 'class,startTime_usec,endTime_usec'"),
         ("\n1,2,x\n", "line 2 is '1,2,x'; a class and two times"),
         ("\n1,2\n", "line 2 is '1,2'; a class"),
+        (f"\n1,1,{'9' * 5000}\n", f"line 2 is '1,1,{'9' * 56}…'; a class"),
+        (f'\n"{"a" * 200_000}', "cannot be read: field larger than field limit"),
         ("\n1,100000,150000\n12,100000,150000\n", "line 3 has the class 12; there are 1 to 11"),
         ("\n0,100000,150000\n", "line 2 has the class 0"),
         ("\n1,150000,100000\n", "line 2 has the times 150000 to 100000"),
@@ -182,6 +193,40 @@ def test_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
     )
     (root / "user02_led.aedat").unlink()
     assert "trials_to_train.txt names it" in refusal(f"dvs128:{root}")
+
+
+def test_no_recording_is_listed_twice(tmp_path: Path) -> None:
+    root = write_dvs128(tmp_path) / "DvsGesture"
+    lists = {name: root / f"trials_to_{name}.txt" for name in ("train", "test")}
+    kept = lists["test"].read_text()
+    for again, first in (("user01_led.aedat", "train"), ("user24_led.aedat", "test")):
+        lists["test"].write_text(f"{kept}{again}\n")
+        told = refusal(f"dvs128:{root}")
+        assert told.startswith(
+            f"{lists['test']}: {again} is in {lists[first].name} already. Remove it from one list"
+        )
+        assert ("recordings listed twice", 1) in [
+            (finding.what, finding.count) for finding in check(f"dvs128:{root}").findings
+        ]
+
+
+def test_notes_tell_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
+    root = write_dvs128(tmp_path) / "DvsGesture"
+    shutil.copy(root / "user01_led.aedat", root / "user30_led.aedat")
+    people, unlisted = load(f"dvs128:{root}").record()["notes"]
+    assert people.startswith("validation is carved from training: the same people are in both")
+    assert unlisted == "recordings in neither list, left out: user30_led.aedat"
+
+
+def test_an_event_far_outside_makes_no_sensor(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(6):
+            write_npz(tmp_path / name / f"{i}.npz", [(0, i, 3, 1)], None)
+    for x in (40_000, 2**40):
+        write_npz(tmp_path / "b" / "2.npz", [(0, 2, 2, 1), (3, x, 1, 1)], None)
+        assert refusal(f"events:{tmp_path}").startswith(
+            f"{tmp_path}/b/2.npz: event 1 at x={x}, y=1 is outside the sensor of 6 columns"
+        )
 
 
 def test_an_own_folder_is_read_with_and_without_splits(tmp_path: Path) -> None:

@@ -114,5 +114,6 @@ FAULTS: Mapping[str, tuple[str, str]] = {
     "bad label": ("bad labels", "correct or remove the rows"),
     "labels without recording": ("labels without recording", "restore the recordings"),
     "recording without labels": ("recordings without labels", "restore the labels"),
+    "recordings listed twice": ("recordings listed twice", "remove them from one list"),
     "unreadable file": ("unreadable files", "replace them; download again"),
 }

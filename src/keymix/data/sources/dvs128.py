@@ -20,7 +20,7 @@ import numpy as np
 from keymix.data.events.aedat3 import SENSOR, read_aedat3
 from keymix.data.events.files import reading
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
-from keymix.data.sources.base import Faults
+from keymix.data.sources.base import Faults, some
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
@@ -40,6 +40,7 @@ CLASSES = (
 ADDRESS = "https://ibm.ent.box.com/s/3hiq58ww1pbbjrinh367ykfdf60xsfm8/folder/50167556794"
 _FOLDER = "DvsGesture"
 _LABELS = "_labels.csv"
+_SHOWN = 60  # characters of a broken line
 _HEAD = ["class", "startTime_usec", "endTime_usec"]
 
 
@@ -66,9 +67,9 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     """Open the folder ``DvsGesture``, or the one that holds it.
 
     Raises:
-        UserError: If the set is not there, a list names a file that is not there, a recording has
-            no labels or labels have no recording, or a line of labels is broken; unless ``faults``
-            collects these.
+        UserError: If the set is not there, a list names a file that is not there or one that is
+            listed already, a recording has no labels or labels have no recording, or a line of
+            labels is broken; unless ``faults`` collects these.
     """
     root = Path(argument).expanduser()
     root = root / _FOLDER if (root / _FOLDER).is_dir() else root
@@ -82,8 +83,18 @@ def open_source(argument: str, faults: Faults) -> EventSource:
             )
     gestures: list[_Gesture] = []
     ends: list[int] = []
+    listed: dict[str, Path] = {}
     for file in lists.values():
         for name in _listed(file):
+            if name in listed:
+                faults.tell(
+                    "recordings listed twice",
+                    f"{file}: {name}",
+                    f"{file}: {name} is in {listed[name].name} already. Remove it from one list: "
+                    "no recording may be trained and tested on.",
+                )
+                continue
+            listed[name] = file
             gestures += _gestures(root, name, file, faults)
         ends.append(len(gestures))
     for file in sorted(root.glob(f"*{_LABELS}")):
@@ -97,6 +108,10 @@ def open_source(argument: str, faults: Faults) -> EventSource:
             )
     if not 0 < ends[0] < ends[1]:
         raise UserError(f"data dvs128:{argument}: {root} has no recordings for training or test.")
+    unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
+    notes = ["validation is carved from training: the same people are in both, and not in test"]
+    if unlisted:
+        notes.append(f"recordings in neither list, left out: {some(unlisted)}")
     labels = np.array([gesture.label for gesture in gestures], dtype=np.int64)
     whole = Recordings(_Gestures(root, gestures), labels)
     rows = np.arange(len(gestures), dtype=np.int64)
@@ -104,6 +119,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
         classes=CLASSES,
         train=whole.select(rows[: ends[0]]),
         test=whole.select(rows[ends[0] :]),
+        notes=tuple(notes),
     )
 
 
@@ -130,8 +146,13 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
             f"{path}: there are no labels {table.name} beside this recording. Restore them.",
         )
         return []
-    with table.open(encoding="utf-8", errors="replace", newline="") as stream:
-        rows = list(csv.reader(stream))
+    try:
+        with table.open(encoding="utf-8", errors="replace", newline="") as stream:
+            rows = list(csv.reader(stream))
+    except (OSError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        faults.tell("bad label", table, f"{table}: cannot be read: {why}. Restore the file.")
+        return []
     if not rows or [cell.strip() for cell in rows[0]] != _HEAD:
         told = f"{table}: the first line is not {','.join(_HEAD)!r}. Restore the file."
         faults.tell("bad label", table, told)
@@ -143,7 +164,7 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
         try:
             label, start, end = map(int, row)
         except ValueError:
-            told = f"{table}: line {line} is {','.join(row)!r}; a class and two times in whole "
+            told = f"{table}: line {line} is {_short(row)!r}; a class and two times in whole "
             faults.tell("bad label", f"{table}:{line}", f"{told}microseconds are wanted.")
             continue
         why = ""
@@ -157,6 +178,11 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
             continue
         found.append(_Gesture(name, line, label - 1, start, end))
     return found
+
+
+def _short(row: list[str]) -> str:
+    line = ",".join(row)
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 class _Gestures(RecordingSet):
