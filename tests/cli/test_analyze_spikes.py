@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,10 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from keymix.analysis.spikes import spike_study
 from keymix.cli import analyze, analyze_spikes, console
 from keymix.cli.models_and_images import load_images, load_models
+from keymix.data import load
 from keymix.errors import UserError
 from keymix.recipes.classification.digits_vit import recipe as digits_vit
 from keymix.train import files
 from keymix.train.model import build_model, load_data
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
 DIGITS = ["--images", "digits", "--limit", "3"]
 
@@ -174,3 +178,70 @@ def test_a_model_of_fixed_steps_says_so() -> None:
     (one,) = load_models(["vit_nano_p2_12"])
     with pytest.raises(UserError, match="takes no other number of time steps: drop --time-steps"):
         analyze_spikes._prepare(replace(one, model=Fixed()), 2)
+
+
+@pytest.fixture(scope="module")
+def run_on_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on recordings, whose norms know them, so that it fires."""
+    folder = tmp_path_factory.mktemp("runs") / "moving"
+    one = Recipe(
+        name="moving",
+        data=DataConfig(spec="moving_digits:100", time_steps=3, frames_by="time", image_size=16),
+        model=ModelConfig(name="qkformer_micro_32"),
+    )
+    data = load_data(one.data)
+    model = build_model(one, num_classes=10, in_chans=2, image_size=(16, 16), time_steps=3)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(data.train.frames_of(np.arange(16)).float())
+    files.make_folder(folder)
+    files.write_json(folder / files.RECIPE, one.to_dict())
+    facts = {"recipe": one.to_dict(), "data": data.record()}
+    files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)
+    return folder
+
+
+def test_a_run_on_events_is_shown_frames_of_its_recordings(
+    run_on_events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def studied(*words: str) -> dict[str, Any]:
+        assert analyze_spikes.main([str(run_on_events), "--json", *words]) == 0
+        (study,) = json.loads(capsys.readouterr().out)["studies"]
+        assert isinstance(study, dict)
+        return study
+
+    (one,) = load_models([str(run_on_events)])
+    for words, steps in (([], 3), (["--time-steps", "2"], 2)):
+        data = load("moving_digits:100", time_steps=steps, frames_by="time", image_size=16)
+        rows = [i * len(data.test) // 5 for i in range(5)]
+        one.model.set_time_steps(steps)
+        study = studied("--limit", "5", *words)
+        found = spike_study(one.model, data.test.frames_of(np.array(rows)).float()).to_dict()
+        assert found["rate"] > 0.01
+        for key in ("rate", "sops", "macs", "energy", "time_steps", "images"):
+            assert study[key] == pytest.approx(found[key], rel=1e-5)
+    assert study["origin"] == "test recordings of moving_digits:100"
+    assert study["raster_image"] == Path(data.test.ids(0)).name
+    assert study["photo"].startswith("data:image/png;base64,")
+    events = data.test.table.read(3)  # type: ignore[attr-defined]
+    np.savez(tmp_path / "a.npz", **{name: events[name] for name in "txyp"})
+    alone = spike_study(one.model, data.test.frames_of(np.array([3])).float())
+    study = studied("--images", str(tmp_path), "--time-steps", "2")
+    assert study["sops"] == pytest.approx(alone.sops, rel=1e-5)
+    assert study["origin"] == str(tmp_path)
+    for images, said in (("digits", "holds images, not events"), ("absent", "no recording or")):
+        with pytest.raises(UserError, match=said):
+            studied("--images", images)
+
+
+def test_a_broken_recording_is_named_and_the_others_are_read(
+    run_on_events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.aedat").write_bytes(b"nothing")
+    np.savez(tmp_path / "b.npz", t=[1, 2], x=[3, 4], y=[5, 6], p=[0, 1])
+    assert analyze_spikes.main([str(run_on_events), "--images", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "reading 2 recordings with moving" in told
+    assert f"{tmp_path}/a.aedat: the header is broken" in told

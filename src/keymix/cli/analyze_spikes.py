@@ -44,7 +44,8 @@ examples:
   keymix analyze spikes my-run --raster-image 5 --raster-layers 0,1 --head 2 --step 0 --out spikes
   keymix analyze spikes my-run --json > spikes.json
 
-Heads, steps, tokens and images of rasters count from 0. docs/spikes.md tells every measure and
+A run on recordings of events is shown recordings, as frames. Heads, steps, tokens and images of
+rasters count from 0. docs/spikes.md tells every measure and
 every assumption."""
 
 
@@ -125,7 +126,7 @@ def main(argv: list[str]) -> int:
     loaded = load_models(given.models, pretrained=given.pretrained)
     for one in loaded:
         _prepare(one, given.time_steps)
-    images = [load_images(one, given.images, limit=given.limit) for one in loaded]
+    images = [_shown(one, given) for one in loaded]
     warn_of_random(loaded, console.note)
 
     from keymix.train.signals import interruptible
@@ -176,6 +177,15 @@ def _prepare(loaded: Loaded, time_steps: int | None) -> None:
     change(time_steps)
 
 
+def _shown(loaded: Loaded, given: argparse.Namespace) -> Images:
+    """Find what a model is shown: images, or the frames of recordings for a run on those."""
+    from keymix.cli.frames import load_frames, takes_frames
+
+    if takes_frames(loaded):
+        return load_frames(loaded, given.images, limit=given.limit, time_steps=given.time_steps)
+    return load_images(loaded, given.images, limit=given.limit)
+
+
 def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[str, Any]:
     """Measure one model."""
     from keymix.analysis.spikes import spike_study
@@ -183,7 +193,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
 
     model = loaded.model.to(device_of_this_machine())
     rasters = _rasters(loaded, images, given)  # first, since what is wrong there shows at once
-    with _watching(loaded.label, len(images)) as progress:
+    with _watching(loaded.label, len(images), images.kind) as progress:
         found = spike_study(
             model,
             images.batches(given.batch_size),
@@ -221,7 +231,7 @@ def _rasters(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[
     )
     return {
         "raster_image": Path(images.names[number]).name if found else None,
-        "photo": image_uri(pixels.numpy()) if found else None,
+        "photo": image_uri(images.picture(pixels).numpy()) if found else None,
         "rasters": [raster.to_dict() for raster in found],
     }
 
@@ -300,11 +310,11 @@ def _write(record: Mapping[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def _watching(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
+def _watching(label: str, total: int, kind: str) -> Iterator[Callable[[int], None] | None]:
     """Show progress on standard error: a bar at a terminal, else a line a model."""
     label = one_line(label)
     if not console.err.is_terminal:
-        console.note(f"reading {total} images with {label}")
+        console.note(f"reading {total} {kind} with {label}")
         yield None
         return
     from rich.markup import escape

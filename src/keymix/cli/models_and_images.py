@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from keymix.errors import UserError, one_line
 from keymix.report import formats
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor, nn
 
     from keymix.data.sources.base import Table
@@ -81,14 +80,16 @@ class Images:
         origin: Where they come from, in words.
         names: Of each: its file, or its file and row.
         view: How they are shown.
+        open: Opens one by its number.
         left_out: Name and reason of each that could not be read, as `batches` meets them.
     """
 
     origin: str
     names: tuple[str, ...]
     view: View
-    open: Callable[[int], Image.Image]
+    open: Callable[[int], Any]
     left_out: dict[str, str] = field(default_factory=dict)
+    kind: ClassVar[str] = "images"
 
     def __len__(self) -> int:
         return len(self.names)
@@ -107,6 +108,10 @@ class Images:
         with reading(one_line(self.names[i])), self.open(i) as image:
             array = evaluation_array(image, view.size, view.in_chans, view.crop_pct)
         return torch.from_numpy(array.copy())
+
+    def picture(self, pixels: Tensor) -> Tensor:
+        """Make of what `pixels` gives what a person looks at, uint8 ``[C, H, W]``."""
+        return pixels
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Yield normalised batches ``[B, C, H, W]``; what is damaged goes to `left_out`.
@@ -218,8 +223,6 @@ def load_images(
     Raises:
         UserError: If there are none, or a word is neither a path nor a data spec.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"--limit {limit}: take at least one image")
     if words is None:
         if loaded.run is None:
             raise UserError(
@@ -230,7 +233,7 @@ def load_images(
             data.spec, split, limit=data.limit, val=data.val_fraction, seed=data.split_seed
         )
         return _of_table(table, f"{split} images of {data.spec}", loaded.view, limit)
-    if len(words) == 1 and _is_spec(words[0]):
+    if len(words) == 1 and is_spec(words[0]):
         table = _split_of(words[0], split)
         return _of_table(table, f"{split} images of {words[0]}", loaded.view, limit)
     return _of_files(words, loaded.view, limit)
@@ -333,14 +336,17 @@ def _view_of(model: nn.Module) -> View:
 # ---- images ---------------------------------------------------------------------------------
 
 
-def _is_spec(word: str) -> bool:
+def is_spec(word: str) -> bool:
+    """Whether a word is a data spec, and no path."""
     from keymix.data.specs import SPECS
 
     return not Path(word).exists() and word.partition(":")[0] in {spec.name for spec in SPECS}
 
 
-def _evenly(count: int, limit: int | None) -> list[int]:
-    """Choose rows at equal distances."""
+def evenly(count: int, limit: int | None) -> list[int]:
+    """Choose rows at equal distances, at most ``limit`` of them, which must be 1 or more."""
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit {limit}: take at least one image")
     number = count if limit is None else min(limit, count)
     return [i * count // number for i in range(number)]
 
@@ -361,26 +367,25 @@ def _split_of(
 def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Images:
     import numpy as np
 
-    chosen = table.select(np.asarray(_evenly(len(table), limit), dtype=np.int64))
+    chosen = table.select(np.asarray(evenly(len(table), limit), dtype=np.int64))
     names = tuple(chosen.name(i) for i in range(len(chosen)))
     return Images(origin=origin, names=names, view=view, open=chosen.open)
 
 
 def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
-    from PIL import Image
 
     from keymix.train.runs import image_files
 
     for word in words:
         if not Path(word).exists():
-            if _is_spec(word):
+            if is_spec(word):
                 raise UserError(f"data {word!r} stands among other images: give it alone")
             raise UserError(
                 f"there is no image or folder {word!r}, and no data spec of that name; "
                 "`keymix list data` shows those"
             )
     found = image_files(words)
-    chosen = [found[i] for i in _evenly(len(found), limit)]
+    chosen = [found[i] for i in evenly(len(found), limit)]
     few = len(words) == 1
     origin = one_line(words[0]) if few else f"{formats.count(len(found))} files"
     return Images(

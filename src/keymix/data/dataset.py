@@ -95,11 +95,7 @@ class Split:
         Of frames, red where it became darker and blue where brighter, over all time.
         """
         image = self.read(i)
-        if self.frames is None:
-            return image
-        counts = image.sum(0).double()  # [2, H, W]
-        shown = (counts / counts.amax().clamp(min=1)).sqrt().mul(255).to(torch.uint8)
-        return torch.stack([shown[0], torch.zeros_like(shown[0]), shown[1]])
+        return image if self.frames is None else picture_of(image)
 
     def decoded(self, i: int) -> Image.Image:
         """Decode image ``i`` at its own size, for transforms that crop before they resize.
@@ -181,6 +177,16 @@ class ImageData:
             "index_sha256": {s.name: splits.digest(s.origin, s.rows) for s in self.splits},
             **self.facts,
         }
+
+
+def picture_of(frames: Tensor) -> Tensor:
+    """Draw frames: red where it became darker and blue where brighter, over all time.
+
+    Shape: ``[T, 2, H, W]`` -> uint8 ``[3, H, W]``.
+    """
+    counts = frames.sum(0).double()  # [2, H, W]
+    shown = (counts / counts.amax().clamp(min=1)).sqrt().mul(255).to(torch.uint8)
+    return torch.stack([shown[0], torch.zeros_like(shown[0]), shown[1]])
 
 
 def load(
