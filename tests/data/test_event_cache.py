@@ -6,6 +6,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,30 @@ def test_changed_data_are_noticed(root: Path, made: list[int]) -> None:
     write_npz(root / "a" / "100.npz", random_events(61, seed=98, side=16), (16, 16))
     assert sum(opened(root).record()["sizes"].values()) == 25
     assert len(made) == 24 + 24 + 25
+
+
+def test_another_time_of_change_alone_is_noticed(root: Path, made: list[int]) -> None:
+    opened(root)
+    file = root / "a" / "003.npz"
+    time = file.stat().st_mtime_ns
+    os.utime(file, ns=(time, time + 1_000_000))
+    opened(root)
+    assert len(made) == 48
+
+
+def test_two_starts_at_once_make_frames_once(root: Path, made: list[int]) -> None:
+    opened(root, time_steps=5)  # the sensor is known
+    made.clear()
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: opened(root).record(), range(2))
+    assert one == two
+    assert len(made) == 24
+
+
+def test_frames_are_mapped_not_read(root: Path) -> None:
+    frames = opened(root).train.frames
+    assert frames is not None
+    assert isinstance(frames.array, np.memmap)
 
 
 def flip_a_count(root: Path) -> None:
