@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from keymix.cli.swap import main as swap
 from keymix.data import load
 from keymix.data.augment import Augment
 from keymix.errors import Interrupted, UserError
@@ -136,3 +137,20 @@ def test_steps_are_what_the_data_says(tmp_path: Path) -> None:
     for key, value in (("time_steps", 0), ("frames_by", "tim")):
         with pytest.raises(UserError, match=rf"data\.{key}"):
             replace_path(RECIPE, {f"data.{key}": value})
+
+
+def test_a_run_on_frames_teaches_another(folder: Path, tmp_path: Path) -> None:
+    taught = {"loss.distill": 0.5, "loss.distill_teacher": str(folder), "schedule.epochs": 1}
+    train(replace_path(RECIPE, taught), tmp_path / "taught")
+    (line,) = files.read_metrics(tmp_path / "taught" / files.METRICS)
+    assert line["train_distill"] > 0
+    with pytest.raises(
+        UserError, match="takes 2 frames a recording, and the data has 3 frames a recording"
+    ):
+        train(replace_path(RECIPE, taught | {"data.time_steps": 3}), tmp_path / "other")
+
+
+def test_a_run_on_frames_is_not_swapped(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="takes frames of events, and a swap is calibrated"):
+        swap([str(folder), "--mixer", "qk_channel", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

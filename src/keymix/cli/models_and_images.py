@@ -373,7 +373,6 @@ def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Image
 
 
 def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
-
     from PIL import Image
 
     from keymix.train.runs import image_files

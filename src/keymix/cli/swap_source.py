@@ -72,8 +72,6 @@ class Source:
         rows = [i * len(split) // number for i in range(number)]
         pixels = torch.stack([split.read(i) for i in rows])
         numbers = self.numbers[split.labels[rows]]
-        if self.data.time_steps is not None:
-            return self.data.prepared(pixels), numbers
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
         return (pixels.float() / 255 - mean) / std, numbers
 
@@ -131,6 +129,11 @@ def _of_run(name: str, spec: str | None) -> Source:
     if not weights.exists():
         raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
     model, seen = run.model_and_data()
+    if "time_steps" in seen:
+        raise UserError(
+            f"the run {name!r} takes frames of events, and a swap is calibrated and judged on "
+            "images. Train it anew with another --model.mixer."
+        )
     data, numbers = data_for(run, seen, spec, (seen["image_size"][0], seen["image_size"][1]))
     return Source(
         name=name,
