@@ -126,6 +126,18 @@ def test_stepping_through_frames_equals_one_call(model, shape) -> None:
             close(one, other)
 
 
+def test_stepping_begins_and_ends_at_rest() -> None:
+    neuron = LIF()
+    neuron.step_mode = "s"
+    x = torch.full((4,), 1.5)
+    neuron(x)
+    with stepping(neuron):
+        assert not neuron(x).any()  # half of 1.5, from rest
+        assert neuron.v is not None
+    assert neuron.v is None
+    assert neuron.step_mode == "s"
+
+
 def test_stepping_ends_when_an_exception_does() -> None:
     model = network()
     x = torch.randn(3, 6).double()
@@ -237,6 +249,16 @@ def test_a_kind_makes_its_neurons(kind, kinds) -> None:
     assert kind == "relu" or made.v_threshold == 0.5
 
 
+@pytest.mark.parametrize("kind", ["lif", "if", "plif"])
+def test_every_kind_gets_all_options(kind) -> None:
+    options = {"v_reset": None, "detach_reset": False, "backend": "reference"}
+    made = Neurons(kind=kind, surrogate=Surrogate("atan", 3.0), **options)(v_threshold=0.7)
+    found = {name: getattr(made, name) for name in options}
+    assert found == options
+    assert made.dynamics.surrogate == Surrogate("atan", 3.0)
+    assert made.v_threshold == 0.7
+
+
 def test_neurons_pass_their_options_on() -> None:
     options = {"v_reset": None, "detach_reset": False, "surrogate": "atan", "backend": "reference"}
     made = Neurons(kind="plif", tau=3.0, **options)(v_threshold=0.5, dtype=torch.float64)
@@ -256,6 +278,10 @@ def test_what_keeps_state_is_reset_before_and_after_every_call(maker) -> None:
         assert made(x)[:, 0].tolist() == [0, 1, 1, 1]
         assert made.neuron.sum == 0
     assert made.neuron.gain.dtype == torch.float64
+    made.neuron.step_mode = "m"
+    made.neuron(x)  # past us
+    assert made.neuron.sum > 0
+    assert made(x)[:, 0].tolist() == [0, 1, 1, 1]
     other = neuron_maker(maker)(dtype=torch.float64)
     other.load_state_dict({name: 2 * value for name, value in made.state_dict().items()})
     assert other.neuron.gain == 2

@@ -193,12 +193,13 @@ def linear(x: Tensor, fc: nn.Linear, bn: nn.BatchNorm1d) -> Tensor:
     return fire((y - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias)
 
 
-def test_a_block_adds_its_mixer_and_its_mlp() -> None:
-    class Half(nn.Module):
-        def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-            assert grid == (2, 3)
-            return (x > 0).to(x).flip(-1)
+class Half(nn.Module):
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        assert grid == (2, 3)
+        return (x > 0).to(x).flip(-1)
 
+
+def test_a_block_adds_its_mixer_and_its_mlp() -> None:
     block = made(SpikingTransformerBlock(8, mlp_ratio=1.5, neuron=LIF))
     block.attn = Half()
     x = spikes(T, B, 6, 8)
@@ -207,6 +208,20 @@ def test_a_block_adds_its_mixer_and_its_mlp() -> None:
     assert mlp.fc1.out_features == 12
     hidden = linear(mixed, mlp.fc1, mlp.bn1)
     same(block(x, (2, 3)), mixed + linear(hidden, mlp.fc2, mlp.bn2))
+
+
+@pytest.mark.parametrize("dropped", ["drop_path1", "drop_path2"])
+def test_each_branch_is_dropped_by_itself(dropped: str) -> None:
+    block = made(SpikingTransformerBlock(8, neuron=LIF, drop_path=0.5))
+    block.attn = Half()
+    x = spikes(T, B, 6, 8)
+    wanted = block.mlp(x) if dropped == "drop_path1" else block.attn(x, (2, 3))
+    block.drop_path1.drop_prob = block.drop_path2.drop_prob = 0.0
+    block.get_submodule(dropped).drop_prob = 1 - 1e-12
+    block.drop_path1.train()
+    block.drop_path2.train()
+    assert wanted.any()
+    same(block(x, (2, 3)), x + wanted)
 
 
 def test_an_image_loses_a_branch_at_all_its_steps() -> None:

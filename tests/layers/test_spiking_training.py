@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 
@@ -27,6 +28,7 @@ NORMS = {
     "training": lambda norm: norm.train(),
     "evaluation": lambda norm: norm.eval(),
     "mean of all": lambda norm: setattr(norm, "momentum", None),
+    "coarse": lambda norm: setattr(norm, "eps", 0.5),
 }
 
 
@@ -102,14 +104,15 @@ def test_what_a_byte_does_not_hold_is_kept_whole(value) -> None:
     assert packed.pack(x) is x
 
 
-def test_a_tensor_that_was_changed_is_packed_again() -> None:
+def test_maps_of_one_tensor_keep_it_once_and_another_call_looks_again() -> None:
     x = counts(5, 7).detach()
-    first = packed.pack(x)
-    assert packed.pack(x) is first
-    x.add_(1)
-    assert torch.equal(packed.pack(x).double(), x)
-    x.add_(0.5)
-    assert packed.pack(x) is x
+    kept = packed.Kept()
+    assert kept.of(x) is kept.of(x)
+    weight = torch.randn(3, 7, dtype=D, requires_grad=True)
+    packed.linear(x, weight, None).sum().backward()
+    x.numpy()[:] = 2.0  # past PyTorch's count of changes
+    (found,) = torch.autograd.grad(packed.linear(x, weight, None).sum(), weight)
+    assert torch.equal(found, torch.full_like(found, 10.0))
 
 
 @pytest.mark.parametrize("lay", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[:, :0]])
@@ -147,6 +150,66 @@ def test_frozen_parts_get_no_gradient() -> None:
     spiking_conv(counts(3, 2, 2, 5, 5).detach().float(), conv, bare, neuron).sum().backward()
     assert conv.weight.grad is None
     assert conv.bias.grad is not None
+
+
+def test_a_step_with_borrowed_weights_has_their_gradients() -> None:
+    parts = nn.ModuleList([nn.Linear(6, 4), nn.BatchNorm1d(4), ParametricLIF(v_threshold=0.3)])
+    parts = parts.double().requires_grad_(False)
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, x: Tensor) -> Tensor:
+            return spiking_linear(x, *self.parts)
+
+    step, x = Step(), counts(3, 5, 6)
+    borrowed = {
+        name: (p * 3 + 0.2).requires_grad_() for name, p in dict(step.named_parameters()).items()
+    }
+    weigh = torch.linspace(-1, 1, 60, dtype=D).view(3, 5, 4)
+    found = []
+    for way in (plain_steps, contextlib.nullcontext):
+        with way():
+            out = torch.func.functional_call(step, borrowed, (x,))
+        found.append(torch.autograd.grad((out * weigh).sum(), [x, *borrowed.values()]))
+    for plain, lean in zip(*found, strict=True):
+        assert plain.any()
+        close(lean, plain)
+
+
+CHANGES = {
+    "threshold": lambda norm, neuron: setattr(neuron, "v_threshold", 2.0),
+    "mode": lambda norm, neuron: setattr(neuron, "step_mode", "s"),
+    "eps": lambda norm, neuron: setattr(norm, "eps", 9.0),
+    "hook": lambda norm, neuron: neuron.register_forward_hook(lambda *_: 1 / 0),
+    "frozen": lambda norm, neuron: norm.requires_grad_(False),
+    "norm": lambda norm, neuron: norm.eval(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_module_is_told_afterwards_does_not_count(change: str) -> None:
+    x, found = counts(3, 5, 6), []
+    linear = nn.Linear(6, 4, dtype=D)
+    for told in (None, CHANGES[change]):
+        norm, neuron = nn.BatchNorm1d(4, dtype=D), LIF(v_threshold=0.3)
+        out = spiking_linear(x, linear, norm, neuron)
+        if told is not None:
+            told(norm, neuron)
+        weigh = torch.linspace(-1, 1, 60, dtype=D).view(3, 5, 4)
+        found.append(torch.autograd.grad((out * weigh).sum(), x)[0])
+    assert found[0].any()
+    assert torch.equal(*found)
+
+
+def test_statistics_that_changed_before_the_backward_pass_are_an_error() -> None:
+    norm = nn.BatchNorm1d(4, dtype=D).eval()
+    out = spiking_linear(counts(3, 5, 6), nn.Linear(6, 4, dtype=D), norm, LIF())
+    norm.running_var.mul_(100)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_gradients_of_gradients_are_refused_not_wrong() -> None:

@@ -55,6 +55,18 @@ def test_blocked_is_the_reference(case: Case) -> None:
     agrees(case, "blocked")
 
 
+@pytest.mark.parametrize("lay", [lambda x: x, lambda x: x.mT])
+def test_spikes_may_be_changed_in_place(lay) -> None:
+    x = lay(torch.randn(3, 4, 5, requires_grad=True))
+    spikes, last = integrate_and_fire(x, how=Case().how, backend="blocked", **LIF)
+    wanted = spikes + 1
+    spikes += 1
+    last.zero_()
+    assert torch.equal(spikes, wanted)
+    assert spikes.stride() == x.stride()
+    spikes.sum().backward()
+
+
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("learned", ["", "layer", "neuron"])
 def test_gradients_alone_are_those_of_a_run(learned: str, backend: str) -> None:

@@ -17,14 +17,7 @@ from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.layers.foreign_neurons import Made
 from keymix.layers.step_mode import Stepping
 from keymix.ops.neuron.layout import Dynamics
-from keymix.ops.neuron.multi_step import (
-    BACKENDS,
-    Backend,
-    Choice,
-    choose,
-    gradients,
-    integrate_and_fire,
-)
+from keymix.ops.neuron.multi_step import BACKENDS, Backend, Choice, choose, integrate_and_fire
 from keymix.ops.neuron.surrogate import Surrogate
 
 NeuronKind = Literal["lif", "if", "plif", "relu"]
@@ -131,29 +124,6 @@ class SpikingNeuron(Stepping):
         )
         self._input = given
         return spikes[0]
-
-    def gradients(self, x: Tensor, grads: Tensor) -> list[Tensor | None]:
-        """Return the gradients of ``[T, *]`` currents, then of the own parameters.
-
-        Args:
-            x: What :meth:`forward` took in step mode ``"m"``.
-            grads: Gradients of what it returned.
-        """
-        own = list(self.parameters())
-        with torch.enable_grad():
-            keep, gain = self.coefficients()
-        found, *others = gradients(
-            x, grads, keep=keep, gain=gain, how=self.dynamics, backend=self.backend
-        )
-        learned = [
-            (each, grad)
-            for each, grad in zip((keep, gain), others, strict=True)
-            if isinstance(each, Tensor) and each.requires_grad and grad is not None
-        ]
-        if not learned:
-            return [found, *(None for _ in own)]
-        outputs, weights = zip(*learned, strict=True)
-        return [found, *torch.autograd.grad(outputs, own, weights, allow_unused=True)]
 
     def extra_repr(self) -> str:
         """Show the options."""

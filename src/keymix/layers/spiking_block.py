@@ -8,7 +8,7 @@ called one by one, products may be rounded otherwise in float32, and a spike in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -20,7 +20,8 @@ from torch.nn.modules import module as every_module
 
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
 from keymix.ops.spikes import packed
-from keymix.ops.spikes.anew import anew
+from keymix.ops.spikes.anew import Currents, Firing, anew
+from keymix.ops.spikes.packed import Kept
 
 _OURS = (
     *(nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d),
@@ -91,17 +92,6 @@ def _of_a_part(part: nn.Module) -> str | None:
     return why
 
 
-def _norm_again(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Callable[[Tensor], Tensor]:
-    """Return what a norm computes in its present mode, without the count of its statistics."""
-    of_batch = norm.training or norm.running_mean is None
-    mean, variance = (None, None) if of_batch else (norm.running_mean, norm.running_var)
-
-    def again(y: Tensor) -> Tensor:
-        return F.batch_norm(y, mean, variance, norm.weight, norm.bias, of_batch, 0.0, norm.eps)
-
-    return again
-
-
 def _normed_spikes(
     y: Tensor,
     norm: nn.BatchNorm1d | nn.BatchNorm2d,
@@ -109,19 +99,36 @@ def _normed_spikes(
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return ``neuron(between(norm(y)))`` and keep y alone."""
-    normed_again = _norm_again(norm)
+    eps, affine = norm.eps, norm.weight is not None
+    held: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
+    if not norm.training and norm.running_mean is not None and norm.running_var is not None:
+        held = norm.running_mean, norm.running_var
+
+    def again(y: Tensor, learned: Sequence[Tensor], held: Sequence[Tensor]) -> Tensor:
+        weight, bias = learned if affine else (None, None)
+        mean, variance = held or (None, None)
+        of_batch = mean is None
+        return between(F.batch_norm(y, mean, variance, weight, bias, of_batch, 0.0, eps))
+
     return anew(
-        lambda y: neuron(between(norm(y))),
-        lambda y: between(normed_again(y)),
-        neuron.gradients,
         y,
-        tuple(norm.parameters()),
-        tuple(neuron.parameters()),
+        Currents(
+            first=lambda y: between(norm(y)),
+            again=again,
+            learned=(norm.weight, norm.bias) if affine else (),
+            held=held,
+        ),
+        *neuron.coefficients(),
+        Firing(neuron.dynamics, neuron.backend),
     )
 
 
 def spiking_linear(
-    x: Float[Tensor, "T *batch N C"], linear: nn.Linear, norm: nn.BatchNorm1d, neuron: nn.Module
+    x: Float[Tensor, "T *batch N C"],
+    linear: nn.Linear,
+    norm: nn.BatchNorm1d,
+    neuron: nn.Module,
+    kept: Kept | None = None,
 ) -> Float[Tensor, "T *batch N D"]:
     """Return ``neuron(norm(linear(x)))``, the statistics of the norm over all but the last axis.
 
@@ -130,10 +137,11 @@ def spiking_linear(
         linear: Maps C to D.
         norm: Over the D channels.
         neuron: Maps currents ``[T, ...]`` to spikes.
+        kept: What several maps of the same ``x`` keep of it together; one each if None.
     """
     shape = (*x.shape[:-1], linear.out_features)
     if isinstance(neuron, SpikingNeuron) and why_plain(x, linear, norm, neuron) is None:
-        y = packed.linear(x, linear.weight, linear.bias)
+        y = packed.linear(x, linear.weight, linear.bias, kept)
         return _normed_spikes(y.flatten(0, -2), norm, neuron, lambda y: y.view(shape))
     y = linear(x)
     spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(shape))

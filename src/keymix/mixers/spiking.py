@@ -15,6 +15,7 @@ from keymix.errors import UserError
 from keymix.layers.neurons import neuron_maker
 from keymix.layers.spiking_block import spiking_linear
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits
+from keymix.ops.spikes.packed import Kept
 
 Kind = Literal["lif", "if", "plif"]
 Note = Callable[[str, Tensor], None]
@@ -133,9 +134,9 @@ class SpikingMixer(TokenMixer):
                 f"{list(x.shape)}; put the steps in front, x[None] for one step"
             )
         self.resolve_grid(x, grid)
-        parts = {}
+        parts, kept = {}, Kept()
         for role in self.roles:
-            spikes = self._spike(x, role)
+            spikes = self._spike(x, role, kept)
             note(role.upper(), spikes)
             parts[role] = spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
         gathered = self.gather(parts, note).flatten(-2)
@@ -144,11 +145,11 @@ class SpikingMixer(TokenMixer):
         note(self.published[1], y)
         return y
 
-    def _spike(self, x: Tensor, name: str) -> Tensor:
+    def _spike(self, x: Tensor, name: str, kept: Kept | None = None) -> Tensor:
         linear, norm = self.get_submodule(name), self.get_submodule(f"{name}_bn")
         assert isinstance(linear, nn.Linear)  # both built as such in __init__
         assert isinstance(norm, nn.BatchNorm1d)
-        return spiking_linear(x, linear, norm, self.get_submodule(f"{name}_sn"))
+        return spiking_linear(x, linear, norm, self.get_submodule(f"{name}_sn"), kept)
 
     def forward(
         self,

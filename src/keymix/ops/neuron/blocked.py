@@ -280,7 +280,7 @@ class _Blocked(torch.autograd.Function):
             how,
             last,
         )
-        return rows.back(spikes), None if final is None else rows.back(final)
+        return rows.own(spikes), None if final is None else rows.own(final)
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor | None, last: Tensor | None) -> tuple[Any, ...]:

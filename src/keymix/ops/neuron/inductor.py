@@ -130,7 +130,7 @@ class _Inductor(torch.autograd.Function):
         inputs = _inputs(x, v, keep, gain, how, rows)
         options = {"hard": how.v_reset is not None, "last": last}
         spikes, final = _compiled(_forward, _key(inputs), **options)(*inputs)
-        return rows.back(spikes), None if final is None else rows.back(final)
+        return rows.own(spikes), None if final is None else rows.own(final)
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor | None, last: Tensor | None) -> tuple[Any, ...]:

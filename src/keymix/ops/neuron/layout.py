@@ -74,6 +74,17 @@ class Rows:
         turn = (*range(len(lead)), *(axis + len(lead) for axis in inverse))
         return flat.view(*lead, *sizes).permute(turn)
 
+    def own(self, flat: Tensor) -> Tensor:
+        """Give axes as :meth:`back` does, to a tensor that is no view, so that it can be changed.
+
+        What a function returns as a view cannot be changed in place where a gradient passes.
+        """
+        turned = self.back(flat)
+        storage = flat.untyped_storage()
+        return torch.empty(0, dtype=flat.dtype, device=flat.device).set_(
+            storage, turned.storage_offset(), turned.shape, turned.stride()
+        )
+
     def coefficient(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Bring a learned coefficient to no axis or to ``[n]``."""
         value = value.detach().to(dtype)

@@ -55,7 +55,7 @@ def integrate_and_fire(
     Potentials are held in float32 where x has fewer bits, in x's dtype otherwise.
 
     Args:
-        x: Input currents.
+        x: Input currents, finite: zero times infinity is no number.
         v: Potential before the first step; r if None.
         keep: Share of the potential above r that a step keeps; a tensor gets a gradient.
         gain: Weight of the input; a tensor gets a gradient.

@@ -234,7 +234,7 @@ class _Triton(torch.autograd.Function):
                 BLOCK=_BLOCK,
                 enable_fp_fusion=False,
             )
-        return rows.back(spikes), None if final is None else rows.back(final)
+        return rows.own(spikes), None if final is None else rows.own(final)
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor | None, last: Tensor | None) -> tuple[Any, ...]:

@@ -7,22 +7,33 @@ a byte does not hold exactly is kept as it is, so that nothing is lost either wa
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from keymix.ops.spikes.anew import refuse_twice
 
 _CHUNK = 1 << 20
 _WORTH = 1 << 15  # numbers from which on a convolution's calls are paid for
 
-# What was packed and is still alive, with its version: the maps to queries, keys and values share
-# one input.
-_PACKED: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakTensorKeyDictionary()
+
+class Kept:
+    """What maps of one and the same tensor keep of it for their backward passes, together."""
+
+    def __init__(self) -> None:
+        self._packed: Tensor | None = None
+
+    def of(self, x: Tensor) -> Tensor:
+        """Pack the tensor, or return what was packed of it.
+
+        Args:
+            x: The same tensor in every call.
+        """
+        if self._packed is None:
+            self._packed = pack(x)
+        return self._packed
 
 
 def _dense(x: Tensor) -> Tensor | None:
@@ -38,13 +49,9 @@ def pack(x: Tensor) -> Tensor:
     Args:
         x: Any floating-point tensor.
     """
-    if x.numel() == 0 or not x.is_floating_point():
-        return x
-    known = _PACKED.get(x)
-    if known is not None and known[0] == x._version:
-        return x if known[1] is None else known[1]
+    if x.numel() == 0 or not x.is_floating_point() or torch.is_inference_mode_enabled():
+        return x  # in inference mode nothing is kept, and tensors have no version
     packed = _packed(x.detach())
-    _PACKED[x] = (x._version, packed)
     return x if packed is None else packed
 
 
@@ -105,8 +112,8 @@ def _outer(grad: Tensor, x: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(pack(x) if ctx.needs_input_grad[1] else None, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:
+        ctx.save_for_backward(kept.of(x) if ctx.needs_input_grad[1] else None, weight)
         return _product(x, weight, bias)
 
     @staticmethod
@@ -117,6 +124,7 @@ class _Linear(torch.autograd.Function):
             _product(grad, weight.T) if ctx.needs_input_grad[0] else None,
             _outer(grad, x.to(grad.dtype)) if ctx.needs_input_grad[1] else None,
             grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None,
+            None,
         )
 
 
@@ -156,7 +164,7 @@ class _Conv(torch.autograd.Function):
         return grad_x, *found[1:], None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept | None = None) -> Tensor:
     """Compute ``F.linear``; whole numbers 0 to 255 are kept for the backward pass in bytes.
 
     Its backward pass cannot be differentiated and says so.
@@ -165,8 +173,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x: ``[*, N, C]``, two axes or more.
         weight: ``[D, C]``.
         bias: ``[D]``, or None.
+        kept: What other maps of ``x`` keep too; None for this one alone.
     """
-    out: Tensor = _Linear.apply(x, weight, bias)
+    out: Tensor = _Linear.apply(x, weight, bias, kept or Kept())
     return out
 
 
