@@ -25,7 +25,7 @@ ROWS = (
     ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
     (
         "train digits_vit --mixer skaa",
-        "unknown mixer 'skaa'. Did you mean 'ska' or 'cska' or 'mhsa'?",
+        "unknown mixer 'skaa'. Did you mean 'ska' or 'cska' or 'ssa'?",
     ),
     (
         "train digits_vit --mixer 'ska(activation=rellu)'",
