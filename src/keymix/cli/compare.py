@@ -31,7 +31,7 @@ _OPTIONS = (
     "--processes",
     "--import",
 )
-_FLAGS = ("--no-controls", "--overwrite", "--json", "--help")
+_FLAGS = ("--no-controls", "--twin", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
@@ -85,6 +85,7 @@ def main(argv: list[str]) -> int:
             match=named["--match"],  # type: ignore[arg-type]  # compare refuses other words
             baseline=named["--baseline"],
             controls="--no-controls" not in words.flags,
+            twin="--twin" in words.flags,
             processes=_whole("--processes", named["--processes"]),
             imports=words.options.get("--import", []),
             overwrite="--overwrite" in words.flags,
@@ -165,6 +166,7 @@ def _help() -> str:
         help="what the others are compared with (default: softmax, or ssa)",
     )
     add("--no-controls", action="store_true", help="leave the identity control out")
+    add("--twin", action="store_true", help="spiking models: the baseline with ReLU at T=1 joins")
     add("--processes", metavar="N", help="runs side by side (default: one a core, on a GPU one)")
     add("--import", metavar="FILE.py", help="a file that registers your own mixers")
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
@@ -195,6 +197,7 @@ examples:
   keymix compare
   keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5 --out photos-cmp
   keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
+  keymix compare --model qkformer_micro_32 --mixers qkta,ssa --twin --data parquet:cifar10
   keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
 """
     )

@@ -27,6 +27,22 @@ COLUMNS = (
     "MiB",
 )
 
+SPIKE_COLUMNS = {
+    "spikes/neuron/step": "rate_told",
+    "SOPs": "sops_told",
+    "MACs": "macs_told",
+    "energy µJ": "energy_told",
+    "bounds µJ": "bounds_told",
+    "without spikes µJ": "dense_told",
+    "times": "times_told",
+}
+"""Heading to what the page's view calls it."""
+
+SPIKES_LINE = (
+    "Energy: 4.6 pJ a multiply-add, 0.9 pJ a synaptic operation; batch norm folded, memory access "
+    "not counted; docs/spikes.md tells the rest."
+)
+
 
 def tell(result: Comparison) -> None:
     """Print the table, the verdicts and where the report is.
@@ -58,6 +74,7 @@ def tell(result: Comparison) -> None:
             ]
         )
     console.table(COLUMNS, rows, title=f"{record['title']}: test accuracy, last epoch")
+    _tell_spikes(record)
     console.say()
     console.say(record["lead"])
     for row in result.rows:
@@ -70,6 +87,21 @@ def tell(result: Comparison) -> None:
     console.say()
     console.say(f"report   {result.report}")
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+
+
+def _tell_spikes(record: Mapping[str, Any]) -> None:
+    """Print what the spikes of a spiking model cost."""
+    from keymix.report.views.spikes import sheet
+
+    spikes = sheet(record)
+    if spikes is None:
+        return
+    rows = [[row["mixer"], *(row[key] for key in SPIKE_COLUMNS.values())] for row in spikes["rows"]]
+    console.say()
+    console.table(("mixer", *SPIKE_COLUMNS), rows, title="what spikes cost, an image")
+    console.say(SPIKES_LINE)
+    for note, labels in spikes["notes"].items():
+        console.say(f"- {', '.join(labels)}: {note}")
 
 
 def tell_open(result: Comparison) -> None:
@@ -107,9 +139,17 @@ def plain(result: Comparison) -> dict[str, Any]:
         "results": str(result.out / "results.json"),
         "baseline": record["baseline"],
         "seeds": record["seeds"],
-        "mixers": [{**row, "costs": record["costs"][row["mixer"]]} for row in result.rows],
+        "mixers": [
+            {**row, "costs": record["costs"][row["mixer"]], **_spikes(record, row["mixer"])}
+            for row in result.rows
+        ],
         **{
             status: [{key: run[key] for key in ("mixer", "seed", "reason")} for run in runs]
             for status, runs in (("failed", result.failed), ("missing", result.missing))
         },
     }
+
+
+def _spikes(record: Mapping[str, Any], mixer: str) -> dict[str, Any]:
+    spikes = record.get("spikes")
+    return {"spikes": spikes["mixers"][mixer]} if spikes else {}

@@ -15,6 +15,7 @@ from keymix.compare.plan import Plan
 from keymix.errors import UserError
 
 RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
+SPIKES = "spikes.json"
 RUNS, LOCK = "runs", ".lock"
 
 MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
@@ -31,6 +32,9 @@ COLUMNS = (
     "macs",
     *MEASURED_COLUMNS,
 )
+
+SPIKE_COLUMNS = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_high_uj")
+"""Further columns where the model is spiking: of each run's weights of the last epoch."""
 
 
 def claim(
@@ -125,7 +129,7 @@ def clear(out: Path, runs: Sequence[str]) -> None:
     for log in (out / RUNS).glob("worker*.log"):
         log.unlink()
     _remove_if_empty(out / RUNS)
-    for name in (RESULTS, TABLE, REPORT, COSTS, MANIFEST):
+    for name in (RESULTS, TABLE, REPORT, COSTS, SPIKES, MANIFEST):
         (out / name).unlink(missing_ok=True)
 
 
@@ -162,7 +166,8 @@ def write_csv(path: Path, record: Mapping[str, Any]) -> None:
     from keymix.report import csv_cells
     from keymix.train.files import write_text
 
-    write_text(path, csv_cells.write(COLUMNS, csv_rows(record)))
+    columns = COLUMNS + (SPIKE_COLUMNS if record.get("spikes") else ())
+    write_text(path, csv_cells.write(columns, csv_rows(record)))
 
 
 def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -171,7 +176,9 @@ def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
         if run["status"] != "done":
             continue
         cost = record["costs"].get(run["mixer"], {})
+        spikes = record.get("spikes")
         for epoch in ("last", "best"):
+            of_last = spikes["runs"].get(run["folder"], {}) if spikes and epoch == "last" else {}
             for split in ("val", "test"):
                 for metric, value in run[epoch][split].items():
                     if value is not None:
@@ -183,4 +190,5 @@ def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
                             metric,
                             value,
                             *(cost.get(name) for name in COLUMNS[6:]),
+                            *(of_last.get(name) for name in (SPIKE_COLUMNS if spikes else ())),
                         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from keymix.compare import spike_costs
 from keymix.compare.costs import expected_seconds
 from keymix.compare.estimate import Estimate, Trial
 from keymix.compare.events import Event, Job, Watcher
@@ -84,10 +85,12 @@ class Forecast:
         every = [images.get(label, typical) for label in self._plan.labels]
         costs = [images.get(label, typical) for label in self._unmeasured]
         maps = MAPS_SECONDS + MAPS_IMAGES * sum(every)
+        each = dict(zip(self._plan.labels, every, strict=True))
+        spikes = spike_costs.expected_seconds(self._plan, each)
         return Estimate(
             runs=runs,
             whole=whole,
-            after=expected_seconds(costs) + maps,
+            after=expected_seconds(costs) + maps + spikes,
             processes=min(self._processes, len(self._jobs)),
         )
 

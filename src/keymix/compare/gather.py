@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keymix.compare import environments, words
+from keymix.compare import environments, spike_costs, words
 from keymix.compare.answers import confusions, counts
 from keymix.compare.outcome import caution, lead, outcome
 from keymix.compare.plan import Plan
@@ -59,6 +59,7 @@ def make_record(
     measured: Mapping[str, Any],
     attention: Mapping[str, Any] | None,
     collapse: Mapping[str, Any] | None,
+    spikes: Mapping[str, Any] | None,
     processes: int,
     threads: int,
 ) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def make_record(
     here = environments.lines(environment())
     trained_with, places = environments.distinct([r.environment for r in done])
     runs = [dict(r.run) for r in readings]
+    told_spikes = spike_costs.table(plan, readings, spikes, costs)
     finished = [run for run in runs if run["status"] == "done"]
     for run, place in zip(finished, places, strict=True):
         run["trained_with"] = place
@@ -83,7 +85,9 @@ def make_record(
         "title": words.title(data),
         "facts": words.facts(plan, data),
         "lead": lead(rows["last"], baseline=plan.baseline),
-        "caution": caution(len(plan.seeds)),
+        "caution": " ".join(
+            filter(None, (caution(len(plan.seeds)), spike_costs.few_updates(plan, data)))
+        ),
         "created": time.strftime("%Y-%m-%d %H:%M %Z"),
         "command": command,
         "environment": {key: line for key, line in here.items() if key != "threads"},
@@ -107,6 +111,7 @@ def make_record(
         **_class_by_class(plan, data, done),
         "costs": dict(costs),
         "measured": dict(measured),
+        **({} if told_spikes is None else {"spikes": told_spikes}),
         "method": words.method(
             plan,
             data,

@@ -134,12 +134,13 @@ def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:
     from keymix.train.recipe import from_dict
 
     planned = manifest.planned or _from_record(record)
-    known = [field.name for field in fields(Entrant)]
+    known = {field.name for field in fields(Entrant)}
     try:
         return Plan(
             recipe=from_dict(manifest.identity["recipe"]),
             entrants=tuple(
-                Entrant(**{key: mixer[key] for key in known}) for mixer in planned["mixers"]
+                Entrant(**{key: mixer[key] for key in mixer if key in known})
+                for mixer in planned["mixers"]
             ),
             seeds=tuple(planned["seeds"]),
             unheard=tuple(planned["unheard"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,9 @@ class Entrant:
         control: Whether it is a control.
         mixes_prefix: Whether prefix tokens receive anything from patch tokens.
         params: Trainable parameters of the model with it.
-        note: What ``--match`` chose, in words; empty without it.
+        note: What ``--match`` chose, or what a twin is, in words; else empty.
+        twin_of: Label of the mixer whose twin without spikes this is; empty for a mixer.
+        options: What its model is built with beside the recipe's options.
     """
 
     label: str
@@ -47,6 +49,8 @@ class Entrant:
     mixes_prefix: bool
     params: int
     note: str = ""
+    twin_of: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +87,23 @@ class Plan:
         return tuple(entrant.label for entrant in self.entrants)
 
     @property
+    def spiking(self) -> bool:
+        """Whether the model's neurons spike."""
+        from keymix.models.factory import domain_of
+
+        model = self.recipe.model
+        return domain_of(model.name) == "spiking" and model.options.get("neuron") != "relu"
+
+    @property
     def pairs(self) -> list[tuple[Entrant, int]]:
         """Every run as mixer and seed: one seed of all mixers after the other."""
         return [(entrant, seed) for seed in self.seeds for entrant in self.entrants]
 
     def recipe_for(self, entrant: Entrant, seed: int) -> Recipe:
         """Return the recipe of one run."""
-        model = replace(self.recipe.model, mixer=entrant.label)
+        model = self.recipe.model
+        options = model.options | entrant.options
+        model = replace(model, mixer=entrant.twin_of or entrant.label, options=options)
         return replace(self.recipe, model=model, seed=seed)
 
     def folder(self, entrant: Entrant, seed: int) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keymix.compare import cost_store, folder, gather, manifest
+from keymix.compare import cost_store, folder, gather, manifest, spike_costs
 from keymix.compare.events import Event, Watcher
 from keymix.compare.manifest import MANIFEST, Manifest
 from keymix.compare.plan import Plan
@@ -66,6 +66,7 @@ def rebuild(
         command=command,
         costs=table,
         measured=measured,
+        spikes=spike_costs.known(plan, runs),
         processes=_number("processes", there, before),
         threads=_number("threads", there, before),
         **maps,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import cost_store, folder, manifest
+from keymix.compare import cost_store, folder, manifest, spike_costs
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.forecast import Forecast
 from keymix.compare.plan import (
@@ -22,6 +22,7 @@ from keymix.compare.plan import (
 )
 from keymix.compare.pool import run_here, run_side_by_side, share_out
 from keymix.compare.runs import is_done
+from keymix.compare.twin import with_twin
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def compare(
     match: Literal["params"] | None = None,
     baseline: str | None = None,
     controls: bool = True,
+    twin: bool = False,
     processes: int | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
@@ -107,6 +109,8 @@ def compare(
         baseline: The mixer that the others are compared with; softmax or spiking self-attention,
             else the first, if None.
         controls: Whether the identity control joins.
+        twin: Whether the baseline's twin without spikes joins: the same spiking model with ReLU for
+            its neurons and one time step.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers of one's own.
         overwrite: Throw away another comparison that is in the folder.
@@ -159,13 +163,17 @@ def compare(
         out=out,
         cannot_sit=cannot_sit,
     )
+    if twin:
+        plan = with_twin(plan, images)
     for entrant in plan.entrants:
         if entrant.note:
             watch(Event(kind="note", text=f"{entrant.label}: {entrant.note}"))
+    told = images.record()
+    if few := spike_costs.few_updates(plan, told):
+        watch(Event(kind="note", text=few))
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     cost_threads = threads if cuda else 1
-    told = images.record()
     with folder.locked(out):
         folder.claim(
             plan, told, overwrite=overwrite, command=command, processes=processes, threads=threads
@@ -188,6 +196,9 @@ def compare(
             threads=cost_threads,
             say=lambda text: watch(Event(kind="stage", text=text)),
         )
+        spikes = spike_costs.settled(
+            plan, images, runs, say=lambda text: watch(Event(kind="stage", text=text))
+        )
         watch(Event(kind="stage", text="reading attention maps"))
         seed, models = gather.trained_models(plan, runs)
         record = gather.make_record(
@@ -199,6 +210,7 @@ def compare(
             measured=measured,
             attention=maps.attention(models, images, pooling=plan.pooling, seed=seed),
             collapse=maps.collapse(models, images, seed=seed),
+            spikes=spikes,
             processes=processes,
             threads=threads,
         )

@@ -13,7 +13,7 @@ from typing import Any
 from keymix.errors import UserError
 from keymix.report import plots
 from keymix.report.page import render_page
-from keymix.report.views import attention, classes, learning, outcome, runs
+from keymix.report.views import attention, classes, learning, outcome, runs, spikes
 from keymix.report.views.payload import payload
 
 FORMAT = 2
@@ -67,6 +67,7 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "top5": any(row["top5"]["mean"] is not None for row in last),
         "forest": outcome.forest(record, looks),
         "scatters": outcome.scatters(record, looks),
+        "spikes": spikes.sheet(record),
         "curves": learning.curves(record, looks),
         "collapse": learning.collapse(record, looks),
         "classes": classes.by_class(record, looks),

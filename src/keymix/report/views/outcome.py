@@ -19,6 +19,7 @@ COSTS = (
     ("macs", "multiply-adds an image"),
     ("latency_ms", "latency at batch 1, ms"),
     ("peak_mib", "peak memory of a training step, MiB"),
+    ("energy_uj", "energy an image, µJ"),
 )
 UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
 
@@ -49,11 +50,23 @@ def _ends(interval: Mapping[str, Any] | None) -> tuple[float, float] | None:
     return (interval["low"], interval["high"])
 
 
+def _costs(record: Record) -> dict[str, dict[str, Any]]:
+    """Return every mixer's costs, with the energy of those whose spikes were read."""
+    spikes = (record.get("spikes") or {"mixers": {}})["mixers"]
+    return {
+        label: {
+            **cost,
+            "energy_uj": spikes[label]["energy_uj"]["mean"] if label in spikes else None,
+        }
+        for label, cost in record["costs"].items()
+    }
+
+
 def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw accuracy against each cost that was measured."""
     charts = []
+    costs = _costs(record)
     for key, x_label in COSTS:
-        costs = record["costs"]
         most = max((c[key] for c in costs.values() if c.get(key) is not None), default=0)
         scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
         shown = x_label + unit

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What spikes cost, on the page and at the terminal: one row a mixer of a spiking model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keymix.report import formats
+
+Record = Mapping[str, Any]
+
+DEAD = 0.9
+"""Share of silent neurons above which a network is not held against one without spikes."""
+CHANCE = 1.1
+"""Nor is one whose accuracy is below so many times chance."""
+AT_CHANCE = (
+    "Right no more often than by chance: these rates and energies say nothing of models "
+    "that work."
+)
+
+
+def sheet(record: Record) -> dict[str, Any] | None:
+    """Make the table of spikes; ``None`` where the model has none, and for records of before."""
+    told = record.get("spikes")
+    if not told:
+        return None
+    chance = CHANCE / len(record["classes"]["names"])
+    top1 = {row["mixer"]: row["top1"]["mean"] for row in record["outcome"]["last"]}
+    rows = []
+    for label, row in told["mixers"].items():
+        guesses = top1[label] is not None and top1[label] <= chance
+        own = [*row["notes"], *([AT_CHANCE] if guesses else [])]
+        rows.append({"mixer": label, **row, "notes": own, **_words(row, works=not guesses)})
+    notes = {
+        note: [row["mixer"] for row in rows if note in row["notes"]]
+        for row in rows
+        for note in row["notes"]
+    }
+    return {"text": told["text"], "rows": rows, "notes": notes}
+
+
+def _words(row: Mapping[str, Any], *, works: bool) -> dict[str, str]:
+    """Write the quantities of a row, each with its spread over seeds."""
+    low, high = row["energy_low_uj"]["mean"], row["energy_high_uj"]["mean"]
+    energy, dense = row["energy_uj"], row["dense_energy_uj"]["mean"]
+    silent = row["silent"]["mean"] or 0.0
+    fires = row["firing_rate"]["mean"] is not None and silent <= DEAD and energy["mean"] and works
+    return {
+        "rate_told": _spread(row["firing_rate"], rate),
+        "silent_told": formats.percent(row["silent"]["mean"], 0),
+        "sops_told": formats.count(row["sops"]["mean"]),
+        "macs_told": formats.count(row["macs"]["mean"]),
+        "energy_told": _spread(energy, microjoules),
+        "bounds_told": (
+            formats.MISSING
+            if low is None or low == high
+            else f"{microjoules(low)} to {microjoules(high)}"
+        ),
+        "dense_told": formats.MISSING if dense is None else microjoules(dense),
+        "times_told": f"{dense / energy['mean']:.1f}" if fires and dense else formats.MISSING,
+    }
+
+
+def rate(value: float) -> str:
+    """Write spikes per neuron and step."""
+    return f"{value:.4f}"
+
+
+def microjoules(value: float) -> str:
+    """Write µJ with three digits."""
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _spread(summary: Mapping[str, Any], write: Callable[[float], str]) -> str:
+    if summary["mean"] is None:
+        return formats.MISSING
+    spread = "" if summary["sd"] is None else f" ± {write(summary['sd'])}"
+    return f"{write(summary['mean'])}{spread}"

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spiking comparisons on a few digits: rates, operations and energy of every run, and the twin."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from few_digits import small
+
+import keymix
+from keymix.analysis.memory import Peak
+from keymix.compare import spike_costs
+from keymix.compare.events import Event
+from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, clear
+from keymix.compare.maps import evenly, normalised
+from keymix.compare.rebuild import rebuild
+from keymix.compare.run import Comparison
+from keymix.data import load
+from keymix.errors import UserError
+from keymix.hosts import find_mixers
+from keymix.train.runs import load_run
+
+SMALL = {"embed_dim": 16, "num_heads": 2, "depths": [1, 1]}
+TINY = SMALL | {"time_steps": 2}
+TWIN = "twin of spiking_self"
+
+
+def spiking(out: Path, **more: Any) -> Comparison:
+    settings: dict[str, Any] = {
+        "model": "qkformer_micro_32",
+        "mixers": "qkta,ssa",
+        "overrides": {"model.options": TINY, "data.batch_size": 30},
+        "controls": False,
+    }
+    return small(out, **(settings | more))
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    with (out / "results.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """No trials, and cost as cheap as in the other tests here, for the shared comparison too."""
+    peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "keymix.analysis.memory.peak_memory", lambda b, *_, **__: dict.fromkeys(b, peak)
+        )
+        patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.2)
+        patch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
+        yield
+
+
+@pytest.fixture(scope="module")
+def twinned(tmp_path_factory) -> Comparison:
+    return spiking(tmp_path_factory.mktemp("spikes") / "out", seeds=2, twin=True)
+
+
+@pytest.fixture
+def copied(twinned, tmp_path) -> Path:
+    return Path(shutil.copytree(twinned.out, tmp_path / "copy"))
+
+
+def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(twinned):
+    data = load("digits", limit=100)
+    images = normalised(data, data.val, evenly(data.val, spike_costs.IMAGES))
+    told = twinned.record["spikes"]
+    assert f"on {len(data.val)} validation images" in told["text"]
+    each = []
+    for seed in (0, 1):
+        folder = f"runs/qk_token/seed{seed}"
+        study = keymix.spike_study(load_run(twinned.out / folder).model("last"), images)
+        run = told["runs"][folder]
+        assert run["firing_rate"] == pytest.approx(study.rate)
+        assert run["sops"] == pytest.approx(study.sops)
+        low, middle, high = (value * 1e-6 for value in study.energy)
+        assert run["energy_uj"] == pytest.approx(middle)
+        assert (run["energy_low_uj"], run["energy_high_uj"]) == pytest.approx((low, high))
+        assert run["dense_energy_uj"] == pytest.approx(study.twin_energy * 1e-6)
+        each.append(middle)
+    assert each[0] != each[1]
+    mean = told["mixers"]["qk_token"]["energy_uj"]
+    assert (mean["n"], mean["mean"]) == (2, pytest.approx(statistics.mean(each)))
+    assert mean["sd"] == pytest.approx(statistics.stdev(each))
+
+
+def test_results_csv_grows_by_columns_of_the_last_epoch(twinned):
+    rows = rows_of(twinned.out)
+    assert tuple(rows[0]) == (*COLUMNS, *SPIKE_COLUMNS)
+    for row in rows:
+        folder = f"runs/{row['mixer'].replace(' ', '-')}/seed{row['seed']}"
+        run = twinned.record["spikes"]["runs"][folder]
+        told = [row[name] for name in SPIKE_COLUMNS]
+        if row["epoch"] == "best":
+            assert told == [""] * len(SPIKE_COLUMNS)
+        elif row["mixer"] == TWIN:
+            assert told[:2] == ["", ""]
+            assert float(row["energy_uj"]) == pytest.approx(float(row["macs"]) * 4.6e-6)
+        else:
+            assert [float(word) for word in told] == [run[name] for name in SPIKE_COLUMNS]
+
+
+def test_the_twin_is_the_baselines_network_with_relu_at_one_step_under_the_same_recipe(twinned):
+    mine, other = (load_run(twinned.out / f"runs/{slug}/seed1") for slug in (
+        "twin-of-spiking_self", "spiking_self",
+    ))  # fmt: skip
+    options = mine.recipe.model.options
+    assert options == {**TINY, "neuron": "relu", "time_steps": 1}
+    changed = {"name", "model"}
+    same = [{k: v for k, v in run.recipe.to_dict().items() if k not in changed}
+            for run in (mine, other)]  # fmt: skip
+    assert same[0] == same[1]
+    twin, spikes = mine.model(), other.model()
+    assert [type(m) for m in find_mixers(twin).values()] == [
+        type(m) for m in find_mixers(spikes).values()
+    ]
+    assert not [m for m in twin.modules() if hasattr(m, "v_threshold")]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (twin, spikes)]
+    assert sizes[0] == sizes[1]
+    row = next(row for row in twinned.rows if row["mixer"] == TWIN)
+    assert row["seeds"]["n"] == 2  # paired with the baseline's runs
+    told = twinned.record["spikes"]["mixers"]
+    dense = told["spiking_self"]["dense_energy_uj"]["mean"]
+    assert told[TWIN]["energy_uj"]["mean"] == pytest.approx(dense)
+
+
+def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
+    from keymix.cli.compare_result import plain, tell
+
+    page = twinned.report.read_text(encoding="utf-8")
+    assert "What spikes cost" in page
+    assert "Test accuracy against energy an image, µJ" in page
+    assert "with ReLU in place of every neuron, at one time step" in page
+    tell(twinned)
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [i for i, line in enumerate(lines) if line.startswith("mixer\tspikes/neuron/step")]
+    assert [line.split("\t")[0] for line in lines[head + 1 : head + 4]] == [
+        "qk_token",
+        "spiking_self",
+        TWIN,
+    ]
+    energy = twinned.record["spikes"]["mixers"]["qk_token"]["energy_uj"]
+    assert lines[head + 1].split("\t")[4] == f"{energy['mean']:.3f} ± {energy['sd']:.3f}"
+    assert "docs/spikes.md" in lines[head + 4]
+    told = plain(twinned)["mixers"][0]
+    assert told["spikes"]["energy_uj"] == energy
+
+
+def test_few_updates_are_told_before_and_after(twinned):
+    assert "Each run makes 3 updates, which is few" in twinned.record["caution"]
+
+
+def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
+    studied: list[str] = []
+    really = spike_costs._study
+
+    def watched(folder: Path, images: Any) -> Any:
+        studied.append(folder.relative_to(copied).as_posix())
+        return really(folder, images)
+
+    monkeypatch.setattr(spike_costs, "_study", watched)
+    said: list[str] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "stage":
+            said.append(event.text)
+
+    again = spiking(copied, seeds=2, twin=True, progress=watch)
+    assert studied == []
+    assert not [text for text in said if "spikes" in text]
+    weights = copied / "runs/qk_token/seed1/weights_last.safetensors"
+    shutil.copy(copied / "runs/qk_token/seed0/weights_last.safetensors", weights)
+    other = spiking(copied, seeds=2, twin=True, progress=watch)
+    assert studied == ["runs/qk_token/seed1"]
+    assert "counting spikes of 1 run" in said
+    runs = other.record["spikes"]["runs"]
+    assert runs["runs/qk_token/seed1"] == runs["runs/qk_token/seed0"]
+    assert again.record["spikes"]["runs"]["runs/qk_token/seed1"] != runs["runs/qk_token/seed1"]
+
+
+def test_a_page_made_anew_has_the_same_and_says_what_was_not_read(copied, twinned):
+    assert rebuild(copied).record["spikes"] == twinned.record["spikes"]
+    path = copied / "spikes.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    del kept["runs"]["runs/qk_token/seed0"], kept["runs"]["runs/qk_token/seed1"]["sops"]
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    told = rebuild(copied).record["spikes"]["mixers"]
+    assert told["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
+    assert told["qk_token"]["notes"] == [spike_costs.NOT_YET]
+    assert (
+        told["spiking_self"]["notes"] == twinned.record["spikes"]["mixers"]["spiking_self"]["notes"]
+    )
+    path.unlink()
+    page = rebuild(copied).report.read_text(encoding="utf-8")
+    assert "not measured yet" in page
+
+
+def test_a_folder_of_before_has_no_spikes_but_a_page(copied):
+    path = copied / "comparison.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["planned"]["mixers"] = manifest["planned"]["mixers"][:2]  # there were no twins
+    for mixer in manifest["planned"]["mixers"]:
+        del mixer["twin_of"], mixer["options"]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    (copied / "spikes.json").unlink()
+    (copied / "results.json").unlink()
+    rows = rebuild(copied).rows
+    assert [row["mixer"] for row in rows] == ["qk_token", "spiking_self"]
+    assert [row["top1"]["n"] for row in rows] == [2, 2]
+
+
+def test_a_comparison_that_is_thrown_away_takes_its_spikes_with_it(copied):
+    clear(copied, [])
+    assert not (copied / "spikes.json").exists()
+
+
+def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypatch):
+    def fails(folder: Path, images: Any) -> Any:
+        raise UserError("an operation that nobody priced")
+
+    monkeypatch.setattr(spike_costs, "_study", fails)
+    (copied / "spikes.json").unlink()
+    found = spiking(copied, seeds=2)
+    row = found.record["spikes"]["mixers"]["qk_token"]
+    assert row["notes"] == ["an operation that nobody priced"]
+    assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
+
+
+def test_dense_comparisons_and_twins_alone_have_no_table_of_spikes(tmp_path):
+    relu = spiking(tmp_path / "relu", overrides={"model.options": TINY | {"neuron": "relu"}})
+    assert "spikes" not in relu.record
+    assert relu.record["caution"].count("updates") == 0
+    assert "What spikes cost" not in relu.report.read_text(encoding="utf-8")
+    assert tuple(rows_of(relu.out)[0]) == COLUMNS
+    with pytest.raises(UserError, match="--twin: vit_nano_p4_12 has no spikes"):
+        small(tmp_path / "dense", twin=True)
+    assert not (tmp_path / "dense").exists()
+
+
+def test_recordings_of_events_are_compared_with_a_twin_of_the_same_frames(tmp_path):
+    found = spiking(
+        tmp_path / "out",
+        data="moving_digits:100",
+        mixers="qkta,ssa",
+        twin=True,
+        overrides={
+            "model.options": SMALL,
+            "data.time_steps": 3,
+            "data.image_size": 16,
+            "data.batch_size": 20,
+            "augment.crop_padding": 0,
+        },
+    )
+    told = found.record["spikes"]["mixers"]
+    assert told["qk_token"]["time_steps"] == 3
+    assert told["qk_token"]["energy_uj"]["mean"] > 0
+    options = load_run(tmp_path / "out/runs/twin-of-spiking_self/seed0").recipe.model.options
+    assert options == SMALL | {"neuron": "relu"}
+    # every frame goes through the whole twin
+    ratio = told[TWIN]["energy_uj"]["mean"] / told["spiking_self"]["dense_energy_uj"]["mean"]
+    assert ratio == pytest.approx(3, rel=0.01)
