@@ -249,6 +249,14 @@ def test_a_kind_makes_its_neurons(kind, kinds) -> None:
     assert kind == "relu" or made.v_threshold == 0.5
 
 
+@pytest.mark.parametrize("kind", [LIF, IF, ParametricLIF])
+def test_a_class_of_ours_makes_neurons(kind) -> None:
+    made = neuron_maker(kind)(v_threshold=0.5, dtype=torch.float64)
+    assert type(made) is kind
+    assert made.v_threshold == 0.5
+    assert all(p.dtype == torch.float64 for p in made.parameters())
+
+
 @pytest.mark.parametrize("kind", ["lif", "if", "plif"])
 def test_every_kind_gets_all_options(kind) -> None:
     options = {"v_reset": None, "detach_reset": False, "backend": "reference"}

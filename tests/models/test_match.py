@@ -85,6 +85,18 @@ def test_models_of_several_stages_come_near(name: str, mixer: str) -> None:
     assert parse_mixer(found.spec.label).label == found.spec.label
 
 
+@pytest.mark.parametrize("mixer", ["qk_token", "qk_channel"])
+def test_spiking_mixers_come_near_self_attention(mixer: str) -> None:
+    name = "qkformer_micro_32"
+    with torch.device("meta"):
+        target = trainable(create_model(name, mixer="spiking_self"))
+        own = trainable(create_model(name, mixer=mixer))
+        model = create_model(name, mixer=mixer)
+    found = matched(parse_mixer(mixer), target, builder(name), model)
+    assert own < found.params
+    assert abs(found.params - target) < abs(own - target) / 5
+
+
 def test_swins_published_wide_row_is_what_the_rule_finds() -> None:
     """SKA Table 1's wide Swin fits heads of 42, and 42 comes nearest to the baseline."""
     with torch.device("meta"):

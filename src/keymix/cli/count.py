@@ -179,10 +179,10 @@ def _count(
 def _inner_width(model: nn.Module) -> str:
     """Heads times their width, where it changes along the model: ``2x33/4x33``."""
     from keymix.hosts import find_mixers
-    from keymix.mixers.map_mixer import MapMixer
+    from keymix.models.match import WITH_HEADS
 
     told = [
-        f"{mixer.num_heads}x{mixer.head_dim}" if isinstance(mixer, MapMixer) else "none"
+        f"{mixer.num_heads}x{mixer.head_dim}" if isinstance(mixer, WITH_HEADS) else "none"
         for mixer in find_mixers(model).values()
     ]
     return "/".join(text for text, _ in groupby(told))

@@ -88,7 +88,10 @@ class Made:
         """Make one layer of neurons."""
         given = {"v_threshold": v_threshold, "device": device, "dtype": dtype}
         taken = inspect.signature(self.maker).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        ours = inspect.isclass(self.maker) and issubclass(self.maker, Stepping)
+        if ours and "device" not in taken:  # hands further options on to what has no weights
+            given = {"v_threshold": v_threshold}
+        elif not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
             given = {name: value for name, value in given.items() if name in taken}
         name = getattr(self.maker, "__name__", repr(self.maker))
         if "v_threshold" not in given:

@@ -12,11 +12,14 @@ from keymix.hosts.base import find_host, find_mixers
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import mixer_options
 from keymix.mixers.spec import MixerSpec
+from keymix.mixers.spiking import SpikingMixer
 
 Builder = Callable[[MixerSpec], nn.Module]
 
 MOST_TIMES = 8
 """Search up to so many times the mixer's own heads."""
+WITH_HEADS = (MapMixer, SpikingMixer)
+"""Mixers whose inner width is heads of some width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,7 @@ def matched(
             params=own,
             note=f"not widened: with {own:,} parameters it is not smaller than the baseline.",
         )
-    mixers = [m for m in find_mixers(model).values() if isinstance(m, MapMixer)]
+    mixers = [m for m in find_mixers(model).values() if isinstance(m, WITH_HEADS)]
     sizes = {(m.num_heads, m.head_dim) for m in mixers}
     if len(sizes) == 1 and all(chosen):
         found = _one_width(spec, target, build, *sizes.pop())
@@ -180,7 +183,7 @@ def _widths(spec: MixerSpec, model: nn.Module) -> list[int]:
     blocks: list[int] = []
     for place in places:
         mixer = mixers[f"{place.path}.mixer"]
-        width = mixer.head_dim if isinstance(mixer, MapMixer) else 0
+        width = mixer.head_dim if isinstance(mixer, WITH_HEADS) else 0
         blocks.append(width)
         stages.setdefault(place.stage, width)
     if len(spec.names) == len(blocks) != len(stages):
