@@ -149,7 +149,9 @@ def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
         TWIN,
     ]
     energy = twinned.record["spikes"]["mixers"]["qk_token"]["energy_uj"]
-    assert lines[head + 1].split("\t")[4] == f"{energy['mean']:.3f} ± {energy['sd']:.3f}"
+    digits = 3 if energy["mean"] < 1 else 2
+    mean, sd = (f"{energy[key]:.{digits}f}" for key in ("mean", "sd"))
+    assert lines[head + 1].split("\t")[4] == f"{mean} ± {sd}"
     assert "docs/spikes.md" in lines[head + 4]
     told = plain(twinned)["mixers"][0]
     assert told["spikes"]["energy_uj"] == energy
@@ -233,6 +235,17 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
     row = found.record["spikes"]["mixers"]["qk_token"]
     assert row["notes"] == ["an operation that nobody priced"]
     assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
+
+
+def test_bounds_are_told_in_their_order(twinned, monkeypatch):
+    class Study:
+        energy = (1e6, 2e6, 3e6)  # pJ
+        twin_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
+
+    monkeypatch.setattr("keymix.analysis.spikes.spike_study", lambda *_, **__: Study)
+    row = spike_costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
+    told = [row[f"{name}energy_uj"] for name in ("", "dense_")]
+    assert [row["energy_low_uj"], *told, row["energy_high_uj"]] == pytest.approx([1, 2, 4, 3])
 
 
 def test_dense_comparisons_and_twins_alone_have_no_table_of_spikes(tmp_path):

@@ -211,7 +211,8 @@ def _text(mac: float, ac: float, *, images: int) -> str:
         f"all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz 2014). "
         "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
         "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
-        "same network making every multiply-add at one step. docs/spikes.md tells every assumption."
+        "same network making every multiply-add at one step; the multiply-adds of the cost table "
+        "are those of all steps, as if no input were a spike. docs/spikes.md tells each assumption."
     )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from keymix.report import formats
@@ -15,8 +15,7 @@ DEAD = 0.9
 CHANCE = 1.1
 """Nor is one whose accuracy is below so many times chance."""
 AT_CHANCE = (
-    "Right no more often than by chance: these rates and energies say nothing of models "
-    "that work."
+    "Right no more often than by chance: these rates and energies say nothing of models that work."
 )
 
 
@@ -40,40 +39,41 @@ def sheet(record: Record) -> dict[str, Any] | None:
     return {"text": told["text"], "rows": rows, "notes": notes}
 
 
-def _words(row: Mapping[str, Any], *, works: bool) -> dict[str, str]:
+def _words(row: Mapping[str, Any], *, works: bool) -> dict[str, Any]:
     """Write the quantities of a row, each with its spread over seeds."""
     low, high = row["energy_low_uj"]["mean"], row["energy_high_uj"]["mean"]
     energy, dense = row["energy_uj"], row["dense_energy_uj"]["mean"]
     silent = row["silent"]["mean"] or 0.0
     fires = row["firing_rate"]["mean"] is not None and silent <= DEAD and energy["mean"] and works
+    times = dense / energy["mean"] if fires and dense else None
     return {
-        "rate_told": _spread(row["firing_rate"], rate),
+        "times": times,
+        "rate_told": _spread(row["firing_rate"], 4),
         "silent_told": formats.percent(row["silent"]["mean"], 0),
         "sops_told": formats.count(row["sops"]["mean"]),
         "macs_told": formats.count(row["macs"]["mean"]),
-        "energy_told": _spread(energy, microjoules),
+        "energy_told": _spread(energy, _decimals(energy["mean"] or 0.0)),
         "bounds_told": (
             formats.MISSING
             if low is None or low == high
             else f"{microjoules(low)} to {microjoules(high)}"
         ),
         "dense_told": formats.MISSING if dense is None else microjoules(dense),
-        "times_told": f"{dense / energy['mean']:.1f}" if fires and dense else formats.MISSING,
+        "times_told": formats.MISSING if times is None else f"{times:.1f}",
     }
-
-
-def rate(value: float) -> str:
-    """Write spikes per neuron and step."""
-    return f"{value:.4f}"
 
 
 def microjoules(value: float) -> str:
     """Write µJ with three digits."""
-    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+    return f"{value:.{_decimals(value)}f}"
 
 
-def _spread(summary: Mapping[str, Any], write: Callable[[float], str]) -> str:
+def _decimals(value: float) -> int:
+    return 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+
+
+def _spread(summary: Mapping[str, Any], decimals: int) -> str:
     if summary["mean"] is None:
         return formats.MISSING
-    spread = "" if summary["sd"] is None else f" ± {write(summary['sd'])}"
-    return f"{write(summary['mean'])}{spread}"
+    spread = "" if summary["sd"] is None else f" ± {summary['sd']:.{decimals}f}"
+    return f"{summary['mean']:.{decimals}f}{spread}"
