@@ -91,6 +91,13 @@ def test_other_mixers_and_stages_have_no_figures_of_the_paper() -> None:
     assert table.title.startswith("qk: firing rates")
 
 
+def test_the_papers_network_is_named_where_its_figures_stand() -> None:
+    record, told = spikes_record(), "QKFormer HST-10-768, trained"
+    assert told in render(record)
+    entries = [{"mixer": "spiking_self", "stage": 1, "rates": {"V": 0.5}}]
+    assert told not in render({**record, "studies": [study("qk", table=entries)]})
+
+
 def test_tables_of_files_hold_every_number() -> None:
     made = files(spikes_record())
     names = {name for name in made if name.endswith(".csv")}

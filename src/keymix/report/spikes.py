@@ -45,6 +45,12 @@ def render(record: Record) -> str:
         "first": record["studies"][0],
         "totals": made[0],
         "rates": [table for table in made if table.key == "rates_by_stage"],
+        "beside_paper": any(
+            column.key.startswith("paper_")
+            for table in made
+            if table.key == "rates_by_stage"
+            for column in table.columns
+        ),
         "blocks": along_blocks(studies, looks),
         "steps": along_steps(studies, looks),
         "energy": energy_by_part(studies, looks),
