@@ -62,6 +62,7 @@ def main(argv: list[str]) -> int:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
     run = _train(recipe, out, words.options.get("--import", []), "--overwrite" in words.flags)
     _tell(run, as_json="--json" in words.flags)
+    _warn_of_one_answer(run)
     return 0
 
 
@@ -136,3 +137,20 @@ def _tell(run: Run, *, as_json: bool) -> None:
     mixer = summary["mixer"] or "its own mixer"
     title = f"{summary['model']}, {mixer}, seed {summary['seed']}: {run.folder}"
     console.table(["weights", "epoch", *heads], rows, title=title)
+
+
+def _warn_of_one_answer(run: Run) -> None:
+    """Warn where the last epoch's weights gave every test image the same answer."""
+    from keymix.compare.answers import read_answers
+    from keymix.train.files import PREDICTIONS
+    from keymix.train.one_answer import warn_of_one_answer
+
+    answers = read_answers(run.folder / PREDICTIONS)
+    warn_of_one_answer(
+        run.recipe.model,
+        run.summary["data"]["classes"],
+        "test",
+        answers.predicted["last"].tolist(),
+        answers.target.tolist(),
+        run.summary["last"]["test"]["loss"],
+    )

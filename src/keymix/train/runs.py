@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from keymix.data.decode import checked_size, read_image
-from keymix.data.events.files import read_frames
+from keymix.data.decode import checked_size
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.image_size import set_image_size
-from keymix.train import files
+from keymix.models.time_steps import take_time_steps
+from keymix.train import answers, files
 from keymix.train.folder import run_folder
 from keymix.train.memory import enough_memory
 from keymix.train.model import build_model, device_of_this_machine, load_data
+from keymix.train.one_answer import warn_of_one_answer
 from keymix.train.recipe import Recipe, from_dict
-from keymix.train.scoring import ImageBatch, autocast, score
+from keymix.train.scoring import ImageBatch, score
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -144,6 +145,7 @@ def evaluate(
     split: SplitName = "test",
     image_size: int | tuple[int, int] | None = None,
     resize: str | None = None,
+    time_steps: int | None = None,
 ) -> dict[str, Any]:
     """Score a run on its own test split or on other data with the same classes.
 
@@ -156,20 +158,24 @@ def evaluate(
             None. The model takes another size through ``set_input_size``.
         resize: Policy of mixers that hold something a position, ``"interpolate"`` or
             ``"pool_values"``, in place of the one the run was trained with.
+        time_steps: Steps T of a spiking model, and frames made of each recording of events; those
+            of the training if None.
 
     Returns:
         ``loss``, ``top1``, ``top5`` (fractions, or None), ``images``, ``data``, ``split``,
-        ``weights``, ``image_size``, ``resize``.
+        ``weights``, ``image_size``, ``resize``, ``time_steps`` (T, or None of a model without).
 
     Raises:
         UserError: If weights or data are unfit, the data has classes that the run never saw, or
-            a mixer, or the memory, cannot take the image size.
+            the model, or the memory, cannot take the image size or the time steps.
     """
     _refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
         model, seen, size = _at_size(run, which, image_size, resize)
-        data, classes = data_for(run, seen, data_spec, size)
+        if time_steps is not None:
+            take_time_steps(model, time_steps)
+        data, classes = data_for(run, seen, data_spec, size, time_steps)
         batches = relabelled(_loader(run, data, split), classes)
         scored = score(
             model,
@@ -178,6 +184,8 @@ def evaluate(
             device=device_of_this_machine(),
             precision=run.recipe.precision,
         )
+    answers = scored.predicted.tolist(), scored.targets.tolist()
+    warn_of_one_answer(run.recipe.model, seen["classes"], split, *answers, scored.metrics["loss"])
     return {
         **scored.metrics,
         "images": len(scored.index),
@@ -186,6 +194,7 @@ def evaluate(
         "weights": which,
         "image_size": list(size),
         "resize": resize,
+        "time_steps": getattr(model, "time_steps", None),
     }
 
 
@@ -207,7 +216,11 @@ def _at_size(
 
 
 def data_for(
-    run: Run, seen: dict[str, Any], spec: str | None, size: tuple[int, int]
+    run: Run,
+    seen: dict[str, Any],
+    spec: str | None,
+    size: tuple[int, int],
+    time_steps: int | None = None,
 ) -> tuple[ImageData, Tensor]:
     """Load data as a run's model wants it.
 
@@ -216,6 +229,7 @@ def data_for(
         seen: The record of the data that it was trained on.
         spec: Other data; None for the run's own.
         size: Height and width of the images, pixels.
+        time_steps: Frames a recording, of a run on events; those of the training if None.
 
     Returns:
         The data, and the run's class number of each of its classes.
@@ -226,6 +240,8 @@ def data_for(
     config = run.recipe.data
     if spec is not None and spec != config.spec:
         config = replace(config, spec=spec, limit=None)
+    if time_steps is not None and "time_steps" in seen:
+        config = replace(config, time_steps=time_steps)
     data = load_data(config, image_size=size, crop_pct=seen["crop_pct"])
     if data.in_chans != seen["in_chans"]:
         raise UserError(
@@ -250,10 +266,11 @@ def data_for(
 def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether images, labels or splits differ from the record of the training.
 
-    A fingerprint of pixels says nothing about images of another size.
+    A fingerprint of pixels says nothing about images of another size, or about other frames.
     """
-    same_size = list(seen["image_size"]) == list(now["image_size"])
-    keys = ("fingerprint", "index_sha256") if same_size else ("index_sha256",)
+    same = list(seen["image_size"]) == list(now["image_size"])
+    same = same and seen.get("time_steps") == now.get("time_steps")
+    keys = ("fingerprint", "index_sha256") if same else ("index_sha256",)
     return any(seen.get(key) != now[key] for key in keys)
 
 
@@ -315,6 +332,7 @@ def predict(
     top: int = 5,
     image_size: int | tuple[int, int] | None = None,
     resize: str | None = None,
+    time_steps: int | None = None,
 ) -> list[Prediction]:
     """Classify images. A broken image gets its error as an answer; the others are answered.
 
@@ -325,10 +343,11 @@ def predict(
         top: How many classes to name for an image.
         image_size: As in `evaluate`.
         resize: As in `evaluate`.
+        time_steps: As in `evaluate`.
 
     Raises:
-        UserError: If a path does not exist, the weights are unfit, or a mixer, or the memory,
-            cannot take the image size.
+        UserError: If a path does not exist, the weights are unfit, or the model, or the memory,
+            cannot take the image size or the time steps.
     """
     _refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
@@ -336,7 +355,11 @@ def predict(
         raise UserError(f"top = {top}: name at least one class.")
     with enough_memory(image_size):
         model, seen, size = _at_size(run, which, image_size, resize)
-        wanted = image_files(paths, events="time_steps" in seen)
+        frames = "time_steps" in seen
+        if time_steps is not None:
+            take_time_steps(model, time_steps)
+            seen = {**seen, "time_steps": time_steps} if frames else seen
+        wanted = image_files(paths, events=frames)
         model.to(device_of_this_machine())
         return [
             answer
@@ -356,39 +379,14 @@ def _answers(
     precision: str,
 ) -> Iterator[Prediction]:
     """Classify a batch of images; one that cannot be read gets its error as an answer."""
-    read = [_read(path, seen, size) for path in paths]
+    read = [answers.read(path, seen, size) for path in paths]
     whole = [image for image in read if isinstance(image, Tensor)]
     told: Iterator[tuple[tuple[str, ...], tuple[float, ...]]] = iter(())
     if whole:
-        told = _told(model, torch.stack(whole), seen, top, precision)
+        told = answers.told(model, torch.stack(whole), seen, top, precision)
     for path, image in zip(paths, read, strict=True):
         if isinstance(image, str):
             yield Prediction(path=str(path), error=image)
         else:
             classes, probabilities = next(told)
             yield Prediction(path=str(path), classes=classes, probabilities=probabilities)
-
-
-def _read(path: Path, seen: dict[str, Any], size: tuple[int, int]) -> Tensor | str:
-    try:
-        if "time_steps" in seen:
-            return read_frames(path, seen, size)
-        return read_image(path, size, seen["in_chans"], crop_pct=seen["crop_pct"])
-    except UserError as error:
-        return str(error)
-
-
-@torch.inference_mode()
-def _told(
-    model: nn.Module, pixels: Tensor, seen: dict[str, Any], top: int, precision: str
-) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
-    mean = torch.tensor(seen["mean"]).view(-1, 1, 1)
-    std = torch.tensor(seen["std"]).view(-1, 1, 1)
-    device = device_of_this_machine()
-    frames = "time_steps" in seen  # counts of events, as they are
-    images = (pixels.float() if frames else (pixels.float() / 255 - mean) / std).to(device)
-    with autocast(device, precision):
-        logits = model(images)
-    best = logits.float().softmax(1).topk(min(top, len(seen["classes"])), dim=1)
-    names = [tuple(seen["classes"][i] for i in row) for row in best.indices.tolist()]
-    return iter(list(zip(names, map(tuple, best.values.tolist()), strict=True)))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network that answers all images alike is warned of, with the probable cause."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keymix.cli import main
+from keymix.errors import KeymixWarning
+from keymix.train import files
+from keymix.train.engine import train
+from keymix.train.one_answer import warn_of_one_answer
+from keymix.train.recipe import ModelConfig, Recipe
+from keymix.train.runs import evaluate
+
+CLASSES = ["cat", "dog"]
+SPIKING = ModelConfig(name="qkformer_micro_32")
+TWIN = ModelConfig(name="qkformer_micro_32", options={"neuron": "relu"})
+DENSE = ModelConfig(name="vit_nano_p2_12")
+
+
+def warned(
+    model: ModelConfig, predicted: list[int], targets: list[int], loss: float = 1.0
+) -> list[str]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warn_of_one_answer(model, CLASSES, "test", predicted, targets, loss)
+    return [str(each.message) for each in seen]
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "why"),
+    [
+        (SPIKING, 1.0, "running statistics"),
+        (TWIN, 1.0, "learned nothing yet"),
+        (DENSE, 1.0, "learned nothing yet"),
+        (SPIKING, math.nan, "diverged: lower --optim.lr"),
+    ],
+)
+def test_the_line_names_number_answer_and_cause(model: ModelConfig, loss: float, why: str) -> None:
+    (told,) = warned(model, [1] * 8, [0, 1] * 4, loss)
+    assert told.startswith("every one of the 8 test images got the same answer, 'dog': ")
+    assert why in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("predicted", "targets"),
+    [([1] * 7 + [0], [0, 1] * 4), ([1] * 8, [1] * 8), ([1] * 7, [0, 1] * 3 + [0])],
+)
+def test_answers_that_differ_few_images_and_one_class_are_no_fault(
+    predicted: list[int], targets: list[int]
+) -> None:
+    assert warned(DENSE, predicted, targets) == []
+
+
+def test_eval_and_the_end_of_train_warn(
+    vary: Callable[[dict[str, Any]], Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(vary({"schedule.epochs": 1, "schedule.warmup_epochs": 0}), tmp_path / "run")
+    state, facts = run.weights()
+    state = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    files.write_weights(run.folder / files.weights_file("last"), state, facts)
+    with pytest.warns(KeymixWarning, match="every one of the .* val images got the same"):
+        evaluate(run.folder, split="val")
+    assert main(["eval", str(run.folder), "--json"]) == 0
+    assert capsys.readouterr().err.startswith("keymix: warning: every one of the 80 test images")
+    stored = dict(np.load(run.folder / files.PREDICTIONS))
+    stored["last_pred"] = np.full_like(stored["last_pred"], 3)
+    files.write_arrays(run.folder / files.PREDICTIONS, stored)
+    assert main(["train", str(shutil.copytree(run.folder, tmp_path / "copy"))]) == 0
+    assert "test images got the same answer, '3': probably" in capsys.readouterr().err
