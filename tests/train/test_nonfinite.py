@@ -127,6 +127,69 @@ def test_late_look_comes_every_fifty_steps(model: nn.Module, tmp_path: Path) -> 
         losses.take(step([1.0], number=49))
 
 
+def break_a_gradient(model: nn.Module) -> None:
+    weight = model[0].weight  # type: ignore[index]
+    assert isinstance(weight, nn.Parameter)
+    assert weight.grad is not None
+    weight.grad[0, 0] = math.nan
+
+
+def test_gradient_that_is_not_finite_ends_a_run_of_finite_loss(
+    losses: Losses, model: nn.Module
+) -> None:
+    losses.take(step([1.0]))
+    break_a_gradient(model)
+    losses.before_update()
+    losses.clip([*model.parameters()], 0.5)
+    with pytest.raises(UserError, match=r"gradient of 0\.weight became nan by step 5 of epoch 2"):
+        losses.take(step([1.0], number=4))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_unclipped_gradients_are_looked_at_before_the_validation(
+    model: nn.Module, tmp_path: Path, late: bool
+) -> None:
+    losses = Losses(model, str, tmp_path, late=late)
+    losses.take(step([1.0]))
+    break_a_gradient(model)
+    losses.before_update()
+    losses.before_clearing()
+    model.zero_grad()
+    with pytest.raises(UserError, match=r"gradient of 0\.weight became nan by step 4 of epoch 2"):
+        losses.look()
+
+
+def test_unclipped_gradients_are_looked_at_every_fifty_updates(
+    losses: Losses, model: nn.Module
+) -> None:
+    break_a_gradient(model)
+    for number in range(50):
+        losses.take(step([1.0], number=number))
+        losses.before_update()
+    with pytest.raises(UserError, match="by step 51 of"):
+        losses.take(step([1.0], number=50))
+
+
+def test_gradients_that_a_scaler_skips_are_no_reason_to_end(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    losses = Losses(model, str, tmp_path, late=True, scaled=True)
+    losses.take(step([1.0]))
+    break_a_gradient(model)
+    losses.before_update()
+    losses.take(step([1.0]))
+    losses.look()
+    assert losses.means() == {"loss": 1.0}
+
+
+def test_spiking_run_that_lost_its_weights_ends(vary: Vary, tmp_path: Path) -> None:
+    small = {"embed_dim": 32, "num_heads": 1, "time_steps": 2}
+    wild = {"optim.name": "sgd", "optim.lr": 1e38, "schedule.warmup_epochs": 0}
+    recipe = vary({"model.name": "qkformer_micro_32", "model.options": small, **wild})
+    with pytest.raises(UserError, match=r"became (nan|inf)"):
+        train(recipe, tmp_path / "run")
+
+
 def test_mean_does_not_depend_on_when_it_was_saved(model: nn.Module, tmp_path: Path) -> None:
     values = torch.rand(20).tolist()
     whole, begun = (Losses(model, str, tmp_path, late=False) for _ in range(2))

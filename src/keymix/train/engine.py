@@ -231,7 +231,13 @@ def _fit(
         model,
         num_classes=len(data.classes),
         steps_per_epoch=len(train_loader),
-        losses=Losses(model, data.train.ids, folder, late=device_of_this_machine().type != "cpu"),
+        losses=Losses(
+            model,
+            data.train.ids,
+            folder,
+            late=device_of_this_machine().type != "cpu",
+            scaled=recipe.precision == "16",
+        ),
         teacher=teacher,
     )
     lines = files.read_metrics(

@@ -3,6 +3,9 @@
 
 On a CPU each loss is looked at as it comes. Looking at a GPU's waits for it, so there the facts of
 a few steps stay on the device and are looked at together.
+
+A gradient that is not finite ends the run too: neurons whose current is NaN do not fire, so a
+spiking network can lose all its weights and still answer with a finite loss.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.train import files
 
-_LOOK_EVERY = 50  # steps on a GPU
+_LOOK_EVERY = 50  # steps on a GPU, and updates between looks at unclipped gradients on a CPU
 _NAMED = 8  # images in the message at most; the file has all
 _ROOM = 160  # characters for their names
 _REMEDY = "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1."
@@ -56,13 +59,22 @@ class Losses:
         name: Names an image by its position in the training split.
         folder: Where ``nonfinite.json`` goes.
         late: Look at several losses together, for a device that each look would hold up.
+        scaled: A loss scaler skips updates whose gradients are not finite, so they may be so.
     """
 
     def __init__(
-        self, model: nn.Module, name: Callable[[int], str], folder: Path, *, late: bool
+        self,
+        model: nn.Module,
+        name: Callable[[int], str],
+        folder: Path,
+        *,
+        late: bool,
+        scaled: bool = False,
     ) -> None:
         self._model, self._name, self._folder, self._late = model, name, folder, late
-        self._sum, self._steps = 0.0, 0
+        self._scaled = scaled
+        self._sum, self._steps, self._updates = 0.0, 0, 0
+        self._last: Step | None = None
         self._terms: dict[str, float] = {}
         self._seen: list[tuple[Step, Tensor | None, Tensor | None]] = []
         self._gradients: Tensor | None = None
@@ -91,7 +103,8 @@ class Losses:
     def before_update(self) -> None:
         """Note the gradients where they are not looked at in time."""
         self._gradients, self._shrunk = None, 1.0
-        if self._late:
+        self._updates += 1
+        if self._late or self._updates % _LOOK_EVERY == 0:
             self._gradients = self._largest()
 
     def before_clearing(self) -> None:
@@ -126,14 +139,19 @@ class Losses:
         return means
 
     def look(self) -> None:
-        """Look at the losses that were not looked at yet.
+        """Look at the losses and gradients that were not looked at yet.
 
         Raises:
             UserError: If one is not finite; it names step, learning rate, largest gradient, images.
         """
-        if not self._seen:
-            return
         seen, self._seen = self._seen, []
+        if seen:
+            self._look_at(seen)
+            self._last = seen[-1][0]
+        if self._last is not None:
+            self._refuse_gradients(self._last, self._gradients)
+
+    def _look_at(self, seen: Sequence[tuple[Step, Tensor | None, Tensor | None]]) -> None:
         names = [*seen[0][0].terms]
         every = [torch.stack([step.loss, *step.terms.values()]) for step, _, _ in seen]
         losses = torch.stack(every).double().tolist()
@@ -143,6 +161,7 @@ class Losses:
                 if each is None:  # nothing has changed since
                     raise self._error(step, whole, step.each(), self._gradients_now())
                 raise self._error(step, whole, each, gradients)
+            self._refuse_gradients(step, gradients)
             self._sum += loss  # one by one: the sum does not depend on when it is looked at
             for name, term in zip(names, terms, strict=True):
                 self._terms[name] = self._terms.get(name, 0.0) + term
@@ -167,6 +186,18 @@ class Losses:
         sizes = gradients / self._shrunk
         place = int(torch.where(torch.isfinite(sizes), sizes, math.inf).argmax())
         return float(sizes[place]), self._parameters[place]
+
+    def _refuse_gradients(self, step: Step, gradients: Tensor | None) -> None:
+        """End the run if an update around a step had gradients that are not finite."""
+        if gradients is None or self._scaled or bool(torch.isfinite(gradients).all()):
+            return
+        largest = self._gradient(gradients)
+        assert largest is not None  # there are gradients
+        raise UserError(
+            f"the gradient of {largest[1]} became {largest[0]} by step {step.step + 1} of epoch "
+            f"{step.epoch + 1}, at learning rate {step.rate:.3g}, while the loss stayed finite. "
+            f"{_REMEDY}"
+        )
 
     def _error(self, step: Step, loss: float, each: Tensor, gradients: Tensor | None) -> UserError:
         own = each.double().tolist()

@@ -30,6 +30,7 @@ from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, Scores
 from keymix.train.similarity import MapSimilarity
+from keymix.train.young_norms import YoungNorms
 
 _FUSED = (
     "adam",
@@ -127,6 +128,7 @@ class ClassificationTask(pl.LightningModule):
         self._similarity = (
             MapSimilarity(model, recipe.loss.similarity_blocks) if recipe.loss.similarity else None
         )
+        self._young_norms = YoungNorms(model)
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
 
     @property
@@ -175,12 +177,13 @@ class ClassificationTask(pl.LightningModule):
         if self._mix is not None and (off is None or self.current_epoch < off):
             images, targets = self._mix(images, targets, batch.index, self.current_epoch)
         terms: dict[str, Tensor] = {}
-        if self._similarity is None:
-            logits = self.model(images).float()
-        else:
-            with self._similarity.listening() as calls:
+        with self._young_norms.even():
+            if self._similarity is None:
                 logits = self.model(images).float()
-            terms["similarity"] = self._similarity.mean(calls)
+            else:
+                with self._similarity.listening() as calls:
+                    logits = self.model(images).float()
+                terms["similarity"] = self._similarity.mean(calls)
         if self._teacher is not None:
             terms["distill"] = self._teacher.term(images, logits)
         smoothing = self.recipe.loss.label_smoothing
