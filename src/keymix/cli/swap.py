@@ -188,7 +188,7 @@ def _swap(
     from keymix.surgery.held_out import HeldOut
     from keymix.surgery.operation import swap
     from keymix.surgery.search import drawing
-    from keymix.surgery.search_record import sentence
+    from keymix.surgery.search_record import sentence, undefined
     from keymix.surgery.statistics import gather
 
     model, layers = source.model, given.layers
@@ -247,8 +247,11 @@ def _swap(
     folder.claim()
     _write_models(source, folder.path, model, swapped, held.images[:4])
     test = _test(source, model, swapped) if given.test else None
+    told = sentence(before, after, len(places))
+    if not held.varies(model):
+        told = undefined(after, len(places))
     record: dict[str, Any] = {
-        "sentence": sentence(before, after, len(places)),
+        "sentence": told,
         "model": source.name,
         "mixer": spec.label,
         "weights": source.weights,

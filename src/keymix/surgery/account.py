@@ -14,7 +14,7 @@ from keymix.hosts.layers import Layer, unread_attention
 from keymix.mixers.base import TokenMixer
 from keymix.surgery.images import input_size
 from keymix.surgery.plans import Plan
-from keymix.surgery.report import LayerDrift, LayerRow, OutputDrift, Untouched
+from keymix.surgery.report import SAYS_NOTHING, LayerDrift, LayerRow, OutputDrift, Untouched
 from keymix.surgery.transfer import Fate, keep_around, parts_of, stems
 
 Counted = dict[str, int]  # multiply-adds by path
@@ -51,6 +51,8 @@ def account(
     """
     notes = []
     drifts, output = moved if moved is not None else ({}, None)
+    if output is not None and not output.varies:
+        notes.append(f"drift of the output is undefined: {SAYS_NOTHING}")
     size = input_size(original) or (output.image_size if output is not None else None)
     both: tuple[Counted, Counted] | None = None
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis.outputs import Varies
 from keymix.errors import NoAttentionMap
 from keymix.hosts.layers import Layer, by_name
 from keymix.mixers.base import TokenMixer, take_rows
@@ -35,13 +36,9 @@ class _Sums:
         self.of[f"{name} size"] += float(old.double().square().sum())
 
     def relative(self, name: str) -> float | None:
-        """Root of the mean square error over that of the original; None if nothing was added."""
-        if f"{name} size" not in self.of:
-            return None
-        error, size = self.of[f"{name} error"], self.of[f"{name} size"]
-        if size == 0.0:
-            return 0.0 if error == 0.0 else None
-        return float((error / size) ** 0.5)
+        """Root of the mean square error over that of the original; None if that is 0 or unknown."""
+        error, size = self.of.get(f"{name} error", 0.0), self.of.get(f"{name} size", 0.0)
+        return float((error / size) ** 0.5) if size else None
 
 
 def _parts(mixer: MapMixer, x: Tensor) -> Iterator[Tensor | None]:
@@ -119,6 +116,7 @@ def measure(
     sums = {layer.place.path: _Sums() for layer in layers}
     whole, count, agreed, classes = _Sums(), 0, 0, 0
     size: tuple[int, ...] = ()
+    varies = Varies()
 
     def look(pair: Pair) -> None:
         _compare(pair, sums[pair.layer.place.path])
@@ -128,6 +126,7 @@ def measure(
             before = beside(model, copy, layers, mixers, batch, look)
             after = run(copy, batch)
             whole.error("output", before, after)
+            varies.see(before)
             classes = before.shape[-1] if before.ndim == 2 else 0
             if classes > 1:
                 agreed += int((before.argmax(-1) == after.argmax(-1)).sum())
@@ -143,8 +142,9 @@ def measure(
     output = OutputDrift(
         images=count,
         image_size=size,
-        top1_agreement=agreed / count if classes > 1 else None,
-        relative=whole.relative("output"),
+        top1_agreement=agreed / count if classes > 1 and varies.told() else None,
+        relative=whole.relative("output") if varies.told() else None,
+        varies=varies.told(),
     )
     return rows, output
 

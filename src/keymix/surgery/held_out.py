@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import count
 from keymix.analysis.measure import measure_paired
+from keymix.analysis.outputs import Varies
 from keymix.errors import UserError
 from keymix.surgery.attention_cost import ROUNDS
 from keymix.surgery.images import input_size, run
@@ -91,6 +92,14 @@ class HeldOut:
                 f"labels from {low} to {high} are no classes of a model whose output has shape "
                 f"{tuple(logits.shape)}"
             )
+
+    def varies(self, model: nn.Module) -> bool:
+        """Tell whether a model's outputs vary over the images, by a batch of them."""
+        anchor, told = next(model.parameters()), Varies()
+        images = self.images[: self.batch_size].to(anchor.device, anchor.dtype)
+        with inference_mode_of(model), torch.no_grad():
+            told.see(run(model, images))
+        return told.told()
 
     def score(self, model: nn.Module) -> tuple[float, Tensor]:
         """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""

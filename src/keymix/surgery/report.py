@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SAYS_NOTHING = "the model's outputs do not vary from image to image"
+"""What is said of a model that nothing can move."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDrift:
@@ -36,12 +39,15 @@ class OutputDrift:
         top1_agreement: Share of them on which the most likely class is the same; None for a model
             without class logits.
         relative: Root mean square of the change of the model's output over that of the output.
+        varies: Whether the original's output varies from image to image. Where it does not, a
+            model that says nothing cannot drift: both measures are None.
     """
 
     images: int
     image_size: tuple[int, ...]
     top1_agreement: float | None
     relative: float | None
+    varies: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +156,7 @@ class SwapReport:
             *_columns([heads, *lines]),
             f"whole model: parameters {_pair(self.params)}, MACs {_pair(self.macs)}",
         ]
-        if self.output is not None:
+        if self.output is not None and self.output.varies:
             agreement = self.output.top1_agreement
             same = "" if agreement is None else f"same class on {agreement:.1%}, "
             text.append(

@@ -23,6 +23,7 @@ from keymix.surgery.held_out import HeldOut
 from keymix.surgery.images import Images
 from keymix.surgery.operation import swap
 from keymix.surgery.plans import shadow
+from keymix.surgery.report import SAYS_NOTHING
 from keymix.surgery.search_record import COSTS, Cost, Search, Trial
 from keymix.surgery.statistics import Estimate, Statistics, gather
 
@@ -78,8 +79,8 @@ def search(
         keep: Given what is known after each measurement.
 
     Raises:
-        UserError: If the budget or the images do not fit, the layers cannot hold the budget, or
-            the mixer cannot sit in one of them.
+        UserError: If the budget or the images do not fit, the layers cannot hold the budget, the
+            model answers all images alike, or the mixer cannot sit in one of them.
     """
     wanted = checked_budget(budget)
     if cost not in COSTS:
@@ -89,6 +90,8 @@ def search(
     model = shadow(model)  # to listen to, copy and time; the user's stays as it is
     held = HeldOut(images, labels, batch_size)
     held.check(model)
+    if not held.varies(model):
+        raise UserError(f"{SAYS_NOTHING}: a search has nothing to go by. Train it further first")
     found = find_layers(model)
     chosen = {layer.place.path for layer in choose(found, layers)}
     candidates = tuple(i for i, layer in enumerate(found) if layer.place.path in chosen)

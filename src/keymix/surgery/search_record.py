@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from keymix.surgery.report import SAYS_NOTHING
+
 Cost = Literal["params", "macs", "latency"]
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
 
@@ -224,3 +226,13 @@ def _signed(value: float, digits: int) -> str:
     if float(body) == 0:
         return body
     return ("−" if value < 0 else "+") + body
+
+
+def undefined(after: Step, layers: int) -> str:
+    """Say what a swap did to a model whose outputs do not vary, which nothing can make worse.
+
+    Args:
+        after: The swapped model.
+        layers: How many layers the model has.
+    """
+    return f"{len(after.layers)} of {layers} layers; what it costs is undefined: {SAYS_NOTHING}"
