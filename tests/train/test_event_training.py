@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from keymix.cli.swap import main as swap
 from keymix.data import load
 from keymix.data.augment import Augment
-from keymix.errors import Interrupted, UserError
+from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import (
@@ -118,6 +119,35 @@ def test_recordings_are_predicted_as_they_are_scored(folder: Path, tmp_path: Pat
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no recordings"):
         predict(folder, [tmp_path / "empty"])
+
+
+def test_other_time_steps_are_other_frames_of_the_same_recordings(
+    folder: Path, tmp_path: Path
+) -> None:
+    same, other = evaluate(folder, time_steps=2), evaluate(folder, time_steps=3)
+    assert same == evaluate(folder)
+    assert (same["time_steps"], other["time_steps"]) == (2, 3)
+    data = load("moving_digits:100", time_steps=3, frames_by="time", image_size=16)
+    model = load_run(folder).model()
+    model.set_time_steps(3)
+    frames = torch.stack([data.test.read(i) for i in range(len(data.test))])
+    with torch.inference_mode():
+        logits = model(frames.float())
+    loss = torch.nn.functional.cross_entropy(logits, data.test.labels)
+    assert other["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert other["loss"] != same["loss"]
+    events = data.test.table.read(0)  # type: ignore[attr-defined]
+    np.savez(tmp_path / "0.npz", **{name: events[name] for name in "txyp"})
+    (answer,) = predict(folder, [tmp_path], top=1, time_steps=3)
+    assert answer.probabilities[0] == pytest.approx(float(logits[0].softmax(0).max()), rel=1e-4)
+    with pytest.raises(UserError, match=r"^time_steps=0 must be a whole number of 1 or more"):
+        evaluate(folder, time_steps=0)
+
+
+def test_frames_of_another_number_are_not_taken_for_other_recordings(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KeymixWarning)
+        evaluate(folder, time_steps=3)
 
 
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ class Count:
         params: Trainable parameters.
         macs: Multiply-adds of matmul, convolution, linear and attention, at inference.
         activation_bytes: Bytes that autograd keeps for the backward pass, parameters excluded.
+        time_steps: T of a spiking model, else None. Its costs are those of all T steps, its
+            multiply-adds dense: as if no input were a spike.
         layers: The same by module, in the model's order, modules without any cost left out.
         macs_by_operation: The multiply-adds by operation.
         kinds: Class of every module by path.
@@ -75,6 +77,7 @@ class Count:
     params: int
     macs: int
     activation_bytes: int
+    time_steps: int | None
     layers: tuple[LayerCount, ...]
     macs_by_operation: dict[str, int]
     kinds: dict[str, str] = field(repr=False)
@@ -383,6 +386,7 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None) -> Count:
         params=sum(params.values()),
         macs=sum(counter.by_path.values()),
         activation_bytes=sum(saved.values()),
+        time_steps=getattr(model, "time_steps", None),
         layers=layers,
         macs_by_operation=dict(counter.by_operation),
         kinds=kinds,

@@ -8,7 +8,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.console import out, say, table
+from keymix.cli.console import note, out, say, table
 from keymix.cli.parser import VerbParser, parse_size
 from keymix.errors import UserError
 
@@ -30,7 +30,11 @@ examples:
   keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line a mixer
   keymix count swin_micro_p2_32 --mixer mhsa,ska --match params    widened as compare does
   keymix count vit_small_patch16_224 --mixer static_key --depth 3
-  keymix count caformer_s18 --image-size 384 --json"""
+  keymix count caformer_s18 --image-size 384 --json
+  keymix count qkformer_micro_32 --mixer qkta,ssa --time-steps 2
+
+Costs of a spiking model are those of all its T time steps, and its multiply-adds are dense: as if
+no input were a spike. `keymix analyze spikes` counts what spikes cost."""
 
 
 def _input_size(text: str) -> tuple[int, int, int]:
@@ -81,6 +85,7 @@ def _parser() -> VerbParser:
         help="names of a layer's path to show; 0 shows every layer (default 2)",
     )
     parser.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
+    parser.add_time_steps("what the model was made for")
     parser.add_imports()
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -113,15 +118,17 @@ def main(argv: list[str]) -> int:
     for spec in specs:
         label = "" if spec is None else spec.label
         options = _options(args.model, spec, size, args.num_classes, args.match)
-        counts[label], width = _count(args.model, options, size)
+        counts[label], width = _count(args.model, options, size, args.time_steps)
         if args.match is not None:
             widths[label] = width
+    steps = next(iter(counts.values())).time_steps
     if args.json:
         records = [
             {
                 "model": args.model,
                 "mixer": label or None,
                 **({"inner_width": widths[label]} if widths else {}),
+                **({} if c.time_steps is None else {"note": _dense(c.time_steps)}),
                 **c.to_dict(),
             }
             for label, c in counts.items()
@@ -133,7 +140,17 @@ def main(argv: list[str]) -> int:
         label, counted = next(iter(counts.items()))
         inner = f"{label}, {widths[label]} inside" if widths else label
         _print_layers(args.model, inner, counted, args.depth)
+    if steps is not None and not args.json:
+        note(_dense(steps))
     return 0
+
+
+def _dense(steps: int) -> str:
+    """Say what the multiply-adds of a spiking model are."""
+    return (
+        f"multiply-adds are dense, as if no input were a spike, and over all T={steps} time steps, "
+        "of which the first layer sees a still image once; `keymix analyze spikes` counts spikes"
+    )
 
 
 def _options(
@@ -152,21 +169,28 @@ def _options(
 
 
 def _count(
-    name: str, options: dict[str, Any], size: tuple[int, int, int] | None
+    name: str, options: dict[str, Any], size: tuple[int, int, int] | None, steps: int | None
 ) -> tuple[Count, str]:
     """Build a model without weights where it can be, and count it; tell its mixers' width."""
     import torch
 
     from keymix.analysis.counting import count
     from keymix.models import create_model
+    from keymix.models.time_steps import take_time_steps
+
+    def made() -> nn.Module:
+        model: nn.Module = create_model(name, **options)
+        if steps is not None:
+            take_time_steps(model, steps)
+        return model
 
     try:
         with torch.device("meta"):
-            model = create_model(name, **options)
+            model = made()
             return count(model, size), _inner_width(model)
     except (RuntimeError, AssertionError):
         pass  # some models look at the numbers they are built from, which meta tensors lack
-    model = create_model(name, **options)
+    model = made()
     try:
         return count(model, size), _inner_width(model)
     except (RuntimeError, AssertionError) as error:
@@ -224,7 +248,9 @@ def _cells(params: int, macs: int, activation_bytes: int) -> list[str]:
     ]
 
 
-HEADINGS = ["params", "MACs", "FLOPs", "activations MiB"]
+def _headings(steps: int | None) -> list[str]:
+    of = "" if steps is None else f", dense, T={steps}"
+    return ["params", f"MACs{of}", f"FLOPs{of}", "activations MiB"]
 
 
 def _print_layers(model: str, mixer: str, counted: Count, depth: int) -> None:
@@ -236,7 +262,8 @@ def _print_layers(model: str, mixer: str, counted: Count, depth: int) -> None:
     total = _cells(counted.params, counted.macs, counted.activation_bytes)
     size = "x".join(str(s) for s in counted.input_size)
     title = f"{model}{f' with {mixer}' if mixer else ''}, one image of {size}"
-    table(["layer", "module", *HEADINGS], [*rows, ["total", "", *total]], title=title, left=2)
+    heads = ["layer", "module", *_headings(counted.time_steps)]
+    table(heads, [*rows, ["total", "", *total]], title=title, left=2)
 
 
 def _print_totals(model: str, counts: dict[str, Count], widths: dict[str, str]) -> None:
@@ -244,6 +271,8 @@ def _print_totals(model: str, counts: dict[str, Count], widths: dict[str, str]) 
         [label, *([widths[label]] if widths else []), *_cells(c.params, c.macs, c.activation_bytes)]
         for label, c in counts.items()
     ]
-    size = "x".join(str(s) for s in next(iter(counts.values())).input_size)
-    heads = ["mixer", *(["heads x width"] if widths else []), *HEADINGS]
+    first = next(iter(counts.values()))
+    size = "x".join(str(s) for s in first.input_size)
+    inner = ["heads x width"] if widths else []
+    heads = ["mixer", *inner, *_headings(first.time_steps)]
     table(heads, rows, title=f"{model}, one image of {size}", left=2 if widths else 1)

@@ -16,11 +16,15 @@ examples:
   keymix eval my-run --data parquet:more --split val
   keymix eval my-run --image-size 48 --resize interpolate
   keymix eval my-run --image-size 32,48 --resize pool_values --json
+  keymix eval my-spiking-run --time-steps 2
 
 A run sees images of another size through the model's set_input_size: position embeddings are
 resampled. Mixers that learned something a position (static_key, conv_static_key, key_value with
 pos_dim) follow --resize: 'interpolate' resamples their keys to the new grid, 'pool_values' keeps
-the keys and averages the values onto their grid."""
+the keys and averages the values onto their grid.
+
+The weights of a spiking model hold for any number of time steps T. A run on still images shows each
+one T times; a run on recordings of events makes T frames of each."""
 
 
 def main(argv: list[str]) -> int:
@@ -47,6 +51,7 @@ def main(argv: list[str]) -> int:
         "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
     )
     parser.add_image_size()
+    parser.add_time_steps("as it was trained")
     parser.add_argument("--json", action="store_true", help="tell the result as JSON")
     parser.add_imports()
     given = parser.parse_args(argv)
@@ -63,6 +68,7 @@ def main(argv: list[str]) -> int:
         split=given.split,
         image_size=size,
         resize=given.resize,
+        time_steps=given.time_steps,
     )
     if given.json:
         console.say(json.dumps(scores))
@@ -73,7 +79,11 @@ def main(argv: list[str]) -> int:
     if size is not None:
         heads.append("pixels")
         row.append(f"{size[0]}x{size[1]}")
+    if given.time_steps is not None:
+        heads.append("T")
+        row.append(str(scores["time_steps"]))
+    left = len(heads)
     row += [str(scores["images"]), f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}", top5]
     heads += ["images", "loss", "top1 %", "top5 %"]
-    console.table(heads, [row], left=3 if size is None else 4)
+    console.table(heads, [row], left=left)
     return 0

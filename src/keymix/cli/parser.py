@@ -55,6 +55,19 @@ class VerbParser(argparse.ArgumentParser):
             help="what mixers with learned positions do at another size; default: as trained",
         )
 
+    def add_time_steps(self, default: str) -> None:
+        """Add ``--time-steps`` of a spiking model.
+
+        Args:
+            default: What holds where it is not given.
+        """
+        self.add_argument(
+            "--time-steps",
+            type=int,
+            metavar="T",
+            help=f"steps T of a spiking model; default: {default}",
+        )
+
     @staticmethod
     def run_imports(given: argparse.Namespace) -> None:
         """Import the files given with ``--import``."""

@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
         "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
     )
     parser.add_image_size()
+    parser.add_time_steps("as it was trained")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     parser.add_imports()
     given = parser.parse_args(argv)
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> int:
         top=given.top,
         image_size=size,
         resize=given.resize,
+        time_steps=given.time_steps,
     )
     good = [answer for answer in answers if answer.error is None]
     broken = [answer for answer in answers if answer.error is not None]
