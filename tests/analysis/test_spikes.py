@@ -171,6 +171,31 @@ def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
     assert spike_study(quiet, images(16)).notes[0].startswith("100.0 % of the neurons never fired")
 
 
+def test_a_network_that_says_nothing_is_not_held_against_its_twin(study: SpikeStudy) -> None:
+    assert study.varies
+    assert not study.dead
+    assert study.to_dict()["twin"]["ratio"] == pytest.approx(study.twin_energy / study.energy[1])
+    mute = small_net()
+    nn.init.zeros_(mute.head.weight)
+    told = spike_study(mute, images(), batch_size=2)
+    assert (told.varies, told.rate) == (False, study.rate)
+    assert told.to_dict()["twin"]["ratio"] is None
+    assert "does not vary from image to image" in told.notes[0]
+    assert spike_study(mute, images(1)).varies  # of one image nobody knows
+
+
+def test_layers_that_give_no_spike_are_named() -> None:
+    net = small_net()
+    mixer = net.stages[0].blocks[0].attn.mixer
+    for neuron in (net.sn2, mixer.q_sn, mixer.k_sn, mixer.attn_sn):
+        neuron.v_threshold = 1e9
+    told = spike_study(net, images())
+    assert told.unspiking == ("sn2", *(f"{BLOCK}.attn.mixer.{n}_sn" for n in ("q", "k", "attn")))
+    (named,) = [note for note in told.notes if "gave no spike" in note]
+    assert named.startswith("4 of 8 layers of neurons gave no spike: sn2, stages")
+    assert named.endswith("mixer.k_sn and 1 more.")
+
+
 def test_batch_norm_is_folded_or_one_multiply_add_an_element(study: SpikeStudy) -> None:
     apart = spike_study(small_net(), images(), batch_norm="separate", batch_size=2)
     norms = [op for op in apart.operations if op.what == "norm"]

@@ -119,6 +119,7 @@ def spikes_record() -> dict[str, Any]:
         photo=None,
         raster_image=None,
         silent=0.95,
+        twin={"macs": 6e6, "energy": 2.76e7, "ratio": None},
         firings=[_firing(None, None, None, 0.5)],
     )
     return {

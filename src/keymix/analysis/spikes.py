@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import cannot_take, inference_mode_of, unwrapped
 from keymix.analysis.energy import Energy, energy_of
+from keymix.analysis.outputs import Varies
 from keymix.analysis.spikes_firing import (
     TABLE7,
     Firing,
@@ -31,6 +32,12 @@ Progress = Callable[[int], None]
 FEW = 16
 """Images below which a study says that they are few."""
 
+DEAD = 0.9
+"""Share of silent neurons above which a network does not work."""
+
+NAMED = 3
+"""Layers that a note names; it counts the others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeStudy:
@@ -45,6 +52,7 @@ class SpikeStudy:
         cost: What a multiply-add and an addition cost.
         repeated: Paths of layers with real-valued input that was the same at every step, as of a
             still image: their multiply-adds are counted T times, and could be made once.
+        varies: Whether what the network gives varies from image to image.
     """
 
     firings: tuple[Firing, ...]
@@ -54,6 +62,7 @@ class SpikeStudy:
     batch_norm: str
     cost: Energy
     repeated: tuple[str, ...]
+    varies: bool
 
     @property
     def rate(self) -> float:
@@ -69,6 +78,16 @@ class SpikeStudy:
         if len(known) < len(own):
             return None
         return sum(silent * count for silent, count in known) / sum(count for _, count in own)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it does not work, so that what it saves says nothing of one that does."""
+        return (self.silent or 0.0) > DEAD or not self.varies
+
+    @property
+    def unspiking(self) -> tuple[str, ...]:
+        """Paths of the layers of neurons that gave no spike at all."""
+        return tuple(f.path for f in self.firings if not f.inward and f.rate == 0)
 
     @property
     def sops(self) -> float:
@@ -110,11 +129,18 @@ class SpikeStudy:
         """What to keep in mind when reading the numbers, in words."""
         told = []
         silent = self.silent
-        if silent is not None and silent > 0.9:
+        if silent is not None and silent > DEAD:
             told.append(
                 f"{100 * silent:.1f} % of the neurons never fired: next to nothing runs through "
                 "this network, and its energy says nothing of one that works."
             )
+        if not self.varies:
+            told.append(
+                "What the network gives does not vary from image to image: no spike that an image "
+                "brings about comes through, and its energy says nothing of one that works."
+            )
+        if self.unspiking:
+            told.append(_no_spike(self.unspiking, sum(not f.inward for f in self.firings)))
         if self.images < FEW:
             told.append(f"Read on {self.images} images only; rates vary with the images.")
         above = [op.path for op in self.operations if op.input == "counts"]
@@ -141,13 +167,14 @@ class SpikeStudy:
             "cost": self.cost.to_dict(),
             "rate": self.rate,
             "silent": self.silent,
+            "varies": self.varies,
             "sops": self.sops,
             "macs": self.macs,
             "energy": {"low": low, "middle": middle, "high": high},
             "twin": {
                 "macs": self.twin_macs,
                 "energy": self.twin_energy,
-                "ratio": self.twin_energy / middle if middle else None,
+                "ratio": None if self.dead or not middle else self.twin_energy / middle,
             },
             "notes": list(self.notes),
             "once": list(self.once),
@@ -161,6 +188,13 @@ class SpikeStudy:
             "firings": [firing.to_dict() for firing in self.firings],
             "operations": [op.to_dict(self.cost) for op in self.operations],
         }
+
+
+def _no_spike(paths: Sequence[str], layers: int) -> str:
+    """Name layers of neurons that gave no spike."""
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    named = ", ".join(paths[:NAMED])
+    return f"{len(paths)} of {layers} layers of neurons gave no spike: {named}{more}."
 
 
 def spike_study(
@@ -250,6 +284,7 @@ def spike_study(
         batch_norm=batch_norm,
         cost=cost,
         repeated=reading.repeated(),
+        varies=reading.outputs.told(),
     )
 
 
@@ -292,6 +327,7 @@ class _Reading:
         self.tallies = [FiringTally(point) for point in points_of(model)]
         self.steps = int(getattr(model, "time_steps", 0))
         self.counter = OperationCounter(model, neurons, self.steps or None)
+        self.outputs = Varies()
 
     def run(self, batch: Tensor) -> None:
         for neuron in self.neurons.values():
@@ -303,13 +339,15 @@ class _Reading:
             batch = batch.to(device=parameter.device, dtype=parameter.dtype)
         with self._hooks(len(batch)), undisturbed(self.model), self.counter.listening(len(batch)):
             try:
-                self.model(batch)
+                given = self.model(batch)
             except UserError:
                 raise
             except (AssertionError, ValueError, RuntimeError) as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 raise cannot_take(self.model, batch, error) from error
+        if isinstance(given, Tensor):
+            self.outputs.see(given)
         self.steps = self.steps or max(tally.steps_heard for tally in self.tallies)
         for tally in self.tallies:
             tally.end_batch(len(batch), self.steps)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "what spikes come to: firing rates, rasters, synaptic operations, energy"
 RECORD, PAGE = "spikes.json", "spikes.html"
+PIPED = ("total", "rates")
+"""Tables that a pipe gets; layers, steps and operations are for files."""
 
 _DESCRIPTION = """\
 Measure the spikes of a spiking network: firing rates of Q, K, A_t, X', X'' and the MLPs by stage
@@ -203,6 +205,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
             progress=progress,
         )
     loaded.model.to("cpu")
+    told = found.to_dict()
     return {
         "label": loaded.label,
         "name": loaded.name,
@@ -210,9 +213,25 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
         "random": loaded.weights == RANDOM,
         "origin": images.origin,
         "left_out": dict(images.left_out),
-        **found.to_dict(),
+        **told,
+        "notes": [*_at_chance(loaded), *told["notes"]],
         **rasters,
     }
+
+
+def _at_chance(loaded: Loaded) -> list[str]:
+    """Say of a run that its test accuracy is not above chance, if that is so."""
+    if loaded.run is None or not loaded.run.done:
+        return []
+    summary = loaded.run.summary
+    images, top1 = summary["data"]["sizes"]["test"], summary["last"]["test"]["top1"]
+    chance = 1 / len(summary["data"]["classes"])
+    if top1 > chance + 2 * (chance * (1 - chance) / images) ** 0.5:
+        return []
+    return [
+        f"The run's test accuracy, {100 * top1:.1f} %, is no better than chance: its rates and its "
+        "energy say nothing of a network that works."
+    ]
 
 
 def _rasters(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[str, Any]:
@@ -277,16 +296,17 @@ def _tell_person(record: Mapping[str, Any]) -> None:
 
 
 def _tell_pipe(record: Mapping[str, Any]) -> None:
-    """Print all tables, each line led by its table's name, the first one of headings."""
+    """Print the totals and the rates by stage, each line led by its table's name."""
     from keymix.report.spikes_tables import headline, tables
 
     for table in tables(record):
-        if table.saved:
+        if table.key in PIPED:
             for line in table.plain():
                 words = [table.key, *map(_word, line)]
                 console.out.file.write("\t".join(words) + "\n")
     for study in record["studies"]:
-        console.note(one_line(f"{study['label']}: {headline(study)}"))
+        for told in (headline(study), *study["notes"]):
+            console.note(one_line(f"{study['label']}: {told}"))
 
 
 def _word(value: Any) -> str:

@@ -22,9 +22,6 @@ WHATS = {
     "norm": "batch norm",
     "other": "other",
 }
-DEAD = 0.9
-"""Share of silent neurons above which a network is not held against its twin in words."""
-
 ONES = 4
 """Values that the table of inputs has a column of their own for; larger ones share the next."""
 
@@ -41,7 +38,7 @@ def headline(study: Study) -> str:
         f"image takes {formats.count(study['sops'])} synaptic operations and "
         f"{formats.count(study['macs'])} multiply-adds, {formats.energy(energy['middle'])}{bounds}."
     )
-    if twin["ratio"] is None or (study["silent"] or 0) > DEAD:
+    if twin["ratio"] is None:
         return told  # next to a network that hardly fires any other looks wasteful
     times = f"{twin['ratio']:.{1 if twin['ratio'] >= 1 else 2}f}"
     return (
