@@ -18,7 +18,7 @@ import keymix
 from keymix.analysis.memory import Peak
 from keymix.compare import spike_costs
 from keymix.compare.events import Event
-from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, clear
+from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, STEPS, clear
 from keymix.compare.maps import evenly, normalised
 from keymix.compare.rebuild import rebuild
 from keymix.compare.run import Comparison
@@ -95,8 +95,9 @@ def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(
 
 def test_results_csv_grows_by_columns_of_the_last_epoch(twinned):
     rows = rows_of(twinned.out)
-    assert tuple(rows[0]) == (*COLUMNS, *SPIKE_COLUMNS)
+    assert tuple(rows[0]) == (*COLUMNS, STEPS, *SPIKE_COLUMNS)
     for row in rows:
+        assert row[STEPS] == ("1" if row["mixer"] == TWIN else "2")
         folder = f"runs/{row['mixer'].replace(' ', '-')}/seed{row['seed']}"
         run = twinned.record["spikes"]["runs"][folder]
         told = [row[name] for name in SPIKE_COLUMNS]
@@ -155,6 +156,33 @@ def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
     assert "docs/spikes.md" in lines[head + 4]
     told = plain(twinned)["mixers"][0]
     assert told["spikes"]["energy_uj"] == energy
+
+
+def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, capsys):
+    from keymix.cli.compare_result import plain, tell
+    from keymix.report.html import render
+    from keymix.report.views.spikes import dense_over
+
+    tell(twinned)
+    heads, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines()[:4])
+    cells = [row[heads.index("MACs, dense, T=2")] for row in rows]
+    assert [cell.endswith(" (T=1)") for cell in cells] == [False, False, True]
+    page = twinned.report.read_text(encoding="utf-8")
+    assert ">multiply-adds an image, dense, T=2</th>" in page
+    assert page.count('<span class="soft">T=1</span>') == 1
+    assert "Test accuracy against multiply-adds an image, dense, all T" in page
+    steps = {row["mixer"]: row["costs"]["time_steps"] for row in plain(twinned)["mixers"]}
+    assert steps == {"qk_token": 2, "spiking_self": 2, TWIN: 1}
+    before = json.loads(json.dumps(twinned.record))
+    for row in before["costs"].values():
+        del row["time_steps"]
+    assert dense_over(before) == ("dense, T=2", {})
+    for row in before["spikes"]["mixers"].values():
+        row["time_steps"] = None
+    assert dense_over(before) == ("dense, all T", {})
+    del before["spikes"]
+    assert dense_over(before) == ("", {})
+    assert "multiply-adds an image</th>" in render(before)
 
 
 def test_few_updates_are_told_before_and_after(twinned):

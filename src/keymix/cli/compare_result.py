@@ -30,7 +30,7 @@ COLUMNS = (
 SPIKE_COLUMNS = {
     "spikes/neuron/step": "rate_told",
     "SOPs": "sops_told",
-    "MACs": "macs_told",
+    "MACs beside them": "macs_told",
     "energy µJ": "energy_told",
     "bounds µJ": "bounds_told",
     "without spikes µJ": "dense_told",
@@ -51,29 +51,33 @@ def tell(result: Comparison) -> None:
         result: The comparison.
     """
     from keymix.report import formats
+    from keymix.report.views.spikes import dense_over
 
     record = result.record
+    dense, at = dense_over(record)
     rows = []
     for row in result.rows:
-        cost = record["costs"][row["mixer"]]
+        label = row["mixer"]
+        cost = record["costs"][label]
         top1, seeds, images = row["top1"], row["seeds"], row["images"]
         spread = "" if top1["sd"] is None else f" ± {formats.percent(top1['sd'])}"
-        base = row["mixer"] == record["baseline"]
+        base = label == record["baseline"]
         rows.append(
             [
-                row["mixer"],
+                label,
                 formats.percent(top1["mean"]) + spread,
                 "baseline" if base else formats.points(seeds and seeds["difference"]),
                 formats.span(seeds["low"], seeds["high"]) if seeds else formats.MISSING,
                 formats.span(images["low"], images["high"]) if images else formats.MISSING,
                 formats.count(cost["params"]),
-                formats.count(cost["macs"]),
+                formats.count(cost["macs"]) + (f" ({at[label]})" if label in at else ""),
                 formats.milliseconds(cost["latency_ms"]),
                 formats.rate(cost["images_per_s"]),
                 formats.mib(cost["peak_mib"]),
             ]
         )
-    console.table(COLUMNS, rows, title=f"{record['title']}: test accuracy, last epoch")
+    heads = [f"MACs, {dense}" if dense and head == "MACs" else head for head in COLUMNS]
+    console.table(heads, rows, title=f"{record['title']}: test accuracy, last epoch")
     _tell_spikes(record)
     console.say()
     console.say(record["lead"])

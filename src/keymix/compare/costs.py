@@ -158,7 +158,8 @@ def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> dict[s
         found = count(model, shape)
     except FAILURES as error:  # a mixer of the user's may fail in training mode alone
         return row | {"note": f"not counted: {reason(error)}"}
-    return row | {"macs": found.macs, "activation_bytes": found.activation_bytes}
+    steps = {} if found.time_steps is None else {"time_steps": found.time_steps}
+    return row | {"macs": found.macs, "activation_bytes": found.activation_bytes, **steps}
 
 
 def _shape(data: Mapping[str, Any]) -> tuple[int, ...]:

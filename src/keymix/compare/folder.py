@@ -13,6 +13,7 @@ from keymix.compare import manifest
 from keymix.compare.manifest import MANIFEST
 from keymix.compare.plan import Plan
 from keymix.errors import UserError
+from keymix.report.views.spikes import steps_of
 
 RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
 SPIKES = "spikes.json"
@@ -33,8 +34,11 @@ COLUMNS = (
     *MEASURED_COLUMNS,
 )
 
+STEPS = "time_steps"
+"""A further column where the model is spiking: T, all of which ``macs`` counts."""
+
 SPIKE_COLUMNS = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_high_uj")
-"""Further columns where the model is spiking: of each run's weights of the last epoch."""
+"""The columns behind it: of each run's weights of the last epoch."""
 
 
 def claim(
@@ -166,17 +170,18 @@ def write_csv(path: Path, record: Mapping[str, Any]) -> None:
     from keymix.report import csv_cells
     from keymix.train.files import write_text
 
-    columns = COLUMNS + (SPIKE_COLUMNS if record.get("spikes") else ())
+    columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.get("spikes") else ())
     write_text(path, csv_cells.write(columns, csv_rows(record)))
 
 
 def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
+    spikes, steps = record.get("spikes"), steps_of(record)
     for run in record["runs"]:
         if run["status"] != "done":
             continue
         cost = record["costs"].get(run["mixer"], {})
-        spikes = record.get("spikes")
+        told = [steps.get(run["mixer"])] if spikes else []
         for epoch in ("last", "best"):
             of_last = spikes["runs"].get(run["folder"], {}) if spikes and epoch == "last" else {}
             for split in ("val", "test"):
@@ -190,5 +195,6 @@ def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
                             metric,
                             value,
                             *(cost.get(name) for name in COLUMNS[6:]),
+                            *told,
                             *(of_last.get(name) for name in (SPIKE_COLUMNS if spikes else ())),
                         ]

@@ -53,6 +53,7 @@ def render(record: Record) -> str:
 def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
     labels = [m["label"] for m in record["mixers"]]
     last = record["outcome"]["last"]
+    dense, at = spikes.dense_over(record)
     return {
         "r": record,
         "looks": looks,
@@ -68,6 +69,8 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "forest": outcome.forest(record, looks),
         "scatters": outcome.scatters(record, looks),
         "spikes": spikes.sheet(record),
+        "dense": dense,
+        "at": at,
         "curves": learning.curves(record, looks),
         "collapse": learning.collapse(record, looks),
         "classes": classes.by_class(record, looks),

@@ -69,7 +69,8 @@ def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
     for key, x_label in COSTS:
         most = max((c[key] for c in costs.values() if c.get(key) is not None), default=0)
         scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
-        shown = x_label + unit
+        dense = key == "macs" and record.get("spikes")
+        shown = f"{x_label}, dense, all T{unit}" if dense else x_label + unit
         points = [
             Point(
                 label=row["mixer"],

@@ -39,6 +39,42 @@ def sheet(record: Record) -> dict[str, Any] | None:
     return {"text": told["text"], "rows": rows, "notes": notes}
 
 
+def steps_of(record: Record) -> dict[str, int]:
+    """Tell the time steps T of each spiking model, all of which its multiply-adds count.
+
+    Args:
+        record: A comparison's; of one before costs told T, its spikes do.
+
+    Returns:
+        T by label; nothing where the model has no spikes.
+    """
+    spikes = record.get("spikes")
+    if not spikes:
+        return {}
+    told = {label: row.get("time_steps") for label, row in record["costs"].items()}
+    read = {label: row["time_steps"] for label, row in spikes["mixers"].items()}
+    both = {label: told.get(label) or steps for label, steps in read.items()}
+    return {label: int(steps) for label, steps in both.items() if steps}
+
+
+def dense_over(record: Record) -> tuple[str, dict[str, str]]:
+    """Say over how many steps multiply-adds are counted, for the head of their column.
+
+    Args:
+        record: A comparison's.
+
+    Returns:
+        "dense, T=4", empty where the model has no spikes; and by label what to say in the cells of
+        those with another T, such as the twin.
+    """
+    steps = steps_of(record)
+    if not record.get("spikes"):
+        return "", {}
+    most = steps.get(record["baseline"]) or next(iter(steps.values()), None)
+    others = {label: f"T={number}" for label, number in steps.items() if number != most}
+    return ("dense, all T" if most is None else f"dense, T={most}"), others
+
+
 def _words(row: Mapping[str, Any], *, works: bool) -> dict[str, Any]:
     """Write the quantities of a row, each with its spread over seeds."""
     low, high = row["energy_low_uj"]["mean"], row["energy_high_uj"]["mean"]
