@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -99,28 +100,32 @@ def _normed_spikes(
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return ``neuron(between(norm(y)))`` and keep y alone."""
-    eps, affine = norm.eps, norm.weight is not None
     held: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
     if not norm.training and norm.running_mean is not None and norm.running_var is not None:
         held = norm.running_mean, norm.running_var
-
-    def again(y: Tensor, learned: Sequence[Tensor], held: Sequence[Tensor]) -> Tensor:
-        weight, bias = learned if affine else (None, None)
-        mean, variance = held or (None, None)
-        of_batch = mean is None
-        return between(F.batch_norm(y, mean, variance, weight, bias, of_batch, 0.0, eps))
-
     return anew(
         y,
         Currents(
             first=lambda y: between(norm(y)),
-            again=again,
-            learned=(norm.weight, norm.bias) if affine else (),
+            again=partial(_normed_again, between, norm.eps),
+            learned=() if norm.weight is None else (norm.weight, norm.bias),
             held=held,
         ),
         *neuron.coefficients(),
         Firing(neuron.dynamics, neuron.backend),
     )
+
+
+def _normed_again(
+    between: Callable[[Tensor], Tensor],
+    eps: float,
+    y: Tensor,
+    learned: Sequence[Tensor],
+    held: Sequence[Tensor],
+) -> Tensor:
+    weight, bias = learned or (None, None)
+    mean, variance = held or (None, None)
+    return between(F.batch_norm(y, mean, variance, weight, bias, mean is None, 0.0, eps))
 
 
 def spiking_linear(
@@ -148,6 +153,12 @@ def spiking_linear(
     return spikes
 
 
+def _pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
+    """Pool images, and lay their first axis out as steps and images."""
+    y = y if pool is None else pool(y)
+    return y.view(*lead, *y.shape[1:])
+
+
 def spiking_conv(
     x: Float[Tensor, "T B C H W"],
     conv: nn.Conv2d,
@@ -165,10 +176,7 @@ def spiking_conv(
         pool: What stands between norm and neuron; None for nothing.
     """
 
-    def between(y: Tensor) -> Tensor:
-        y = y if pool is None else pool(y)
-        return y.view(*x.shape[:2], *y.shape[1:])
-
+    between = partial(_pooled, pool, x.shape[:2])
     if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
         y = packed.conv2d(
             x,
