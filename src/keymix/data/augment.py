@@ -15,6 +15,7 @@ from keymix.errors import UserError, unknown
 _MAX_MAGNITUDE = 30  # RandAugment's magnitudes are torchvision's bins 0..30
 _TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
 FILLS = ("mean", "noise")
+_OF_IMAGES = ("crop_padding", "rand_augment_first", "auto_augment", "erasing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,33 @@ class Augment:
         # Lists (from JSON and YAML) become tuples, so that equal settings are equal records.
         object.__setattr__(self, "random_resized_crop", area)
         object.__setattr__(self, "rand_augment", strength)
+
+
+def check_augment(augment: Augment, *, events: bool) -> None:
+    """Refuse the augmentation of images for frames of events, and that of frames for images.
+
+    Args:
+        augment: What may happen to a training image or recording.
+        events: Whether the data are recordings of events.
+
+    Raises:
+        UserError: Naming the field.
+    """
+    if not events:
+        if augment.snn_wide:
+            raise UserError(
+                "augment.snn_wide=True is for frames of events, and this data has images. Leave it "
+                "out."
+            )
+        return
+    told = {name: getattr(augment, name) for name in _OF_IMAGES if getattr(augment, name)}
+    if augment.rand_augment[0]:
+        told["rand_augment"] = augment.rand_augment
+    for name, value in told.items():
+        raise UserError(
+            f"augment.{name}={value!r} changes images, and this data has frames of events. "
+            "Leave it out; augment.flip and augment.snn_wide are for frames."
+        )
 
 
 def _bad(field: str, value: object, wanted: str) -> UserError:

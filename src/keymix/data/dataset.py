@@ -232,6 +232,8 @@ def load(
     size = None if image_size is None else checked_size(image_size)
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
+    of_events = {"time_steps": time_steps, "frames_by": frames_by, "event_split": event_split}
+    entry.check_settings(spec, of_events)
     source = entry.open(argument, Faults())
     if source.events:
         from keymix.data.events.loading import load_events
@@ -248,12 +250,6 @@ def load(
             split_seed=split_seed,
             skip_corrupt=skip_corrupt,
         )
-    of_events = {"time_steps": time_steps, "frames_by": frames_by, "event_split": event_split}
-    for name, value in of_events.items():
-        if value is not None:
-            raise UserError(
-                f"data.{name} = {value!r}: data {spec} holds images, not events. Leave it out."
-            )
     parts, notes = carve(source, spec, limit, val_fraction, split_seed)
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
     left_out: list[LeftOut] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from keymix.data.augment import Augment
+from keymix.data.augment import Augment, check_augment
 from keymix.data.batches import Batch, Made
 from keymix.data.dataset import ImageData, Split
 from keymix.data.events.serve import LazyFrames
@@ -53,7 +53,7 @@ class Loader:
 
     Raises:
         UserError: If a number is out of range, no batch is left, or the augmentation needs a set
-            held in memory.
+            held in memory, or other data.
     """
 
     def __init__(
@@ -103,17 +103,14 @@ class Loader:
             size = (split.in_chans, *split.image_size)
             self._noise = Noise(*size, seed, self.device)
         self.workers = workers if split.images is None else 0
+        if self.augment is not None:
+            check_augment(self.augment, events=split.frames is not None)
         self._images = self._serving()
 
     def _serving(self) -> LazyFrames | LazyImages | HeldImages:
         split, augment = self.split, self.augment
         if split.frames is not None:
             return LazyFrames(split, augment, self.seed, self.workers, self.device)
-        if augment is not None and augment.snn_wide:
-            raise UserError(
-                "augment.snn_wide=True is for frames of events, and this data has images. Leave it "
-                "out."
-            )
         if split.images is None:
             return LazyImages(split, augment, self.seed, self.workers, self.device)
         return HeldImages(split.images, augment, self.seed, self.device)

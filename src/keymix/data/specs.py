@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,6 +31,7 @@ class DataSpec:
         module: The module that opens it.
         function: Its function there, which takes the argument and a `sources.base.Faults`.
         downloads: Whether it comes from the network the first time.
+        events: Whether it holds recordings of events.
     """
 
     name: str
@@ -38,6 +40,7 @@ class DataSpec:
     module: str
     function: str = "open_source"
     downloads: bool = False
+    events: bool = False
 
     @property
     def optional(self) -> bool:
@@ -52,6 +55,24 @@ class DataSpec:
         if self.optional:
             return f"{self.name}[:{self.argument[1:-1]}]"
         return f"{self.name}:{self.argument}"
+
+    def check_settings(self, spec: str, of_events: Mapping[str, object]) -> None:
+        """Refuse settings of events for data that are images.
+
+        Args:
+            spec: The data as typed, for the message.
+            of_events: Settings of events by name, None where they are not given.
+
+        Raises:
+            UserError: Naming the first that is given.
+        """
+        for name, value in of_events.items():
+            if value is not None and not self.events:
+                own = "a spiking model's steps on images are model.options.time_steps"
+                raise UserError(
+                    f"data.{name} = {value!r}: data {spec} holds images, not events. Leave it out"
+                    + (f"; {own}." if name == "time_steps" else ".")
+                )
 
     def open(self, argument: str, faults: Faults) -> Source:
         """Open the images.
@@ -127,6 +148,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
         "pixels, the first N of them; no download",
         module="keymix.data.sources.moving_digits",
+        events=True,
     ),
     DataSpec(
         name="cifar10dvs",
@@ -134,6 +156,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
         "and tebn",
         module="keymix.data.sources.cifar10dvs",
+        events=True,
     ),
     DataSpec(
         name="dvs128",
@@ -141,6 +164,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
         "trials",
         module="keymix.data.sources.dvs128",
+        events=True,
     ),
     DataSpec(
         name="events",
@@ -148,6 +172,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, "
         "y, p",
         module="keymix.data.sources.event_folder",
+        events=True,
     ),
     DataSpec(
         name="parquet",

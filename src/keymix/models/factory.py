@@ -161,6 +161,26 @@ def domain_of(name: str) -> Literal["dense", "spiking"]:
     return "spiking" if "spiking" in domains else "dense"
 
 
+def check_model(name: str) -> None:
+    """Refuse a model that there is not, before any work.
+
+    Raises:
+        UserError: With the nearest names.
+    """
+    own = list_models()
+    if name not in own and not timm.is_model(name):
+        raise unknown("model", name, [*own, *timm_list_models()])
+
+
+def takes_images_alone(name: str) -> bool:
+    """Tell whether a model is one of keymix's that has no time steps, so takes no frames.
+
+    Args:
+        name: Of the model.
+    """
+    return name in list_models() and "time_steps" not in arguments_of(family_of(name)[0])
+
+
 def _create(
     name: str, mixer: MixerNames | None, mixer_options: MixerOptions, given: dict[str, Any]
 ) -> nn.Module:
@@ -175,8 +195,7 @@ def _create(
                 chosen = {"mixer_options": mixer_options}
             model: nn.Module = model_entrypoint(name)(**given, **chosen)
             return model
-        if not timm.is_model(name):
-            raise unknown("model", name, [*own, *timm_list_models()])
+        check_model(name)
         model = _timms(name, given)
         if mixer is not None:
             if "img_size" in given:

@@ -26,8 +26,9 @@ from keymix.errors import UserError, WriteError
 from keymix.train import files
 from keymix.train.callbacks import SAME_DATA, EpochRecord, Keeper, ProgressBar, batches_done
 from keymix.train.checkpoints import AtomicCheckpointIO, Checkpoint, standing, usable
-from keymix.train.distill import Teacher, find_teacher, make_teacher
+from keymix.train.distill import Teacher, make_teacher
 from keymix.train.environment import environment
+from keymix.train.fits import check_recipe, training_batches
 from keymix.train.folder import clear, is_done
 from keymix.train.lock import locked
 from keymix.train.memory import enough_memory
@@ -45,7 +46,7 @@ from keymix.train.recipe import Recipe
 from keymix.train.runs import Run, load_run
 from keymix.train.scoring import ImageBatch, Scored, score
 from keymix.train.signals import interruptible
-from keymix.train.task import ClassificationTask, check_optimizer
+from keymix.train.task import ClassificationTask
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -119,7 +120,7 @@ def train(
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
     if is_done(folder, recipe, overwrite=overwrite):
         return load_run(folder)
-    check_optimizer(recipe.optim)
+    check_recipe(recipe)
     if recipe.precision == "16" and device_of_this_machine().type == "cpu":
         raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -134,7 +135,6 @@ def train(
             return load_run(folder)
         if overwrite or not _has_checkpoints(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
-        find_teacher(recipe.loss)
         images = data if data is not None else warn_of_left_out(load_data(recipe.data))
         model = build_model(
             recipe,
@@ -144,6 +144,7 @@ def train(
             time_steps=images.time_steps,
         )
         _refuse_deaf(model)
+        batches = training_batches(recipe, images)  # or refuse, before anything is written
         checkpoint = None if overwrite else _resumed_from(folder, images)
         weights = find_weights(recipe.model) if checkpoint is None else None
         if weights is not None:  # before anything is written, and before the average of weights
@@ -156,7 +157,7 @@ def train(
             keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
             with interrupts.held():
                 record, task = _fit(
-                    recipe, folder, images, model, teacher, checkpoint, progress, keeper
+                    recipe, folder, images, batches, model, teacher, checkpoint, progress, keeper
                 )
             interrupts.look()
             _finish(recipe, folder, images, record, task)
@@ -206,25 +207,13 @@ def _fit(
     recipe: Recipe,
     folder: Path,
     data: ImageData,
+    train_loader: Loader,
     model: nn.Module,
     teacher: Teacher | None,
     checkpoint: Checkpoint | None,
     progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
     keeper: Keeper,
 ) -> tuple[EpochRecord, ClassificationTask]:
-    from keymix.data.loaders import Loader
-
-    config = recipe.data
-    train_loader = Loader(
-        data.train,
-        data,
-        batch_size=config.batch_size,
-        train=True,
-        augment=recipe.augment,
-        seed=recipe.seed,
-        workers=config.workers,
-        device=device_of_this_machine(),
-    )
     val_loader = _eval_loader(recipe, data, "val")
     task = ClassificationTask(
         recipe,

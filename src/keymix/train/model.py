@@ -148,14 +148,19 @@ def build_model(
     except UserError as error:
         if time_steps is None or "'time_steps'" not in str(error):
             raise
-        raise UserError(
-            f"model {config.name!r} takes images, and data {recipe.data.spec!r} has frames of "
-            "events [B, T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data "
-            "of images."
-        ) from error
+        raise takes_no_frames(recipe) from error
     if recipe.loss.similarity:
         MapSimilarity(model, recipe.loss.similarity_blocks)  # refuses a model that cannot have it
     return model
+
+
+def takes_no_frames(recipe: Recipe) -> UserError:
+    """Make the error for a model of images where the data are recordings of events."""
+    return UserError(
+        f"model {recipe.model.name!r} takes images, and data {recipe.data.spec!r} has frames of "
+        "events [B, T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data of "
+        "images."
+    )
 
 
 def find_weights(config: ModelConfig) -> Path | None:

@@ -12,9 +12,6 @@ from keymix.data.batches import Made
 from keymix.data.dataset import Split
 from keymix.data.events.wide import augmented
 from keymix.data.lazy import LazyBatches, Order
-from keymix.errors import UserError
-
-_OF_IMAGES = ("crop_padding", "rand_augment_first", "auto_augment", "erasing")
 
 
 class LazyFrames(LazyBatches):
@@ -26,9 +23,6 @@ class LazyFrames(LazyBatches):
         seed: Seed of the augmentation.
         workers: Processes that work ahead; 0 works in this one.
         device: Where batches go, one ahead of the one in use.
-
-    Raises:
-        UserError: If the augmentation is one of images.
     """
 
     def __init__(
@@ -39,20 +33,7 @@ class LazyFrames(LazyBatches):
         workers: int,
         device: torch.device,
     ) -> None:
-        if augment is not None:
-            _refuse_images(augment)
         super().__init__(_Maker(split, augment, seed), workers, device)
-
-
-def _refuse_images(augment: Augment) -> None:
-    told = {name: getattr(augment, name) for name in _OF_IMAGES if getattr(augment, name)}
-    if augment.rand_augment[0]:
-        told["rand_augment"] = augment.rand_augment
-    for name, value in told.items():
-        raise UserError(
-            f"augment.{name}={value!r} changes images, and this data has frames of events. "
-            "Leave it out; augment.flip and augment.snn_wide are for frames."
-        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recipe fits: told before its data is read, and before a file of the run is written.
+
+A run that is refused here leaves no folder behind that would be in the corrected one's way.
+"""
+
+from __future__ import annotations
+
+from keymix.data.augment import check_augment
+from keymix.data.dataset import ImageData
+from keymix.data.loaders import Loader
+from keymix.data.specs import parse
+from keymix.mixers.spec import parse_mixer
+from keymix.models.factory import check_model, takes_images_alone
+from keymix.train.distill import find_teacher
+from keymix.train.model import device_of_this_machine, takes_no_frames
+from keymix.train.recipe import Recipe
+from keymix.train.task import check_optimizer
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what can be told to be wrong without the data.
+
+    Args:
+        recipe: The run. The weights that it starts from are not looked for: a run that goes on
+            does without.
+
+    Raises:
+        UserError: If data, model, mixer, optimiser or teacher are unknown; or model, augmentation
+            or settings are for images where the data has frames of events, or for frames where it
+            has images.
+    """
+    check_optimizer(recipe.optim)
+    config = recipe.data
+    entry, _ = parse(config.spec)
+    names = ("time_steps", "frames_by", "event_split")
+    entry.check_settings(config.spec, {name: getattr(config, name) for name in names})
+    check_augment(recipe.augment, events=entry.events)
+    check_model(recipe.model.name)
+    if entry.events and takes_images_alone(recipe.model.name):
+        raise takes_no_frames(recipe)
+    if recipe.model.mixer is not None:
+        parse_mixer(recipe.model.mixer)
+    find_teacher(recipe.loss)
+
+
+def training_batches(recipe: Recipe, data: ImageData) -> Loader:
+    """Make what serves a run's training images, or refuse an augmentation that does not fit them.
+
+    Args:
+        recipe: The run.
+        data: Its data.
+
+    Raises:
+        UserError: Naming the field.
+    """
+    return Loader(
+        data.train,
+        data,
+        batch_size=recipe.data.batch_size,
+        train=True,
+        augment=recipe.augment,
+        seed=recipe.seed,
+        workers=recipe.data.workers,
+        device=device_of_this_machine(),
+    )
