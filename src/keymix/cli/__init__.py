@@ -90,12 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told_in_one_line() -> Iterator[None]:
-    """Tell what keymix itself warns of in one line; other warnings come as they do."""
-    others = warnings.showwarning
+    """Tell what keymix itself warns of in one line, once; other warnings come as they do.
+
+    Runs of a comparison warn alike, one after another and side by side.
+    """
+    others, told = warnings.showwarning, set[str]()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, KeymixWarning):
-            sys.stderr.write(f"keymix: warning: {one_line(str(message))}\n")
+            line = one_line(str(message))
+            if line not in told:
+                sys.stderr.write(f"keymix: warning: {line}\n")
+            told.add(line)
         else:
             others(message, category, *place, **more)
 

@@ -147,14 +147,15 @@ def _help() -> str:
         "--mixers",
         metavar="LIST",
         help="with commas, options in parentheses: mhsa,'ska(activation=relu)' "
-        "(default: every dense mixer)",
+        "(default: every dense mixer, or every spiking one on events and in spiking models)",
     )
     add("--seeds", metavar="N", help="seeds 0 to N-1, or a list such as 0,1,5 (default: 3)")
     add(
         "--recipe",
         metavar="NAME",
         help="a recipe, a YAML or JSON file, or a run's folder "
-        "(default: digits_vit, else small_images_vit)",
+        "(default: digits_vit for digits, moving_digits_qkformer for events and spiking mixers, "
+        "else small_images_vit)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only so many training images, a stratified choice")
@@ -197,7 +198,8 @@ examples:
   keymix compare
   keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5 --out photos-cmp
   keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
-  keymix compare --model qkformer_micro_32 --mixers qkta,ssa --twin --data parquet:cifar10
+  keymix compare --data moving_digits
+  keymix compare --mixers qkta,ssa --twin --data parquet:cifar10
   keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
 """
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keymix.compare.defaults import default_for
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.recipe import Recipe, replace_path
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 CONTROL = "identity"
 PREFERRED_BASELINES = {"dense": "softmax", "spiking": "spiking_self"}
 """By what a model's tokens are."""
-DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def choose_recipe(
         UserError: On an unknown recipe or key, or an unfit value.
     """
     if recipe is None:
-        recipe = DIGITS_RECIPE if data in (None, "digits") else IMAGES_RECIPE
+        recipe = default_for(data=data, model=model, mixers=None).recipe
     if isinstance(recipe, str):
         from keymix import recipes
 
@@ -302,11 +302,12 @@ def fitting(
             if str(error).startswith("unknown model"):
                 raise
             reasons.append(str(error))
-            warnings.warn(f"left out of the comparison: {error}", KeymixWarning, stacklevel=2)
         else:
             kept.append(spec)
     if len(kept) < 2:
         return list(specs), ()  # whose error make_plan tells
+    for reason in reasons:
+        warnings.warn(f"left out of the comparison: {reason}", KeymixWarning, stacklevel=2)
     return kept, tuple(reasons)
 
 

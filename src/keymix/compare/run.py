@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from keymix.compare import cost_store, folder, manifest, spike_costs
+from keymix.compare.defaults import default_for
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.forecast import Forecast
 from keymix.compare.plan import (
@@ -95,12 +96,13 @@ def compare(
 
     Args:
         data: Data spec; the recipe's, or ``digits``, if None.
-        model: Model name; the recipe's if None.
+        model: Model name; the recipe's if None, or a spiking one for mixers of spiking tokens.
         mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
             all registered mechanisms for the model's tokens, dense or spiking, if None.
         seeds: A number N for seeds 0 … N-1, or the seeds.
-        recipe: A recipe, its name or file; ``digits_vit`` for digits, else
-            ``small_images_vit``, if None.
+        recipe: A recipe, its name or file; if None, ``digits_vit`` for digits,
+            ``moving_digits_qkformer`` for recordings of events and for mixers of spiking tokens
+            alone, else ``small_images_vit``.
         overrides: Recipe fields by dotted key, e.g. ``{"optim.lr": 1e-3}``.
         epochs: Epochs of each run.
         limit: Training and validation images together.
@@ -129,6 +131,7 @@ def compare(
     """
     from keymix.compare import gather, maps
     from keymix.mixers.registry import import_file
+    from keymix.train.fits import check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, warn_of_left_out
 
     out = Path(out)
@@ -141,17 +144,31 @@ def compare(
     for path in imports:
         import_file(path)
     chosen_seeds = choose_seeds(seeds)
+    named = {"data.spec": data, "model.name": model} | dict(overrides or {})
+    default = (
+        default_for(data=named["data.spec"], model=named["model.name"], mixers=mixers)
+        if recipe is None
+        else None
+    )
     shared = choose_recipe(
-        data=data, recipe=recipe, model=model, epochs=epochs, limit=limit, overrides=overrides
+        data=data,
+        recipe=recipe if default is None else default.recipe,
+        model=model,
+        epochs=epochs,
+        limit=limit,
+        overrides=overrides,
     )
     specs = choose_mixers(mixers, controls=controls, model=shared.model.name)
     choose_baseline(specs, baseline)  # or refuse, before the data is read
+    check_recipe(shared)
+    shared = shared if default is None else default.gathered(shared)
     watch(Event(kind="stage", text="loading the data"))
     images = warn_of_left_out(load_data(shared.data))
     cannot_sit: tuple[str, ...] = ()
     if mixers is None:
         specs, cannot_sit = fitting(specs, shared, images)
     reference = choose_baseline(specs, baseline)
+    training_batches(shared, images)  # or refuse the augmentation
     plan = make_plan(
         recipe=shared,
         data=images,
@@ -165,12 +182,10 @@ def compare(
     )
     if twin:
         plan = with_twin(plan, images)
-    for entrant in plan.entrants:
-        if entrant.note:
-            watch(Event(kind="note", text=f"{entrant.label}: {entrant.note}"))
     told = images.record()
-    if few := spike_costs.few_updates(plan, told):
-        watch(Event(kind="note", text=few))
+    for text in ("" if default is None else default.told(shared), *_notes(plan, told)):
+        if text:
+            watch(Event(kind="note", text=text))
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     cost_threads = threads if cuda else 1
@@ -216,6 +231,13 @@ def compare(
         )
         write(record, out)
     return Comparison(out=out, record=record)
+
+
+def _notes(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
+    """Say what of a plan may surprise; an empty text is nothing."""
+    for entrant in plan.entrants:
+        yield entrant.note and f"{entrant.label}: {entrant.note}"
+    yield spike_costs.few_updates(plan, data)
 
 
 def _train(

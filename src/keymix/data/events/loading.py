@@ -18,8 +18,8 @@ from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.events.store import Frames, Settings, frames_of
 from keymix.data.events.stream import Size
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
-from keymix.data.sources.base import Source
-from keymix.data.specs import FRAMES_BY
+from keymix.data.sources.base import Faults, Source
+from keymix.data.specs import FRAMES_BY, parse
 from keymix.errors import UserError, unknown
 
 TIME_STEPS = 10
@@ -28,6 +28,19 @@ _REMEDY = (
     "Replace or remove it, or leave such recordings out with --data.skip_corrupt true; "
     "`keymix data check` names them all."
 )
+
+
+def sensor_of(spec: str) -> Size:
+    """Tell height and width of the sensor of a set of recordings, pixels.
+
+    Raises:
+        UserError: If the spec names no recordings, or they cannot be had.
+    """
+    entry, argument = parse(spec)
+    source = entry.open(argument, Faults())
+    if not isinstance(source, EventSource):
+        raise UserError(f"data {spec} holds images, which have no sensor of events.")
+    return source.train.whole.sensor
 
 
 def load_events(

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe of a comparison for which nobody named one: by the data, the model and the mixers.
+
+Recordings of events and mixers of spiking tokens want a spiking model, and recordings a recipe
+whose augmentation is for frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from keymix.data.specs import SPECS
+from keymix.train.recipe import Recipe
+
+DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
+EVENTS_RECIPE = "moving_digits_qkformer"
+SPIKING_MODEL = "qkformer_micro_32"
+_SIDE = 32  # pixels a side of the images and frames that the spiking model is made for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """What was chosen, before a person's options.
+
+    Args:
+        recipe: The recipe.
+        why: What made it other than that of images, in words; else empty.
+    """
+
+    recipe: Recipe
+    why: str = ""
+
+    def gathered(self, chosen: Recipe) -> Recipe:
+        """Return the recipe with frames of the model's 32 pixels a side where the sensor has more.
+
+        Args:
+            chosen: This recipe with a person's options; a model or a size among them stays.
+
+        Raises:
+            UserError: If the data cannot be opened.
+        """
+        own = chosen.model.name == SPIKING_MODEL and is_events(chosen.data.spec)
+        if not own or chosen.data.image_size is not None:
+            return chosen
+        from keymix.data.events.loading import sensor_of
+
+        sensor = sensor_of(chosen.data.spec)
+        if min(sensor) < _SIDE or max(sensor) == _SIDE:
+            return chosen
+        return replace(chosen, data=replace(chosen.data, image_size=_SIDE))
+
+    def told(self, chosen: Recipe) -> str:
+        """Say in one line what was chosen and why; nothing where that is no news.
+
+        Args:
+            chosen: This recipe with a person's options.
+        """
+        if not self.why:
+            return ""
+        size = f" at {_SIDE}x{_SIDE} pixels" if chosen.data.image_size == _SIDE else ""
+        return (
+            f"{self.why}: recipe {chosen.name} with model {chosen.model.name}{size} is taken; "
+            "--recipe and --model name others"
+        )
+
+
+def is_events(data: str | None) -> bool:
+    """Tell whether a data spec names recordings of events."""
+    name = "" if data is None else data.partition(":")[0]
+    return any(spec.events for spec in SPECS if spec.name == name)
+
+
+def default_for(
+    *, data: str | None, model: str | None, mixers: str | Sequence[str] | None
+) -> Default:
+    """Choose a recipe.
+
+    Args:
+        data: Data spec, if one was named.
+        model: Model name, if one was named.
+        mixers: The mixers, if some were named.
+
+    Raises:
+        UserError: If a mixer is unknown.
+    """
+    from keymix import recipes
+
+    if is_events(data):
+        return Default(recipe=recipes.get(EVENTS_RECIPE), why=f"{data} holds recordings of events")
+    spiking = model is None and _all_spiking(mixers)
+    why = "these mixers take spiking tokens" if spiking else ""
+    if spiking and data is None:
+        return Default(recipe=recipes.get(EVENTS_RECIPE), why=why)
+    recipe = recipes.get(DIGITS_RECIPE if data in (None, "digits") else IMAGES_RECIPE)
+    if spiking:
+        recipe = replace(
+            recipe,
+            data=replace(recipe.data, image_size=_SIDE),
+            model=replace(recipe.model, name=SPIKING_MODEL),
+        )
+    return Default(recipe=recipe, why=why)
+
+
+def _all_spiking(mixers: str | Sequence[str] | None) -> bool:
+    """Whether mixers were named, and all that are particular about tokens want spiking ones."""
+    if mixers is None:
+        return False
+    from keymix.mixers.registry import get_mixer_class
+    from keymix.mixers.spec import parse_mixers
+
+    specs = parse_mixers(mixers if isinstance(mixers, str) else ",".join(mixers))
+    domains = {get_mixer_class(name).traits.domain for spec in specs for name in spec.names}
+    return domains - {"any"} == {"spiking"}

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison takes where nobody named a recipe, and that it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keymix.compare import run
+from keymix.compare.defaults import default_for
+from keymix.compare.events import Event
+from keymix.compare.plan import Plan, choose_recipe
+from keymix.data.specs import SPECS
+from keymix.errors import KeymixWarning, UserError
+
+EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "mixers", "recipe", "built"),
+    [
+        ("moving_digits", None, None, EVENTS, SPIKING),
+        ("moving_digits:200", None, "mhsa,ska", EVENTS, SPIKING),
+        ("events:mine", None, None, EVENTS, SPIKING),
+        ("cifar10dvs:there", None, None, EVENTS, SPIKING),
+        ("dvs128:there", None, None, EVENTS, SPIKING),
+        (None, None, "qkta,qkca,ssa", EVENTS, SPIKING),
+        (None, None, ["qkta/qkta/ssa", "identity"], EVENTS, SPIKING),
+        ("digits", None, "qkta,ssa", "digits_vit", SPIKING),
+        ("cifar10", None, "qkta,ssa", "small_images_vit", SPIKING),
+        ("cifar10", None, "mhsa,qkta", "small_images_vit", "vit_micro_p4_32"),
+        ("cifar10", None, "identity,pooling", "small_images_vit", "vit_micro_p4_32"),
+        ("cifar10", "qkformer_hst_4_384", "qkta,ssa", "small_images_vit", "vit_micro_p4_32"),
+        (None, None, None, "digits_vit", "vit_nano_p4_12"),
+    ],
+)
+def test_data_and_mixers_choose_recipe_and_model(
+    data: str | None, model: str | None, mixers: str | Sequence[str] | None, recipe: str, built: str
+) -> None:
+    found = default_for(data=data, model=model, mixers=mixers)
+    assert (found.recipe.name, found.recipe.model.name) == (recipe, built)
+    news = built == SPIKING
+    assert (SPIKING in found.told(found.recipe)) == bool(found.why) == news
+
+
+def test_the_recipe_of_events_is_for_all_data_of_events() -> None:
+    kinds = {spec.name for spec in SPECS if spec.events}
+    assert kinds == {"moving_digits", "cifar10dvs", "dvs128", "events"}
+    assert default_for(data="moving_digits", model=None, mixers=None).recipe.data.image_size is None
+
+
+def recordings(root: Path, height: int, width: int) -> str:
+    for name in ("a", "b"):
+        (root / name).mkdir(parents=True)
+        for i in range(10):
+            events = {"t": np.arange(40), "x": np.full(40, width - 1), "y": np.full(40, height - 1)}
+            np.savez(root / name / f"{i}.npz", **events, p=np.arange(40) % 2)
+    return f"events:{root}"
+
+
+@pytest.mark.parametrize(
+    ("sensor", "size"),
+    [((48, 64), 32), ((32, 33), 32), ((32, 32), None), ((16, 64), None), ((8, 8), None)],
+)
+def test_frames_are_gathered_to_what_the_model_is_made_for(
+    sensor: tuple[int, int], size: int | None, tmp_path: Path
+) -> None:
+    data = recordings(tmp_path / "mine", *sensor)
+    default = default_for(data=data, model=None, mixers=None)
+
+    def gathered(**changed: object) -> object:
+        chosen = choose_recipe(data=data, recipe=default.recipe, overrides=changed)
+        return default.gathered(chosen).data.image_size
+
+    assert gathered() == size
+    assert gathered(**{"data.image_size": 12}) == 12
+    assert gathered(**{"model.name": "qkformer_hst_2_256"}) is None
+    told = default.told(default.gathered(choose_recipe(data=data, recipe=default.recipe)))
+    assert ("at 32x32 pixels" in told) == (size == 32)
+
+
+def begun(monkeypatch: pytest.MonkeyPatch, **call: object) -> tuple[Plan, list[str]]:
+    """The plan of a comparison that is stopped before it trains, and what it has said."""
+    plans: list[Plan] = []
+    said: list[str] = []
+
+    class Stop(Exception):
+        pass
+
+    def claim(plan: Plan, *_: object, **__: object) -> None:
+        plans.append(plan)
+        raise Stop
+
+    def watch(event: Event) -> None:
+        if event.kind == "note":
+            said.append(event.text)
+
+    monkeypatch.setattr(run.folder, "claim", claim)
+    with pytest.raises(Stop):
+        run.compare(**call, progress=watch)  # type: ignore[arg-type]
+    return plans[0], said
+
+
+def test_recordings_are_compared_without_more_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, said = begun(monkeypatch, data="moving_digits:100", out=tmp_path / "out")
+    assert plan.labels == ("spiking_self", "qk_channel", "qk_token", "spike_driven", "identity")
+    assert plan.recipe.data.spec == "moving_digits:100"
+    assert said[0] == (
+        "moving_digits:100 holds recordings of events: recipe moving_digits_qkformer with model "
+        "qkformer_micro_32 is taken; --recipe and --model name others"
+    )
+    assert sum("is taken" in text for text in said) == 1
+
+
+def test_what_is_named_is_taken_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call = {"data": "moving_digits:100", "mixers": "qkta,ssa", "recipe": EVENTS, "limit": 60}
+    plan, said = begun(monkeypatch, **call, out=tmp_path / "out")
+    assert plan.labels == ("qk_token", "spiking_self", "identity")
+    assert not any("is taken" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            {"data": "moving_digits:100", "model": "vit_micro_p4_32"},
+            "model 'vit_micro_p4_32' takes images, and data 'moving_digits:100' has frames",
+        ),
+        ({"data": "moving_digits:100", "mixers": "mhsa,ska"}, "mixer softmax: .*whose tokens are spiking"),
+        (
+            {"data": "moving_digits:100", "recipe": "small_images_vit", "model": SPIKING},
+            r"augment\.crop_padding=4 changes images",
+        ),
+        (
+            {"data": "digits", "overrides": {"augment.snn_wide": True}},
+            r"augment\.snn_wide=True is for frames",
+        ),
+        (
+            {"data": "digits", "limit": 100, "overrides": {"augment.auto_augment": "rand-m9"}},
+            r"augment\.auto_augment='rand-m9' changes images one by one",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line_without_warnings_or_folder(
+    call: dict[str, object], told: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with pytest.raises(UserError, match=told):
+        run.compare(**call, out=tmp_path / "out")  # type: ignore[arg-type]
+    assert not [w for w in recwarn if issubclass(w.category, KeymixWarning)]
+    assert not (tmp_path / "out").exists()
