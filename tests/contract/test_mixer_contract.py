@@ -159,6 +159,7 @@ def test_backend_by_name_runs_or_says_why_not(name: str) -> None:
 # ---- gradients --------------------------------------------------------------------------------
 
 
+@pytest.mark.every_path
 @every_case
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_reach_every_parameter_but_the_declared(

@@ -57,6 +57,7 @@ def test_rows_asked_for_are_the_rows_of_the_full_map(
         close(one, mixer.attention_map(x, stage=stage, bias=shared)[..., [4], :])
 
 
+@pytest.mark.every_path
 @every_map_case
 def test_softmax_rows_sum_to_one(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1)

@@ -63,6 +63,7 @@ def test_it_builds_without_memory_and_is_what_its_configuration_says(name: str) 
         assert first.in_features % (5 * channels) == 0
 
 
+@pytest.mark.every_path
 @every_form
 def test_features_then_head_is_forward(name: str) -> None:
     model = shrunk(name).eval()
