@@ -312,6 +312,7 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
     size = getattr(embed, "img_size", None)
     first = getattr(embed, "proj", None)
     channels = getattr(embed, "in_chans", None) or getattr(first, "in_channels", None)
+    channels = channels or getattr(model, "in_chans", None)
     for name in ("pretrained_cfg", "default_cfg"):
         told = (getattr(model, name, None) or {}).get("input_size")
         if told is not None:

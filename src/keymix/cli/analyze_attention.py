@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console, models_and_images, out_folder
+from keymix.cli.frames import refuse_frames, spikes_instead
 from keymix.cli.parser import VerbParser
-from keymix.errors import UserError
+from keymix.errors import NoAttentionMap, UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,6 +131,7 @@ def main(argv: list[str]) -> int:
         out_folder.made(folder, lambda: done),
     ):
         loaded = _models(given)
+        refuse_frames(loaded)
         models_and_images.warn_of_random(loaded, console.note)
         record, arrays = _looked(loaded, given, queries)
         record["command"] = shlex.join(["keymix", "analyze", "attention", *argv])
@@ -226,7 +228,8 @@ def _looked(
                 rollout=given.rollout,
             )
         except UserError as error:
-            raise type(error)(f"{one.label}: {error}") from error
+            instead = spikes_instead(one) if isinstance(error, NoAttentionMap) else ""
+            raise type(error)(f"{one.label}: {error}{instead}") from error
         asked = seen.queries
         models.append(_model(i, one, seen, arrays))
         if given.view == "image":

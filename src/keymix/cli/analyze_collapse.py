@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console, out_folder
+from keymix.cli.frames import refuse_frames, spikes_instead
 from keymix.cli.models_and_images import (
     RANDOM,
     add_arguments,
@@ -112,6 +113,7 @@ def main(argv: list[str]) -> int:
         folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
     VerbParser.run_imports(given)
     loaded = load_models(given.models, pretrained=given.pretrained)
+    refuse_frames(loaded)
     images = [load_images(one, given.images, limit=given.limit) for one in loaded]
     warn_of_random(loaded, console.note)
 
@@ -126,6 +128,10 @@ def main(argv: list[str]) -> int:
     if folder is not None:
         _write(record, folder)
     _tell(record, as_json=given.json)
+    for one in loaded:
+        instead = spikes_instead(one)
+        if instead:
+            console.note(f"{one.label}: spikes form no attention map{instead}")
     if folder is not None:
         console.note(f"{folder / PAGE} shows it; {RECORD} and the charts lie beside it")
     return console.tell_broken(why for each in images for why in each.left_out.values())

@@ -49,6 +49,29 @@ class Frames(Images):
         return picture_of(pixels)
 
 
+def refuse_frames(loaded: Sequence[Loaded]) -> None:
+    """Refuse runs on recordings where an analysis looks at images.
+
+    Raises:
+        UserError: If there is one; it names the analysis that takes it.
+    """
+    for one in loaded:
+        if takes_frames(one):
+            raise UserError(
+                f"{one.name!r} is a run on recordings of events, and this works on images alone"
+                f"{spikes_instead(one)}"
+            )
+
+
+def spikes_instead(loaded: Loaded) -> str:
+    """Name the analysis of a spiking network's spikes; nothing for other models."""
+    from keymix.hosts.spiking import spiking_stages
+
+    if not spiking_stages(loaded.model):
+        return ""
+    return f"; `keymix analyze spikes {loaded.name}` shows its spikes"
+
+
 def takes_frames(loaded: Loaded) -> bool:
     """Tell whether a model is a run on recordings of events."""
     return loaded.run is not None and "time_steps" in loaded.run.weights()[1]["data"]
