@@ -151,7 +151,8 @@ def test_a_stopped_search_goes_on_and_tells_every_step(
     with pytest.raises(UserError, match=r"another search: budget is 0\.6 there, 0\.9 here"):
         main([*words, "--budget", "0.9"])
     assert main(words) == 0
-    assert calls == 4 + 1 + 1 + 1 + 3 + 1, "the same model, third trial, original, steps, written"
+    # the same model, third trial, original, steps, written, the original's answers
+    assert calls == 4 + 1 + 1 + 1 + 3 + 1 + 1
     told = record(out)
     assert told["search"]["trials"][:2] == kept["trials"]
     assert told["search"]["layers"] == sorted(told["search"]["steps"][2]["layers"])

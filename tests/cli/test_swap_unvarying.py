@@ -55,6 +55,26 @@ def test_a_search_is_refused(dead: Path, tmp_path: Path) -> None:
         main(words)
 
 
+def test_one_answer_for_all_images_costs_nothing_either(dead: Path) -> None:
+    model, other = load_run(dead).model(), load_run(dead).model()
+    with torch.no_grad():
+        model.head.weight.normal_()
+        model.head.bias[3] = 1e4
+        other.head.weight.normal_(std=9)
+    images, labels = torch.randn(8, 1, 12, 12), torch.arange(8)
+    held = held_out.HeldOut(images, labels)
+    assert held.varies(model)
+    told = held.says_nothing(model)
+    assert told == "the model gives every held-out image the same answer"
+    assert held.says_nothing(other) is None
+    assert held_out.HeldOut(images, torch.full((8,), 3)).says_nothing(model) is None
+    assert held_out.HeldOut(images[:7], labels[:7]).says_nothing(model) is None
+    report = swap(model, "ska", calibration=images)
+    assert report.output is not None
+    assert (report.output.top1_agreement, report.output.varies) == (None, True)
+    assert report.output.relative is not None
+
+
 def test_a_layer_that_gives_nothing_has_no_drift(dead: Path) -> None:
     model = load_run(dead).model()
     with torch.no_grad():

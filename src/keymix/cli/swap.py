@@ -247,9 +247,10 @@ def _swap(
     folder.claim()
     _write_models(source, folder.path, model, swapped, held.images[:4])
     test = _test(source, model, swapped) if given.test else None
-    told = sentence(before, after, len(places))
-    if not held.varies(model):
-        told = undefined(after, len(places))
+    why = held.says_nothing(model)
+    told = (
+        sentence(before, after, len(places)) if why is None else undefined(after, len(places), why)
+    )
     record: dict[str, Any] = {
         "sentence": told,
         "model": source.name,

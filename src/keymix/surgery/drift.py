@@ -116,7 +116,7 @@ def measure(
     sums = {layer.place.path: _Sums() for layer in layers}
     whole, count, agreed, classes = _Sums(), 0, 0, 0
     size: tuple[int, ...] = ()
-    varies = Varies()
+    varies, answers = Varies(), set[int]()
 
     def look(pair: Pair) -> None:
         _compare(pair, sums[pair.layer.place.path])
@@ -129,6 +129,7 @@ def measure(
             varies.see(before)
             classes = before.shape[-1] if before.ndim == 2 else 0
             if classes > 1:
+                answers |= set(before.argmax(-1).tolist())
                 agreed += int((before.argmax(-1) == after.argmax(-1)).sum())
             count, size = count + len(batch), tuple(batch.shape[1:])
     rows = {
@@ -142,7 +143,7 @@ def measure(
     output = OutputDrift(
         images=count,
         image_size=size,
-        top1_agreement=agreed / count if classes > 1 and varies.told() else None,
+        top1_agreement=agreed / count if len(answers) > 1 else None,
         relative=whole.relative("output") if varies.told() else None,
         varies=varies.told(),
     )

@@ -17,7 +17,8 @@ from keymix.analysis.measure import measure_paired
 from keymix.analysis.outputs import Varies
 from keymix.errors import UserError
 from keymix.surgery.attention_cost import ROUNDS
-from keymix.surgery.images import input_size, run
+from keymix.surgery.images import MIN_IMAGES, input_size, run
+from keymix.surgery.report import SAYS_NOTHING
 from keymix.surgery.search_record import Step
 
 _Z = 1.959964  # quantile 0.975 of the normal distribution
@@ -59,6 +60,7 @@ class HeldOut:
     labels: Tensor
     batch_size: int = 32
     _seen: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
+    _answers: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
 
     def check(self, model: nn.Module) -> None:
         """Refuse images that a model does not take, and labels that are not theirs.
@@ -93,6 +95,17 @@ class HeldOut:
                 f"{tuple(logits.shape)}"
             )
 
+    def says_nothing(self, model: nn.Module) -> str | None:
+        """Say in what a model answers all images alike; None if it does not, or they are few."""
+        if not self.varies(model):
+            return SAYS_NOTHING
+        if model not in self._answers:
+            self.score(model)
+        several = len(self.labels) >= MIN_IMAGES and len(set(self.labels.tolist())) > 1
+        if several and len(set(self._answers[model].tolist())) == 1:
+            return "the model gives every held-out image the same answer"
+        return None
+
     def varies(self, model: nn.Module) -> bool:
         """Tell whether a model's outputs vary over the images, by a batch of them."""
         anchor, told = next(model.parameters()), Varies()
@@ -104,15 +117,16 @@ class HeldOut:
     def score(self, model: nn.Module) -> tuple[float, Tensor]:
         """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""
         anchor, size = next(model.parameters()), self.batch_size
-        loss, right = 0.0, []
+        loss, answers = 0.0, []
         with inference_mode_of(model), torch.no_grad():
             for start in range(0, len(self.images), size):
                 images = self.images[start : start + size].to(anchor.device, anchor.dtype)
                 logits = run(model, images).float()
                 wanted = self.labels[start : start + size].to(logits.device)
                 loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
-                right.append((logits.argmax(1) == wanted).cpu())
-        return loss / len(self.labels), torch.cat(right)
+                answers.append(logits.argmax(1).cpu())
+        self._answers[model] = torch.cat(answers)
+        return loss / len(self.labels), self._answers[model] == self.labels.cpu()
 
     def step(
         self,

@@ -37,10 +37,10 @@ class OutputDrift:
         images: Images that it was measured on.
         image_size: Their channels, height and width in pixels.
         top1_agreement: Share of them on which the most likely class is the same; None for a model
-            without class logits.
+            without class logits, or one that gives all images the same answer.
         relative: Root mean square of the change of the model's output over that of the output.
         varies: Whether the original's output varies from image to image. Where it does not, a
-            model that says nothing cannot drift: both measures are None.
+            model that says nothing cannot drift: ``relative`` is None.
     """
 
     images: int

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from keymix.surgery.report import SAYS_NOTHING
-
 Cost = Literal["params", "macs", "latency"]
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
 
@@ -228,11 +226,12 @@ def _signed(value: float, digits: int) -> str:
     return ("−" if value < 0 else "+") + body
 
 
-def undefined(after: Step, layers: int) -> str:
-    """Say what a swap did to a model whose outputs do not vary, which nothing can make worse.
+def undefined(after: Step, layers: int, why: str) -> str:
+    """Say what a swap did to a model that answers all images alike, which nothing can make worse.
 
     Args:
         after: The swapped model.
         layers: How many layers the model has.
+        why: In what it does.
     """
-    return f"{len(after.layers)} of {layers} layers; what it costs is undefined: {SAYS_NOTHING}"
+    return f"{len(after.layers)} of {layers} layers; what it costs is undefined: {why}"
