@@ -1,10 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of a forward pass and what drives them: additions by spikes, or multiply-adds."""
+"""Operations of a forward pass and what drives them: additions by spikes, or multiply-adds.
+
+The rule. An operation is driven by the values that go into it, over all batches together:
+
+- *0 and 1*: each 1 is added to every result that it goes into. With a fan-out of f, s spikes make
+  s f additions. What is 0 costs nothing.
+- *whole numbers*, such as spikes that a shortcut added: a value n counts as n additions, and at
+  least as one.
+- *real numbers*: every multiply-add is made.
+
+Of a product of two activations the plainer factor drives: 0 and 1 before whole numbers, of two
+alike the one that is used less. Where both are 0 and 1, a 1 is added wherever a 1 meets a 1.
+
+:class:`OperationCounter` sees PyTorch's operations as they run, under the innermost module that
+runs; a :class:`_Tally` adds one of them up over batches and decides by the rule at the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -74,22 +88,49 @@ class Operation:
         return {**asdict(self), "energy": {"low": low, "middle": middle, "high": high}}
 
 
+class _Factor:
+    """What goes into an operation, and into how many results.
+
+    Attributes:
+        values: The values that were seen.
+        uses: Results that values other than 0 go into.
+        spikes: The same, a value n counted n times.
+    """
+
+    def __init__(self) -> None:
+        self.values = Values()
+        self.uses = self.spikes = 0.0
+
+    def read(self, x: Tensor, fan_out: int) -> None:
+        """Read values, each of which goes into so many results."""
+        nonzero, total = self.values.add(x)
+        self.used(nonzero * fan_out, total * fan_out)
+
+    def used(self, uses: float, spikes: float) -> None:
+        """Add up uses."""
+        self.uses += uses
+        self.spikes += spikes
+
+
 class _Tally:
-    """Adds up one operation over batches; what drives it is decided when all were seen."""
+    """Adds up one operation over batches; what drives it is decided when all were seen.
+
+    Attributes:
+        input: What goes in.
+        other: The second factor of a product of two activations; it has seen nothing elsewhere.
+        meetings: How often a 1 of both met, in products.
+        dense: Multiply-adds.
+        once: Those of calls behind the mean over steps.
+        calls: Multiply-adds and rows of each call of this batch.
+        same: Whether the input was the same at every step.
+    """
 
     def __init__(self, path: str, what: What) -> None:
         self.path, self.what = path, what
-        self.dense = self.once = 0.0  # once: of calls after the mean over steps
-        self.calls: list[tuple[float, int]] = []  # of this batch: multiply-adds and rows
-        self.uses: dict[str, float] = defaultdict(float)
-        self.inputs = (Values(), Values())  # of a product, both factors; else the first
-        self.same = True  # whether its input was the same at every step
-
-    def drive(self, side: Literal["left", "right"], x: Tensor, fan_out: int) -> None:
-        """Read a factor, each value of which is used so many times."""
-        nonzero, total = self.inputs[side == "right"].add(x)
-        self.uses[side] += nonzero * fan_out
-        self.uses[f"{side}_total"] += total * fan_out
+        self.input, self.other = _Factor(), _Factor()
+        self.meetings = self.dense = self.once = 0.0
+        self.calls: list[tuple[float, int]] = []
+        self.same = True
 
     def end_batch(self, images: int) -> None:
         """Add up the calls of a batch; one call with a row an image has no steps in it."""
@@ -101,7 +142,7 @@ class _Tally:
 
     def result(self, images: int, steps: int) -> Operation:
         """Return it for one image."""
-        drives, acs, low = self._driven()
+        drives, acs, low = self._driver()
         real = drives.kind == "real"
         return Operation(
             path=self.path,
@@ -115,21 +156,19 @@ class _Tally:
             acs_low=0.0 if real else low / images,
         )
 
-    def _driven(self) -> tuple[Values, float, float]:
-        left, right = self.inputs
-        uses = self.uses
-        if not right.elements:
-            return left, uses["left_total"], uses["left"]
-        if left.kind == right.kind == "binary":
-            return left, uses["met"], uses["met"]
-        kinds: tuple[Kind, ...] = ("binary", "counts")
-        for kind in kinds:
-            sides = [s for s, v in (("left", left), ("right", right)) if v.kind == kind]
-            if sides:
-                side = min(sides, key=lambda s: uses[s])
-                values = left if side == "left" else right
-                return values, uses[f"{side}_total"], uses[side]
-        return left, 0.0, 0.0
+    def _driver(self) -> tuple[Values, float, float]:
+        """Return the values that drive it, its additions, and how few they may be."""
+        factors = (self.input, self.other) if self.other.values.elements else (self.input,)
+        if len(factors) == 2 and all(f.values.kind == "binary" for f in factors):
+            return self.input.values, self.meetings, self.meetings
+        kinds: tuple[Kind, ...] = ("binary", "counts", "real")
+
+        def price(factor: _Factor) -> tuple[int, float]:
+            kind = factor.values.kind
+            return kinds.index(kind), 0.0 if kind == "real" else factor.uses
+
+        plainest = min(factors, key=price)
+        return plainest.values, plainest.spikes, plainest.uses
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -221,24 +260,21 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif macs is not None:
             tally = self._next("other")
             tally.calls.append((macs(args, kwargs, out), len(out)))
-            tally.inputs[0].kind = "real"
+            tally.input.values.kind = "real"
         return out
 
     def _sum(self, x: Tensor, out: Tensor) -> None:
         if out.numel() == x.numel():
             return
-        tally = self._next("sum")
-        tally.drive("left", x, 1)
+        self._next("sum").input.read(x, 1)
 
     def _convolution(self, args: tuple[Any, ...], out: Tensor) -> None:
         x, weight, _, stride, padding, dilation, transposed, _, groups = args[:9]
         tally = self._next("conv")
-        tally.inputs[0].add(x)
-        self._compare_steps(tally, x)
+        tally.input.values.add(x)
+        tally.input.used(*conv_uses(x, weight, out, stride, padding, dilation, transposed, groups))
         tally.calls.append((conv_macs(weight, x, out, transposed), len(x)))
-        nonzero, total = conv_uses(x, weight, out, stride, padding, dilation, transposed, groups)
-        tally.uses["left"] += nonzero
-        tally.uses["left_total"] += total
+        self._compare_steps(tally, x)
 
     def _product(self, a: Tensor, b: Tensor) -> None:
         a = a if a.ndim > 1 else a[None]
@@ -247,14 +283,14 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tally = self._next("linear" if any(weights) else "product")
         tally.calls.append((a.numel() * b.shape[-1], len(a)))
         if weights[0]:
-            tally.drive("left", b, a.shape[-2])
+            tally.input.read(b, a.shape[-2])
             tally.same = False  # nobody knows where its steps lie
             return
-        tally.drive("left", a, b.shape[-1])
+        tally.input.read(a, b.shape[-1])
         self._compare_steps(tally, a)
         if not weights[1]:
-            tally.drive("right", b, a.shape[-2])
-            tally.uses["met"] += met(a, b)
+            tally.other.read(b, a.shape[-2])
+            tally.meetings += met(a, b)
 
     def _compare_steps(self, tally: _Tally, x: Tensor) -> None:
         """Note whether a layer is given the same at every step, which it need not work out."""
@@ -269,7 +305,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.steps or self.steps == 1:
             return ()
         weighted = [t for t in self._tallies.values() if t.what in ("conv", "linear")]
-        return tuple(t.path for t in weighted if t.same and t.inputs[0].kind == "real")
+        return tuple(t.path for t in weighted if t.same and t.input.values.kind == "real")
 
     def results(self, images: int, steps: int, *, norms: bool) -> tuple[Operation, ...]:
         """Return the operations for one image, in the order in which they first ran.
@@ -284,7 +320,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tally.what == "norm":
                 if not norms:
                     continue
-                tally.inputs[0].kind = "real"
+                tally.input.values.kind = "real"
             made = tally.result(images, steps)
             if made.what != "sum" or made.input != "real":
                 found.append(made)
