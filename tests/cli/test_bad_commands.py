@@ -22,6 +22,21 @@ ROWS = (
         "unknown option '--optm.lr'. Did you mean '--optim.lr' or '--optim.clip_grad' or "
         "'--optim.name'?",
     ),
+    (
+        "train digits_vit --neuron plif",
+        "unknown option '--neuron': the neurons of a spiking model are --model.options.neuron: "
+        "lif, if, plif or relu.",
+    ),
+    (
+        "train digits_vit --time-steps 2",
+        "unknown option '--time-steps': the time steps of a spiking model are "
+        "--model.options.time_steps on images, --data.time_steps on recordings of events.",
+    ),
+    (
+        "train digits_vit --data.time_steps 2",
+        "data.time_steps = 2: data digits holds images, not events. Leave it out; a spiking "
+        "model's steps on images are model.options.time_steps.",
+    ),
     ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
     (
         "train digits_vit --mixer skaa",
@@ -44,6 +59,11 @@ ROWS = (
     (
         "train digits_vit --out notes",
         "the folder 'notes' is not empty and holds no run: name another with --out.",
+    ),
+    (
+        "count vit_nano_p2_12 --time-steps 2",
+        "time_steps=2 is for spiking models such as qkformer_micro_32; MixerVisionTransformer has "
+        "no time steps. Leave --time-steps out.",
     ),
     ("compare --seeds 0", "seeds=0 must be at least 1"),
     (

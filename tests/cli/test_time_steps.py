@@ -106,6 +106,26 @@ def test_models_without_steps_and_no_steps_are_refused_in_one_line(
         assert "'few' is no whole number" in refused(capsys, *verb, model, "--time-steps", "few")
 
 
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("--neuron", "are --model.options.neuron: lif, if, plif or relu."),
+        ("--model.neuron", "are --model.options.neuron: lif, if, plif or relu."),
+        ("--time-steps", "are --model.options.time_steps on images, --data.time_steps on record"),
+        ("--model.time_steps", "are --model.options.time_steps on images, --data.time_steps on"),
+    ],
+)
+def test_arguments_of_spiking_models_are_found_where_they_are(
+    word: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    for verb in (("train", "digits_vit"), ("compare",)):
+        line = refused(capsys, *verb, word, "2", *out)
+        assert f"unknown option {word!r}" in line
+        assert remedy in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_counts_are_of_all_steps_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {t: count(create_model("qkformer_micro_32", time_steps=t)).macs for t in (2, 4)}
     for words, steps in (((), 4), (("--time-steps", "2"), 2)):

@@ -280,8 +280,10 @@ def test_an_own_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_settings_of_events_are_refused_for_images(tmp_path: Path) -> None:
     for name, value in (("time_steps", 4), ("frames_by", "time"), ("event_split", "tebn")):
         told = refusal("digits", **{name: value})
-        assert (
-            told == f"data.{name} = {value!r}: data digits holds images, not events. Leave it out."
+        own = "; a spiking model's steps on images are model.options.time_steps"
+        assert told == (
+            f"data.{name} = {value!r}: data digits holds images, not events. Leave it out"
+            f"{own if name == 'time_steps' else ''}."
         )
     root = write_folder(tmp_path, {"a": 12, "b": 12})
     assert "has no named splits" in refusal(f"events:{root}", event_split="tebn")

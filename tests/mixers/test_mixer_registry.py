@@ -13,6 +13,7 @@ from keymix.errors import UserError
 from keymix.mixers import registry
 from keymix.mixers.base import Site
 from keymix.mixers.spec import parse_mixer, parse_mixers
+from keymix.models import create_model
 from mixer_cases import refused
 
 
@@ -38,6 +39,17 @@ def test_names_and_aliases() -> None:
 def test_unknown_names_are_answered_with_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(UserError, match=f"unknown mixer '{wrong}'.*'{right}'"):
         registry.resolve(wrong)
+
+
+def test_names_joined_by_slashes_are_answered_with_the_list() -> None:
+    for build in (
+        lambda: registry.resolve("qkta/ssa"),
+        lambda: create_model("qkformer_micro_32", mixer="qkta/ssa"),
+        lambda: create_model("caformer_micro_32", mixer="qkta/ssa", match="params"),
+    ):
+        with pytest.raises(UserError) as told:
+            build()
+        assert str(told.value) == "'qkta/ssa' names 2 mixers: give a list, ['qkta', 'ssa']"
 
 
 @pytest.mark.parametrize(

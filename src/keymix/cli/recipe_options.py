@@ -33,6 +33,12 @@ SHORT_HELP = "short forms: " + ", ".join(
     ]
 )
 _FREE = "model.options."  # keys below are the model's own
+_ELSEWHERE = {
+    "neuron": "the neurons of a spiking model are --model.options.neuron: lif, if, plif or relu",
+    "time_steps": "the time steps of a spiking model are --model.options.time_steps on images, "
+    "--data.time_steps on recordings of events",
+}
+"""Arguments of models that are looked for elsewhere, and where they are."""
 
 
 @dataclass
@@ -93,6 +99,9 @@ def sort_words(
             continue
         free = name.startswith(f"--{_FREE}") and len(name) > len(_FREE) + 2
         if name not in options and name not in fields and not free:
+            argument = name[2:].rpartition(".")[2].replace("-", "_")
+            if argument in _ELSEWHERE:
+                raise UserError(f"unknown option {name!r}: {_ELSEWHERE[argument]}.")
             raise unknown("option", name, [*options, *flags, *SWITCHES, *fields])
         if not equals:
             if not rest or rest[0].startswith("--"):

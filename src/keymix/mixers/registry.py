@@ -87,6 +87,9 @@ def resolve(name: str) -> str:
     _discover()
     canonical = _ALIASES.get(name, name)
     if canonical not in _MIXERS:
+        if "/" in name:
+            several = name.split("/")
+            raise UserError(f"{name!r} names {len(several)} mixers: give a list, {several!r}")
         raise unknown("mixer", name, [*_MIXERS, *_ALIASES])
     return canonical
 
