@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
@@ -20,6 +20,19 @@ Row = Mapping[str, Any]
 
 class MixerModel(nn.Module):
     """Mix-in, before a timm class, for models that host mixers."""
+
+    def __call__(self, *images: Any, **more: Any) -> Any:
+        """Run the model, hooks and all.
+
+        Args:
+            images: What the model's ``forward`` takes.
+            more: The same by name.
+
+        Raises:
+            UserError: If images are whole numbers, such as pixels of 8 bits.
+        """
+        refuse_whole_numbers(images[0] if images else more.get("x"))
+        return super().__call__(*images, **more)
 
     def no_weight_decay(self) -> set[str]:
         """Names that weight decay leaves alone: the family's own, and what the mixers name."""
@@ -43,6 +56,19 @@ class MixerModel(nn.Module):
         check_value("num_classes", num_classes, int)
         family: Any = super()
         family.reset_classifier(num_classes, *args, **timm)
+
+
+def refuse_whole_numbers(images: object) -> None:
+    """Refuse images that are no floating-point numbers, for which no weights are.
+
+    Raises:
+        UserError: It names the type and the remedy.
+    """
+    if isinstance(images, Tensor) and not images.is_floating_point():
+        raise UserError(
+            f"images of {images.dtype}: the model takes floating-point numbers; normalise pixels, "
+            "as (x.float() / 255 - mean) / std, and hand frames of events over as x.float()"
+        )
 
 
 def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
