@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
+from keymix.ops.neuron.layout import forward_mode
 from keymix.ops.spikes import packed
 from keymix.ops.spikes.anew import Currents, Firing, anew
 from keymix.ops.spikes.packed import Kept
@@ -66,6 +67,8 @@ def _of_the_moment(x: Tensor) -> str | None:
         why = "a compiler or tracer sees the parts"
     elif type(x) is not Tensor or x.is_meta or torch._C._are_functorch_transforms_active():
         why = "the input is no plain tensor"
+    elif forward_mode():
+        why = "derivatives are carried along in the forward pass"
     elif torch.is_autocast_enabled(x.device.type):
         why = "autocast chooses a dtype for each part"
     elif _PLAIN.get():
@@ -175,7 +178,6 @@ def spiking_conv(
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
     """
-
     between = partial(_pooled, pool, x.shape[:2])
     if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
         y = packed.conv2d(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients through the reference, for who asks for gradients of gradients."""
+"""Gradients through the reference: for gradients of gradients, and for many at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def again(
     last: Tensor | None,
     needs: Sequence[bool],
 ) -> tuple[Any, ...]:
-    """Run the reference on the same inputs and differentiate it, keeping the graph.
+    """Run the reference on the same inputs and differentiate it; the graph stays if grads are on.
 
     Args:
         x: As the reference takes it, and the next five.
@@ -38,24 +38,27 @@ def again(
     Returns:
         Gradients of x, v, keep, gain, and None for ``how`` and what comes after.
     """
-    inputs = (x, v, keep, gain)
-    spikes, potential = integrate_and_fire(
-        x,
-        v,
-        keep=keep,
-        gain=gain,
-        v_threshold=how.v_threshold,
-        v_reset=how.v_reset,
-        detach_reset=how.detach_reset,
-        surrogate=how.surrogate,
-    )
+    with torch.enable_grad():
+        # views, so that what one input hangs on another by stays out of their gradients
+        inputs: list[Any] = [
+            each.view_as(each) if isinstance(each, Tensor) else each for each in (x, v, keep, gain)
+        ]
+        spikes, potential = integrate_and_fire(
+            *inputs[:2],
+            keep=inputs[2],
+            gain=inputs[3],
+            v_threshold=how.v_threshold,
+            v_reset=how.v_reset,
+            detach_reset=how.detach_reset,
+            surrogate=how.surrogate,
+        )
     pairs = [(spikes, grads), (potential, last)]
     wanted = [each for each, need in zip(inputs, needs, strict=False) if need]
     found = torch.autograd.grad(
         [out for out, grad in pairs if grad is not None],
-        wanted,  # type: ignore[arg-type] # what needs a gradient is a tensor
+        wanted,
         [grad for _, grad in pairs if grad is not None],
-        create_graph=True,
+        create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
     rest = iter(found)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from keymix.ops.neuron.again import again
-from keymix.ops.neuron.layout import Dynamics, Rows, held_dtype
+from keymix.ops.neuron.layout import Dynamics, Rows, batched, held_dtype
 from keymix.ops.neuron.surrogate import SHAPES
 
 # Neurons of a chunk: at float32 a step of it is half a MiB, and a call of PyTorch's costs less
@@ -289,7 +289,7 @@ class _Blocked(torch.autograd.Function):
             number if tensor is None else tensor
             for number, tensor in zip(ctx.numbers, coefficients, strict=True)
         )
-        if torch.is_grad_enabled():  # the backward pass shall have one of its own
+        if torch.is_grad_enabled() or batched(grads, last):  # follow every operation
             return again(x, v, keep, gain, ctx.how, grads, last, ctx.needs_input_grad)
         wanted = ctx.needs_input_grad[1:4]
         return *_gradients(x, v, (keep, gain), ctx.how, grads, last, wanted), None, None

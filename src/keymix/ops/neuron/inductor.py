@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from keymix.ops.neuron.again import again
-from keymix.ops.neuron.layout import Dynamics, Rows, held_dtype
+from keymix.ops.neuron.layout import Dynamics, Rows, batched, held_dtype
 from keymix.ops.neuron.surrogate import SHAPES
 
 
@@ -140,7 +140,7 @@ class _Inductor(torch.autograd.Function):
             for number, tensor in zip(ctx.numbers, coefficients, strict=True)
         )
         how, rows, needs = ctx.how, ctx.rows, ctx.needs_input_grad
-        if torch.is_grad_enabled():  # the backward pass shall have one of its own
+        if torch.is_grad_enabled() or batched(grads, last):  # follow every operation
             return again(x, v, keep, gain, how, grads, last, needs)
         inputs = _inputs(x, v, keep, gain, how, rows)
         grads = torch.zeros_like(x) if grads is None else grads

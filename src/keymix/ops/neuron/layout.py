@@ -8,8 +8,27 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from keymix.ops.neuron.surrogate import Surrogate
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are carried along in the forward pass."""
+    return forward_ad._current_level >= 0
+
+
+def batched(*grads: Tensor | None) -> bool:
+    """Whether one of the gradients is many, as ``is_grads_batched`` and ``vmap`` hand them over.
+
+    Args:
+        grads: What a backward pass is given.
+    """
+    look = torch._C._functorch
+    return any(
+        each is not None and (look.is_batchedtensor(each) or look.is_legacy_batchedtensor(each))
+        for each in grads
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

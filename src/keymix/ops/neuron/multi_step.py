@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keymix.errors import UserError, unknown
 from keymix.ops.neuron import blocked, reference
-from keymix.ops.neuron.layout import Dynamics
+from keymix.ops.neuron.layout import Dynamics, forward_mode
 
 Backend = Literal["auto", "reference", "blocked", "inductor", "triton"]
 BACKENDS = ("auto", "reference", "blocked", "inductor", "triton")
@@ -52,6 +52,8 @@ def _traced(x: Tensor | None) -> str | None:
         return "the compiler around it fuses the steps"
     if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
         return "a tracer or transform around it follows every operation"
+    if forward_mode():
+        return "derivatives are carried along in the forward pass"
     if x is not None and (x.is_meta or type(x) not in (Tensor, torch.nn.Parameter)):
         return "the currents hold no numbers, or are a tensor of another class"
     return None

@@ -25,11 +25,22 @@ class _Step(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Surrogate], output: Tensor) -> None:
         x, ctx.surrogate = inputs
         ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return grad * ctx.surrogate.slope(x), None
+
+
+class _StepAhead(_Step):
+    """The same in forward mode too, which no compiler sees through."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (x,) = ctx.saved_tensors
+        ahead: Tensor = tangent * ctx.surrogate.slope(x)
+        return ahead
 
 
 def integrate_and_fire(
@@ -70,10 +81,11 @@ def integrate_and_fire(
     rest = 0.0 if v_reset is None else v_reset
     held = torch.promote_types(x.dtype, torch.float32)
     v = torch.full_like(x[0], rest, dtype=held) if v is None else v.to(held)
+    step = _Step if torch.compiler.is_compiling() else _StepAhead
     spikes = []
     for current in x.to(held):
         h = rest + keep * (v - rest) + gain * current
-        spike = _Step.apply(h - v_threshold, surrogate)
+        spike = step.apply(h - v_threshold, surrogate)
         reset = spike.detach() if detach_reset else spike
         v = h - v_threshold * reset if v_reset is None else h * (1 - reset) + v_reset * reset
         spikes.append(spike)

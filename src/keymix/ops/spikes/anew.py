@@ -11,16 +11,24 @@ import torch
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.ops.neuron.layout import Dynamics
+from keymix.ops.neuron.layout import Dynamics, batched
 from keymix.ops.neuron.multi_step import gradients, integrate_and_fire
 
 
-def refuse_twice() -> None:
-    """Refuse a backward pass that is to be differentiated: what it would need was not kept."""
+def refuse_unkept(grad: Tensor) -> None:
+    """Refuse a backward pass that is to be differentiated, or of many gradients at once.
+
+    Args:
+        grad: What the backward pass is given.
+    """
+    what = None
     if torch.is_grad_enabled():
+        what = "create_graph=True: a spiking step keeps too little for gradients of gradients"
+    elif batched(grad):
+        what = "is_grads_batched=True or vmap: a spiking step takes one gradient at a time"
+    if what is not None:
         raise UserError(
-            "create_graph=True: a spiking step keeps too little for gradients of gradients; run "
-            "the forward pass within keymix.layers.spiking_block.plain_steps()"
+            f"{what}; run the forward pass within keymix.layers.spiking_block.plain_steps()"
         )
 
 
@@ -81,7 +89,7 @@ class _Anew(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        refuse_twice()
+        refuse_unkept(grad)
         y, keep, gain, *others = ctx.saved_tensors
         keep, gain = (
             number if tensor is None else tensor

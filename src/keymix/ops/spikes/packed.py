@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keymix.ops.spikes.anew import refuse_twice
+from keymix.ops.spikes.anew import refuse_unkept
 
 _CHUNK = 1 << 20
 _WORTH = 1 << 15  # numbers from which on a convolution's calls are paid for
@@ -118,7 +118,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_twice()
+        refuse_unkept(grad)
         x, weight = ctx.saved_tensors
         return (
             _product(grad, weight.T) if ctx.needs_input_grad[0] else None,
@@ -141,7 +141,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_twice()
+        refuse_unkept(grad)
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.options
         if x is None:  # the bias alone has a gradient
