@@ -100,6 +100,23 @@ def test_the_pivot_has_a_column_a_size_and_leaves_out_mixers_without_ratio() -> 
     assert not made.saved
 
 
+def test_tables_say_over_how_many_steps_spiking_mixers_are_counted() -> None:
+    record = cost_record()
+    told = "; spiking mixers over T = 4 steps"
+    several = ("ratio_by_tokens", "ratio_by_dim", "scaling", "multiples")
+    assert not any(by_key(record)[key].title.endswith(told) for key in several)
+    assert "at each of T" not in words(render(record))
+    record["mixers"][2]["domain"] = "spiking"
+    made = by_key(record)
+    assert all(made[key].title.endswith(told) for key in several)
+    assert "spiking mixers use it at each of T = 4 time steps" in words(render(record))
+    for key in ("ratios", "scaling"):
+        rows = csv.DictReader(io.StringIO(made[key].csv()))
+        steps = {row["mixer"].lstrip("'"): row["time_steps"] for row in rows}
+        assert steps["key_value"] == "4"
+        assert {n for mixer, n in steps.items() if mixer != "key_value"} == {"1"}
+
+
 def test_csv_has_all_that_was_measured_and_is_safe() -> None:
     record = cost_record()
     for row in record["scaling"]:

@@ -184,15 +184,30 @@ def _pivot(record: Record, axis: str, fixed: str) -> Table:
         for name in names
         if any(found[name, size] is not None for size in sizes)
     ]
-    title = f"SKA Fig. 4: multiply-adds a parameter against {letter}, at {fixed}"
+    title = f"SKA Fig. 4: multiply-adds a parameter against {letter}, at {fixed}{_over(record)}"
     return Table(f"ratio_by_{axis}", title, columns, rows, saved=False)
+
+
+def _spiking(record: Record) -> frozenset[str]:
+    """Name the spiking mixers, which run all time steps."""
+    return frozenset(each["label"] for each in record["mixers"] if each["domain"] == "spiking")
+
+
+def _over(record: Record) -> str:
+    """Say over how many steps spiking mixers are counted and timed, where there are any."""
+    steps = record["setting"]["time_steps"]
+    return f"; spiking mixers over T = {steps} steps" if _spiking(record) else ""
+
+
+def _steps_of(record: Record, mixer: str) -> int:
+    return record["setting"]["time_steps"] if mixer in _spiking(record) else 1
 
 
 def _ratios(record: Record) -> Table:
     keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "formula", "reason")
-    columns = [Column("", key) for key in ("axis", *keys)]
+    columns = [Column("", key) for key in ("axis", *keys, "time_steps")]
     rows = [
-        (axis, *(point[key] for key in keys))
+        (axis, *(point[key] for key in keys), _steps_of(record, point["mixer"]))
         for axis, points in (("tokens", record["by_tokens"]), ("dim", record["by_dim"]))
         for point in points
     ]
@@ -299,15 +314,17 @@ def _scaling(record: Record) -> Table:
         Column("of training", "peak_training_mib", "mib"),
         Column("× softmax", "peak_ratio", "ratio"),
         *_csv_only("latency_q1_ms", "latency_q3_ms", "images_per_s"),
-        *_csv_only("params", "activation_bytes", "peak_note", "reason"),
+        *_csv_only("params", "activation_bytes", "peak_note", "reason", "time_steps"),
     )
     rows = []
     for row in record["scaling"]:
         ends = (row["latency_q1_ms"], row["latency_q3_ms"])
         told = None if ends[0] is None else "–".join(map(formats.milliseconds, ends))
         values = {**row, "grid": "x".join(map(str, row["grid"])), "quartiles": told}
+        values["time_steps"] = _steps_of(record, row["mixer"])
         rows.append([values[column.key] for column in columns])
-    return Table("scaling", "Latency of one image and peak memory", columns, rows)
+    title = f"Latency of one image and peak memory{_over(record)}"
+    return Table("scaling", title, columns, rows)
 
 
 def _multiples(record: Record) -> Table:
@@ -331,6 +348,7 @@ def _multiples(record: Record) -> Table:
     ms = ", ".join(formats.milliseconds(row["latency_ms"]) for row in base)
     mib = ", ".join(formats.mib(row["peak_training_mib"]) for row in base)
     title = f"Latency and memory of training as multiples of softmax's ({ms} ms; {mib} MiB)"
+    title += _over(record)
     return Table("multiples", title, columns, kept, shown=bool(kept), saved=False)
 
 
