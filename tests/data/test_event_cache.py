@@ -156,6 +156,47 @@ def test_an_unfinished_cache_is_none(root: Path, made: list[int]) -> None:
     assert not list((root / ".keymix").glob("*.part"))
 
 
+def test_no_manifest_stands_while_the_array_is_replaced(
+    root: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(root)
+    (root / ".keymix" / f"{STEM}.npy").unlink()  # so that it is made anew, of the same data
+    replace, stood = Path.replace, []
+
+    class Killed(BaseException):
+        pass
+
+    def half(self: Path, target: Path) -> Path:
+        if target.suffix == ".npy":
+            stood.append(target.with_suffix(".json").exists())
+            target.write_bytes(self.read_bytes()[:-16])  # what a crash may leave of a rename
+            raise Killed
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", half)
+        with pytest.warns(KeymixWarning, match="made anew"), pytest.raises(Killed):
+            opened(root)
+    assert stood == [False]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing vouched for the half: it is no damage
+        data = opened(root)
+    assert len(made) == 3 * 24
+    assert data.record() == opened(root).record()
+
+
+def test_the_fingerprint_is_of_labels_too(tmp_path: Path) -> None:
+    folder = write_dvs128(tmp_path) / "DvsGesture"
+    before = load(f"dvs128:{folder}").record()
+    labels = folder / "user24_led_labels.csv"  # of the test split: what is carved stays
+    head, first, second, *rest = labels.read_text().splitlines()
+    swapped = [head, second[0] + first[1:], first[0] + second[1:], *rest]
+    labels.write_text("\n".join(swapped) + "\n")
+    after = load(f"dvs128:{folder}").record()
+    assert after["index_sha256"] == before["index_sha256"]
+    assert after["fingerprint"] != before["fingerprint"]
+
+
 def test_what_a_killed_start_left_is_removed(root: Path) -> None:
     (root / ".keymix").mkdir()
     left = [root / ".keymix" / f"{STEM}.{end}" for end in ("4711.part", "json.4711.part")]
