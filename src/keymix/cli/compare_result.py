@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
+from keymix.data.specs import named
 
 if TYPE_CHECKING:
     from keymix.compare.run import Comparison
@@ -76,7 +77,9 @@ def tell(result: Comparison) -> None:
                 formats.mib(cost["peak_mib"]),
             ]
         )
+    events = "time_steps" in record.get("data", {})
     heads = [f"MACs, {dense}" if dense and head == "MACs" else head for head in COLUMNS]
+    heads = [named(head, events=events) for head in heads]
     console.table(heads, rows, title=f"{record['title']}: test accuracy, last epoch")
     _tell_spikes(record)
     console.say()
@@ -102,7 +105,11 @@ def _tell_spikes(record: Mapping[str, Any]) -> None:
         return
     rows = [[row["mixer"], *(row[key] for key in SPIKE_COLUMNS.values())] for row in spikes["rows"]]
     console.say()
-    console.table(("mixer", *SPIKE_COLUMNS), rows, title="what spikes cost, an image")
+    console.table(
+        ("mixer", *SPIKE_COLUMNS),
+        rows,
+        title=named("what spikes cost, an image", events="time_steps" in record["data"]),
+    )
     console.say(SPIKES_LINE)
     for note, labels in spikes["notes"].items():
         console.say(f"- {', '.join(labels)}: {note}")

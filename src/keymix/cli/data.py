@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
+from keymix.data.specs import is_events, named
 from keymix.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ _SHOWN = 3  # places named in the table; --json and --out name all
 _SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
 
 _HELP = """\
-usage: keymix data check DATA [--json] [--out FILE] [--overwrite]
+usage: keymix data check DATA [--time-steps T] [--json] [--out FILE] [--overwrite]
 
-  check     decode every image of a data set and find what would stop training or falsify its
-            results: broken images, images in two splits, bad labels, empty classes, odd files
+  check     decode every image or recording of a data set and find what would stop training or
+            falsify its results: broken ones, ones in two splits, bad labels, empty classes, odd
+            files
 
 `keymix data check --help` says more.
 """
@@ -53,26 +55,37 @@ def main(argv: list[str]) -> int:
 def _check(argv: list[str]) -> int:
     parser = VerbParser(
         prog="keymix data check",
-        description="Decode every image of a data set and tell all that is wrong with it.",
+        description="Decode every image or recording of a data set and tell all that is wrong with "
+        "it.",
         epilog="The exit code is 0 for data that is fit for training, warnings or not; 1 if "
         "something would stop training or falsify its results; 2 for a mistake in the command.\n\n"
         "examples:\n  keymix data check photos\n  keymix data check cifar10\n"
-        "  keymix data check parquet:birds --json\n",
+        "  keymix data check parquet:birds --json\n"
+        "  keymix data check cifar10dvs:CIFAR10DVS --time-steps 16\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", metavar="DATA", help="a path, or a spec (`keymix list data`)")
+    parser.add_argument(
+        "--time-steps",
+        type=int,
+        metavar="T",
+        help="frames a recording of events, as data.time_steps will be in training; default: 10",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     given = parser.parse_args(argv)
+    if given.time_steps is not None and given.time_steps < 1:
+        raise UserError(f"--time-steps {given.time_steps}: give 1 or more.")
     target = None if given.out is None else Path(given.out)
     if target is not None and target.exists() and not given.overwrite:
         raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
 
-    from keymix.data.check import check
+    from keymix.data.check import check, resolve
 
-    with _watching() as progress:
-        report = check(given.data, progress=progress)
+    items = named("images", events=resolve(given.data)[0].events)
+    with _watching(items) as progress:
+        report = check(given.data, progress=progress, time_steps=given.time_steps)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
         try:
@@ -90,8 +103,12 @@ _VERBS = {"check": _check}
 
 
 @contextmanager
-def _watching() -> Iterator[Progress]:
-    """Show progress on standard error: a bar at a terminal, else a line now and then."""
+def _watching(items: str) -> Iterator[Progress]:
+    """Show progress on standard error: a bar at a terminal, else a line now and then.
+
+    Args:
+        items: What is checked.
+    """
     if not console.err.is_terminal:
         last = time.monotonic()
 
@@ -99,15 +116,15 @@ def _watching() -> Iterator[Progress]:
             nonlocal last
             if time.monotonic() - last >= _SILENCE:
                 last = time.monotonic()
-                console.note(f"{done} of {total} images checked")
+                console.note(f"{done} of {total} {items} checked")
 
         yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), "images", TimeRemainingColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), items, TimeRemainingColumn())
     with Progress(*columns, console=console.err, transient=True) as bar:
-        task = bar.add_task("images", total=None)
+        task = bar.add_task(items, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -115,7 +132,7 @@ def _tell(report: Report) -> None:
     """Say the verdict, then the facts, then each finding with what to do about it."""
     _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
     for name, text in _facts(report.facts):
-        _line(name, text)
+        _line(named(name, events=is_events(report.spec)), text)
     if report.findings:
         rows = [
             [f.level, f.what, _places(f), f.remedy or "–", str(f.count)] for f in report.findings
@@ -125,7 +142,7 @@ def _tell(report: Report) -> None:
 
 def _line(name: str, text: str, *, style: str | None = None) -> None:
     if console.out.is_terminal:
-        console.out.print(f"{name:<9}", end="", style="bold")
+        console.out.print(f"{name:<11}", end="", style="bold")
         console.out.print(text, markup=False, style=style)
     else:
         console.out.file.write(f"{name}\t{text}\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser, image_size_of
+from keymix.data.specs import is_events, named
 
 EXAMPLES = """\
 examples:
@@ -84,6 +85,6 @@ def main(argv: list[str]) -> int:
         row.append(str(scores["time_steps"]))
     left = len(heads)
     row += [str(scores["images"]), f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}", top5]
-    heads += ["images", "loss", "top1 %", "top5 %"]
+    heads += [named("images", events=is_events(scores["data"])), "loss", "top1 %", "top5 %"]
     console.table(heads, [row], left=left)
     return 0

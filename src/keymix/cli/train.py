@@ -7,11 +7,13 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
+from keymix.data.specs import is_events, named
 from keymix.errors import UserError
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
 
@@ -105,15 +107,16 @@ def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run
         from keymix.mixers.registry import import_file
 
         import_file(file)
-    progress = "bar" if sys.stderr.isatty() else _epoch_line
+    line = partial(_epoch_line, items=named("images", events=is_events(recipe.data.spec)))
+    progress = "bar" if sys.stderr.isatty() else line
     return train(recipe, out, overwrite=overwrite, progress=progress)  # type: ignore[arg-type]
 
 
-def _epoch_line(line: Mapping[str, Any]) -> None:
+def _epoch_line(line: Mapping[str, Any], *, items: str) -> None:
     console.note(
         f"epoch {line['epoch'] + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
         f"val loss {line['val_loss']:.4f}  val top-1 {line['val_top1']:.2%}  "
-        f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} images/s"
+        f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )
 
 
@@ -153,4 +156,5 @@ def _warn_of_one_answer(run: Run) -> None:
         answers.predicted["last"].tolist(),
         answers.target.tolist(),
         run.summary["last"]["test"]["loss"],
+        items=named("images", events=is_events(run.recipe.data.spec)),
     )

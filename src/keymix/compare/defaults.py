@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keymix.data.specs import SPECS
+from keymix.data.specs import is_events
 from keymix.train.recipe import Recipe
 
 DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
@@ -63,12 +63,6 @@ class Default:
             f"{self.why}: recipe {chosen.name} with model {chosen.model.name}{size} is taken; "
             "--recipe and --model name others"
         )
-
-
-def is_events(data: str | None) -> bool:
-    """Tell whether a data spec names recordings of events."""
-    name = "" if data is None else data.partition(":")[0]
-    return any(spec.events for spec in SPECS if spec.name == name)
 
 
 def default_for(

@@ -83,10 +83,11 @@ def make_record(
     return {
         "format": FORMAT,
         "title": words.title(data),
-        "facts": words.facts(plan, data),
-        "lead": lead(rows["last"], baseline=plan.baseline),
-        "caution": " ".join(
-            filter(None, (caution(len(plan.seeds)), spike_costs.few_updates(plan, data)))
+        "facts": words.of_data(words.facts(plan, data), data),
+        "lead": words.of_data(lead(rows["last"], baseline=plan.baseline), data),
+        "caution": words.of_data(
+            " ".join(filter(None, (caution(len(plan.seeds)), spike_costs.few_updates(plan, data)))),
+            data,
         ),
         "created": time.strftime("%Y-%m-%d %H:%M %Z"),
         "command": command,
@@ -107,20 +108,23 @@ def make_record(
             {"label": e.label, "slug": e.slug, "control": e.control, "note": e.note}
             for e in plan.entrants
         ],
-        "outcome": rows,
+        "outcome": words.of_data(rows, data),
         **_class_by_class(plan, data, done),
         "costs": dict(costs),
         "measured": dict(measured),
-        **({} if told_spikes is None else {"spikes": told_spikes}),
-        "method": words.method(
-            plan,
+        **({} if told_spikes is None else {"spikes": words.of_data(told_spikes, data)}),
+        "method": words.of_data(
+            words.method(
+                plan,
+                data,
+                processes=processes,
+                threads=threads,
+                done=len(done),
+                device=str(measured["device"]),
+            ),
             data,
-            processes=processes,
-            threads=threads,
-            done=len(done),
-            device=str(measured["device"]),
         ),
-        "curves_note": words.curves_note(plan),
+        "curves_note": words.of_data(words.curves_note(plan), data),
         "runs": runs,
         "attention": attention,
         "collapse": collapse,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import cost_store, folder, manifest, spike_costs
+from keymix.compare import cost_store, folder, manifest, spike_costs, words
 from keymix.compare.defaults import default_for
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.forecast import Forecast
@@ -237,7 +237,7 @@ def _notes(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
     """Say what of a plan may surprise; an empty text is nothing."""
     for entrant in plan.entrants:
         yield entrant.note and f"{entrant.label}: {entrant.note}"
-    yield spike_costs.few_updates(plan, data)
+    yield words.of_data(spike_costs.few_updates(plan, data), data)
 
 
 def _train(

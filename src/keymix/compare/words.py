@@ -8,6 +8,7 @@ from typing import Any
 
 from keymix.compare.plan import Plan
 from keymix.compare.statistics import VERDICT_SEEDS
+from keymix.data.specs import named
 
 Data = Mapping[str, Any]
 
@@ -15,6 +16,24 @@ Data = Mapping[str, Any]
 def title(data: Data) -> str:
     """Name the comparison."""
     return f"Token mixers compared on {_place(data)}"
+
+
+def of_data(value: Any, data: Data) -> Any:
+    """Call images recordings in all that is said of data of events.
+
+    Args:
+        value: Text, or lists and dicts of it; mixers' names stay.
+        data: The data's record.
+    """
+    if "time_steps" not in data:
+        return value
+    if isinstance(value, str):
+        return named(value, events=True)
+    if isinstance(value, list):
+        return [of_data(each, data) for each in value]
+    if isinstance(value, dict):
+        return {k: v if k == "mixer" else of_data(v, data) for k, v in value.items()}
+    return value
 
 
 def _place(data: Data) -> str:

@@ -75,12 +75,12 @@ def carve(
             train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True
         )
         train, test = train.without(chosen), train.keep(chosen)
-        notes.append(f"test = {len(chosen)} images carved from train, stratified, fixed")
+        notes.append(f"test = {len(chosen)} {source.items} carved from train, stratified, fixed")
 
     if limit is not None:
         least = 2 * len(np.unique(train.labels))  # one to learn from and one to validate on
         if limit < least:
-            raise UserError(f"{limit=} is below two images a class. Give at least {least}.")
+            raise UserError(f"{limit=} is below two {source.items} a class. Give at least {least}.")
         test = test.keep(splits.choose(test.labels, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
     budget = len(train.rows) if limit is None else min(limit, len(train.rows))
     number = max(1, round(val_fraction * budget))
@@ -95,7 +95,9 @@ def carve(
         counts = np.bincount(train.labels, minlength=len(source.classes))
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)]
         if single:
-            notes.append(f"not validated on, for want of a second image: {some(single)}")
+            notes.append(
+                f"not validated on, for want of a second {source.items[:-1]}: {some(single)}"
+            )
         chosen = splits.choose(
             train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
         )
@@ -103,7 +105,8 @@ def carve(
     for name, part in (("train", train), ("validation", val), ("test", test)):
         if not len(part.rows):
             raise UserError(
-                f"data {spec}: too few images a class: none is left for {name}. Add images."
+                f"data {spec}: too few {source.items} a class: none is left for {name}. Add "
+                f"{source.items}."
             )
     return {"train": train, "val": val, "test": test}, notes
 

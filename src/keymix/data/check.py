@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 
 from keymix.data import contents
 from keymix.data.carve import carve
-from keymix.data.findings import FAULTS, STOPS, WARNING, Report
+from keymix.data.findings import FAULTS, STOPS, WARNING, Finding, Report
 from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.specs import SPECS, DataSpec, existing_folder, existing_path, kind_of, parse
+from keymix.data.specs import (
+    SPECS,
+    DataSpec,
+    existing_folder,
+    existing_path,
+    kind_of,
+    named,
+    parse,
+)
 from keymix.data.survey import survey
 from keymix.errors import UserError
 
@@ -26,7 +34,7 @@ _ON_DISK = ("folder", "imagenet", "parquet", "events", "cifar10dvs", "dvs128")
 _TELL_WHERE = ("cifar10dvs", "dvs128")  # they say themselves where to get a set that is not there
 
 
-def check(what: str, *, progress: Progress | None = None) -> Report:
+def check(what: str, *, progress: Progress | None = None, time_steps: int | None = None) -> Report:
     """Decode every image of a data set and tell all that is wrong with it.
 
     Images are compared by their decoded pixels, in the splits that training uses: the source's own,
@@ -36,11 +44,14 @@ def check(what: str, *, progress: Progress | None = None) -> Report:
     Args:
         what: A data spec, or a path, whose kind is found out.
         progress: Called with the number of images done and of all.
+        time_steps: Of recordings of events, frames that would be made of each; 10 by default.
 
     Raises:
-        UserError: If there is no such data set, or it cannot be had.
+        UserError: If there is no such data set, or it cannot be had; or time steps are given for
+            images.
     """
-    entry, argument = _entry(what)
+    entry, argument = resolve(what)
+    entry.check_settings(what, {"time_steps": time_steps})
     report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
     faults = Faults(collect=True)
     try:
@@ -67,13 +78,17 @@ def check(what: str, *, progress: Progress | None = None) -> Report:
             progress(done, total)
 
     if source.events:
+        from keymix.data.events.loading import TIME_STEPS
         from keymix.data.events.survey import survey_events
 
-        surveys = survey_events(tables, count)
+        steps = TIME_STEPS if time_steps is None else time_steps
+        surveys = survey_events(tables, count, steps)
     else:
         surveys = {name: survey(table, source.in_chans, count) for name, table in tables.items()}
     images = contents.Images(source.classes, tables, surveys, splits)
     contents.add_broken(report, images)
+    if source.events:
+        contents.add_sparse(report, images, steps)
     contents.add_copies(report, images)
     known = {fault.kind for fault in faults.found}
     contents.add_classes(report, images, empty_told=bool(known & {"empty class", "unknown class"}))
@@ -84,19 +99,23 @@ def check(what: str, *, progress: Progress | None = None) -> Report:
         remedy = "they are not read: move them, or store them as .npz"
     report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
     if source.events:
-        report.findings = [
-            replace(
-                found,
-                what=found.what.replace("images", "recordings"),
-                remedy=found.remedy.replace("images", "recordings"),
-            )
-            for found in report.findings
-        ]
+        report.findings = [_of_recordings(found) for found in report.findings]
     return report
 
 
-def _entry(what: str) -> tuple[DataSpec, str]:
-    """Resolve a spec, or a path by what lies there; a missing path is the user's mistake."""
+def _of_recordings(found: Finding) -> Finding:
+    """Call recordings what was said of images; files keep their names."""
+    where = [line.replace(" training images,", " training recordings,") for line in found.where]
+    what, remedy = (named(text, events=True) for text in (found.what, found.remedy))
+    return replace(found, what=what, remedy=remedy, where=where)
+
+
+def resolve(what: str) -> tuple[DataSpec, str]:
+    """Resolve a spec, or a path by what lies there, into its row and its argument.
+
+    Raises:
+        UserError: If the spec is unknown, or nothing is there.
+    """
     path = Path(what).expanduser()
     if what.partition(":")[0] not in {spec.name for spec in SPECS} and path.exists():
         what = f"{kind_of(path)}:{what}"

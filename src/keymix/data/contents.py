@@ -64,6 +64,11 @@ class Images:
         self.sizes = np.concatenate([each.sizes for each in seen])
         self.traits = np.concatenate([each.traits for each in seen])
         self._starts = np.cumsum([0, *map(len, tables.values())])
+        self.sparse = {
+            int(start) + i: each.sparse[i]
+            for start, each in zip(self._starts, seen, strict=False)
+            for i in sorted(each.sparse)
+        }
         self.broken = {
             int(start) + i: each.broken[i]
             for start, each in zip(self._starts, seen, strict=False)
@@ -97,6 +102,32 @@ def add_broken(report: Report, images: Images) -> None:
         "replace or remove them, or train with --data.skip_corrupt true",
         found,
     )
+
+
+def add_sparse(report: Report, images: Images, time_steps: int) -> None:
+    """Name the recordings of events that do not fill their frames.
+
+    Args:
+        report: Where to.
+        images: The recordings.
+        time_steps: T, frames that would be made of each.
+    """
+    kinds = {
+        "few": (
+            f"recordings of fewer events than frames, at T = {time_steps}",
+            "by number all events are in the last frame: look at them, or take fewer "
+            "data.time_steps",
+        ),
+        "empty": (
+            f"recordings with empty frames by time, at T = {time_steps}",
+            "a frame without events tells a model nothing: take fewer data.time_steps, or leave "
+            "data.frames_by at number",
+        ),
+    }
+    for kind, (what, remedy) in kinds.items():
+        of_kind = [(k, told) for k, (which, told) in images.sparse.items() if which == kind]
+        found = [{**images.place(k), "reason": told} for k, told in of_kind]
+        report.add(WARNING, what, [f"{one['id']}: {one['reason']}" for one in found], remedy, found)
 
 
 def add_copies(report: Report, images: Images) -> None:

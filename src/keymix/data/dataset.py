@@ -255,7 +255,7 @@ def load(
     left_out: list[LeftOut] = []
     if skip_corrupt:
         parts, tables, left_out = sieve(parts, tables, source, spec)
-        notes += left_out_note(left_out)
+        notes += left_out_note(left_out, source)
     size, pixels = _pixels(tables, source.in_chans, size or source.image_size, crop_pct or 1.0)
     notes += _resized(tables, size)
     made = {

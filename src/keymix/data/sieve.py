@@ -74,28 +74,33 @@ def sieve(
         left_parts[name] = part.without(np.fromiter(reasons, dtype=np.int64))
         if not len(left_parts[name].rows):
             raise UserError(
-                f"data {spec}: all images of {name} are broken: {_example(left_out, name)}."
+                f"data {spec}: all {source.items} of {name} are broken: {_example(left_out, name)}."
             )
         left_tables[name] = part.table.select(left_parts[name].rows)
     gone = np.setdiff1d(parts["train"].labels, left_parts["train"].labels)
     if len(gone):
         names = some([repr(source.classes[i]) for i in gone])
         raise UserError(
-            f"data {spec}: class {names} has no training images left, all are broken "
+            f"data {spec}: class {names} has no training {source.items} left, all are broken "
             f"({_example(left_out, 'train', int(gone[0]))}). Replace them, or remove the class."
         )
     return left_parts, left_tables, left_out
 
 
-def left_out_note(left_out: Sequence[LeftOut]) -> list[str]:
-    """Tell how many images were left out, by split; nothing if none were."""
+def left_out_note(left_out: Sequence[LeftOut], source: Source) -> list[str]:
+    """Tell how many images were left out, by split; nothing if none were.
+
+    Args:
+        left_out: What `sieve` left out.
+        source: Where they come from.
+    """
     if not left_out:
         return []
     counts = [
         f"{sum(each.split == name for each in left_out)} of {name}"
         for name in dict.fromkeys(each.split for each in left_out)
     ]
-    return [f"broken images left out: {', '.join(counts)}"]
+    return [f"broken {source.items} left out: {', '.join(counts)}"]
 
 
 def rows_left_out(left_out: Sequence[LeftOut]) -> dict[str, IntArray]:

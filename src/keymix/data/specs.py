@@ -191,6 +191,25 @@ SPECS: tuple[DataSpec, ...] = (
 )
 
 
+def is_events(spec: str | None) -> bool:
+    """Tell whether a data spec names recordings of events."""
+    name = "" if spec is None else spec.partition(":")[0]
+    return any(row.events for row in SPECS if row.name == name)
+
+
+def named(text: str, *, events: bool) -> str:
+    """Call images in a sentence recordings, where they are.
+
+    Args:
+        text: What is said of images.
+        events: Whether the data are recordings of events.
+    """
+    if not events:
+        return text
+    text = re.sub(r"\b([Aa])n image\b", r"\1 recording", text)
+    return re.sub(r"\bimage(s?)\b", r"recording\1", text)
+
+
 def parse(spec: str) -> tuple[DataSpec, str]:
     """Split a spec as typed into its table row and its argument.
 

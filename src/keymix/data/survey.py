@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -47,12 +47,14 @@ class Survey:
         sizes: Width and height in pixels, ``[N, 2]``; zero if broken.
         traits: Sets of `TRAITS` as bits, ``[N]``.
         broken: What is wrong with an image, by position.
+        sparse: Of recordings of events, what their frames lack, by position: kind and words.
     """
 
     hashes: NDArray[np.void]
     sizes: IntArray
     traits: IntArray
     broken: dict[int, str]
+    sparse: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def having(self, trait: str) -> IntArray:
         """List the positions of images with a trait."""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import read_image
-from keymix.data.events.files import read_frames
+from keymix.data.events.files import is_recording, read_frames
+from keymix.data.sources.folder import is_image
 from keymix.errors import UserError
 from keymix.train.model import device_of_this_machine
 from keymix.train.scoring import autocast
@@ -25,8 +26,13 @@ def read(path: Path, seen: Mapping[str, Any], size: tuple[int, int]) -> Tensor |
         seen: The record of the data that the run was trained on.
         size: Height and width, pixels.
     """
+    frames = "time_steps" in seen
+    if frames and is_image(path.name):
+        return f"{path}: is an image; the run was trained on recordings of events (.npz, .aedat)."
+    if not frames and is_recording(path.name):
+        return f"{path}: is a recording of events; the run was trained on images."
     try:
-        if "time_steps" in seen:
+        if frames:
             return read_frames(path, seen, size)
         return read_image(path, size, seen["in_chans"], crop_pct=seen["crop_pct"])
     except UserError as error:

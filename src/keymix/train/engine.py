@@ -22,6 +22,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
+from keymix.data.specs import named
 from keymix.errors import UserError, WriteError
 from keymix.train import files
 from keymix.train.callbacks import SAME_DATA, EpochRecord, Keeper, ProgressBar, batches_done
@@ -266,8 +267,9 @@ def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:
     now = data.record()
     changed = [name for name in SAME_DATA if began[name] != now[name]]
     if changed:
+        items = named("images", events=data.time_steps is not None)
         raise UserError(
-            f"the run in {str(folder)!r} began with other images: the data {data.spec!r} has "
+            f"the run in {str(folder)!r} began with other {items}: the data {data.spec!r} has "
             f"changed since ({', '.join(changed)}). Restore it, or start anew with --overwrite."
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from keymix.data.specs import named
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.train import files
 from keymix.train.folder import run_folder
@@ -58,11 +59,12 @@ def load_data(
 def warn_of_left_out(data: ImageData) -> ImageData:
     """Warn of broken images that ``skip_corrupt`` left out, before hours are spent without them."""
     facts = data.record()
-    count, named = facts["left_out_count"], facts["left_out"][:3]
+    count, shown = facts["left_out_count"], facts["left_out"][:3]
     if count:
-        few = "; ".join(f"{item['id']}: {item['reason']}" for item in named)
-        more = f"; and {count - len(named)} more" if count > len(named) else ""
+        few = "; ".join(f"{item['id']}: {item['reason']}" for item in shown)
+        more = f"; and {count - len(shown)} more" if count > len(shown) else ""
         images = "1 broken image is" if count == 1 else f"{count} broken images are"
+        images = named(images, events=data.time_steps is not None)
         text = f"{images} left out of data {data.spec} ({few}{more})"
         warnings.warn(text, KeymixWarning, stacklevel=2)
     return data

@@ -29,6 +29,8 @@ def warn_of_one_answer(
     predicted: Sequence[int],
     targets: Sequence[int],
     loss: float | None,
+    *,
+    items: str = "images",
 ) -> None:
     """Warn where a network gave all images of several classes one answer, and say why it may be so.
 
@@ -39,6 +41,7 @@ def warn_of_one_answer(
         predicted: Most likely class of each image.
         targets: True class of each.
         loss: Mean loss over them.
+        items: What they are called.
     """
     same = len(set(predicted)) == 1 and len(set(targets)) > 1
     if not same or len(predicted) < FEW:
@@ -50,7 +53,7 @@ def warn_of_one_answer(
     else:
         why = f"probably {UNTRAINED}"
     told = (
-        f"every one of the {len(predicted):,} {split} images got the same answer, "
+        f"every one of the {len(predicted):,} {split} {items} got the same answer, "
         f"{classes[predicted[0]]!r}: {why}"
     )
     warnings.warn(told, KeymixWarning, stacklevel=3)

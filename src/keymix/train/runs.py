@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
+from keymix.data.specs import is_events, named
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.time_steps import take_time_steps
@@ -185,7 +186,9 @@ def evaluate(
             precision=run.recipe.precision,
         )
     answers = scored.predicted.tolist(), scored.targets.tolist()
-    warn_of_one_answer(run.recipe.model, seen["classes"], split, *answers, scored.metrics["loss"])
+    items = named("images", events=data.time_steps is not None)
+    loss = scored.metrics["loss"]
+    warn_of_one_answer(run.recipe.model, seen["classes"], split, *answers, loss, items=items)
     return {
         **scored.metrics,
         "images": len(scored.index),
@@ -242,6 +245,10 @@ def data_for(
         config = replace(config, spec=spec, limit=None)
     if time_steps is not None and "time_steps" in seen:
         config = replace(config, time_steps=time_steps)
+    if is_events(config.spec) and "time_steps" not in seen:
+        raise UserError(
+            f"data {config.spec!r} holds recordings of events; the run was trained on images."
+        )
     data = load_data(config, image_size=size, crop_pct=seen["crop_pct"])
     if data.in_chans != seen["in_chans"]:
         raise UserError(
@@ -256,7 +263,8 @@ def data_for(
             f"{', '.join(seen['classes'][:10])}."
         )
     if spec in (None, run.recipe.data.spec) and _changed(seen, data.record()):
-        told = f"the images of data {data.spec} are not those that the run was trained with: "
+        items = named("images", events=data.time_steps is not None)
+        told = f"the {items} of data {data.spec} are not those that the run was trained with: "
         told += "what is scored may have been trained on"
         warnings.warn(told, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])

@@ -24,9 +24,9 @@ from keymix.errors import UserError, unknown
 
 TIME_STEPS = 10
 """Frames a recording where nobody says how many; published results have 10 and 16."""
-_REMEDY = (
-    "Replace or remove it, or leave such recordings out with --data.skip_corrupt true; "
-    "`keymix data check` names them all."
+_OR = (
+    "Or leave such recordings out with --data.skip_corrupt true; `keymix data check` names them "
+    "all."
 )
 
 
@@ -78,12 +78,12 @@ def load_events(
     left_out: list[LeftOut] = []
     if skip_corrupt:
         parts, tables, left_out = sieve(
-            parts, tables, source, spec, find=lambda table: _broken(frames, table)
+            parts, tables, source, spec, find=lambda table: _reasons(frames, table)
         )
-        notes += left_out_note(left_out)
+        notes += left_out_note(left_out, source)
     for table in tables.values():
         for why in _broken(frames, table).values():
-            raise UserError(f"{why} {_REMEDY}" if why.endswith(".") else f"{why}. {_REMEDY}")
+            raise UserError(f"{why.rstrip('.')}. {_OR}")
     made = {
         name: Split(
             name=name,
@@ -152,6 +152,11 @@ def _broken(frames: Frames, table: Any) -> dict[int, str]:
     assert isinstance(table, Recordings)
     rows = table.rows.tolist()
     return {i: frames.broken[row] for i, row in enumerate(rows) if row in frames.broken}
+
+
+def _reasons(frames: Frames, table: Any) -> dict[int, str]:
+    """Say the same for one who names the recording beside it."""
+    return {i: table.reason(i, why) for i, why in _broken(frames, table).items()}
 
 
 def _fingerprint(

@@ -16,6 +16,7 @@ from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")
 _SENSOR = "sensor_size"
+_ZIP = b"PK\x03\x04"  # what an .npz file begins with
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -80,16 +81,14 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise UserError(f"{path}: is no .npz file. Save it with numpy.savez.")
+            raise UserError(f"{path}: is no .npz file but one array. Save it with numpy.savez.")
         with loaded as file:
             columns = {name: file[name] for name in file.files if name in (*_FIELDS, _SENSOR)}
     except UserError:
         raise
     except _DAMAGE as error:
-        why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        if "pickle" in why:  # NumPy takes what it does not know for a pickle
-            why = "it is no .npz file of plain numbers"
-        raise UserError(f"{path}: cannot be read: {why}. Replace or remove it.") from None
+        told = f"{path}: cannot be read: {_why(path, error)}. Replace or remove it."
+        raise UserError(told) from None
     missing = [name for name in _FIELDS if name not in columns]
     if missing:
         raise UserError(f"{path}: has no array {missing[0]!r}. Save t, x, y and p.")
@@ -107,6 +106,19 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
         # unsigned numbers would wrap where they are subtracted or compared
         columns[name] = column.astype(np.int64, copy=False)
     return columns
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Say in a few words what NumPy stumbled over."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if not path.stat().st_size:
+        return "the file is empty"
+    with path.open("rb") as file:
+        begins = file.read(len(_ZIP))
+    if begins != _ZIP or "pickle" in str(error):  # NumPy takes what it does not know for a pickle
+        return "it is no .npz file of plain numbers"
+    return "it is cut off or damaged"
 
 
 def _sensor_of(path: Path, value: NDArray[Any] | None) -> Size | None:

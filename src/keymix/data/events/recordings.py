@@ -87,6 +87,16 @@ class Recordings(Table):
             raise found
         return found
 
+    def reason(self, i: int, why: str) -> str:
+        """Leave out of what is wrong with recording ``i`` the file, which its name tells already.
+
+        Args:
+            i: The recording.
+            why: The whole line.
+        """
+        file, _, rest = why.partition(": ")
+        return (rest if rest and self.name(i).startswith(file) else why).rstrip(".")
+
     def digest(self, i: int, *, content: bool = True) -> bytes:
         """Hash the events of recording ``i``, whatever ``content`` says."""
         return digest_of(self.read(i))
@@ -110,6 +120,7 @@ class EventSource(Source):
     """
 
     events: ClassVar[bool] = True
+    items: ClassVar[str] = "recordings"
 
     train: Recordings
     in_chans: int = 2

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
+from keymix.data.events.frames import starts
 from keymix.data.events.recordings import Read, Recordings, digest_of
+from keymix.data.events.stream import Events
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress, Survey
@@ -17,12 +20,27 @@ from keymix.errors import UserError
 _THREADS = 4
 
 
-def survey_events(tables: Mapping[str, Table], progress: Progress) -> dict[str, Survey]:
+FEW, EMPTY = "few", "empty"
+"""Kinds of sparse recordings: fewer events than frames, or frames without events by time."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is kept of a whole recording: its hash, and what its frames lack."""
+
+    hash: bytes
+    sparse: tuple[str, str] | None
+
+
+def survey_events(
+    tables: Mapping[str, Table], progress: Progress, time_steps: int
+) -> dict[str, Survey]:
     """Read every recording of a source's tables, those of one file together.
 
     Args:
         tables: Views of one set of recordings.
         progress: Called with the number of recordings done since the last call.
+        time_steps: T, frames that would be made of each.
     """
     own = {name: table for name, table in tables.items() if isinstance(table, Recordings)}
     whole = next(iter(own.values())).whole
@@ -30,11 +48,11 @@ def survey_events(tables: Mapping[str, Table], progress: Progress) -> dict[str, 
     for table in own.values():
         wanted[table.rows] = True
 
-    def look(rows: IntArray) -> list[bytes | str]:
-        return [_seen(read) for read in whole.read(rows)]
+    def look(rows: IntArray) -> list[_Seen | str]:
+        return [_seen(read, time_steps) for read in whole.read(rows)]
 
     groups = [some for rows in whole.groups() if len(some := rows[wanted[rows]])]
-    found: dict[int, bytes | str] = {}
+    found: dict[int, _Seen | str] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         for rows, seen in zip(groups, pool.map(look, groups), strict=True):
             found.update(zip(rows.tolist(), seen, strict=True))
@@ -42,20 +60,35 @@ def survey_events(tables: Mapping[str, Table], progress: Progress) -> dict[str, 
     return {name: _survey(table, found) for name, table in own.items()}
 
 
-def _seen(read: Read) -> bytes | str:
+def _seen(read: Read, time_steps: int) -> _Seen | str:
     """Hash a recording, or say what is wrong with it."""
-    return str(read) if isinstance(read, UserError) else digest_of(read)[:HASH]
+    if isinstance(read, UserError):
+        return str(read)
+    return _Seen(digest_of(read)[:HASH], _sparse(read, time_steps))
 
 
-def _survey(table: Recordings, found: Mapping[int, bytes | str]) -> Survey:
+def _sparse(events: Events, time_steps: int) -> tuple[str, str] | None:
+    """Say what frames of a recording lack, if anything."""
+    count = len(events)
+    if count < time_steps:
+        return FEW, "1 event" if count == 1 else f"{count} events"
+    first = starts(events["t"], time_steps, "time")
+    empty = int((np.diff(first, append=count) == 0).sum())
+    return (EMPTY, f"{empty} of {time_steps} frames") if empty else None
+
+
+def _survey(table: Recordings, found: Mapping[int, _Seen | str]) -> Survey:
     count = len(table)
     hashes = np.zeros(count, dtype=f"V{HASH}")
     sizes = np.zeros((count, 2), dtype=np.int64)
     broken: dict[int, str] = {}
+    sparse: dict[int, tuple[str, str]] = {}
     for i, row in enumerate(table.rows.tolist()):
         seen = found[row]
         if isinstance(seen, str):
-            broken[i] = seen.removeprefix(f"{table.name(i)}: ").rstrip(".")
+            broken[i] = table.reason(i, seen)
         else:
-            hashes[i], sizes[i] = np.void(seen), table.whole.sensor[::-1]
-    return Survey(hashes, sizes, np.zeros(count, dtype=np.int64), broken)
+            hashes[i], sizes[i] = np.void(seen.hash), table.whole.sensor[::-1]
+            if seen.sparse is not None:
+                sparse[i] = seen.sparse
+    return Survey(hashes, sizes, np.zeros(count, dtype=np.int64), broken, sparse)

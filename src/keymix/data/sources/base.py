@@ -123,6 +123,7 @@ class Source:
     """
 
     events: ClassVar[bool] = False  # whether the tables are recordings of events
+    items: ClassVar[str] = "images"
 
     classes: tuple[str, ...]
     train: Table

@@ -59,8 +59,8 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     if missing:
         where = f"has no folder {some(missing)}" if root.is_dir() else "is not there"
         raise UserError(
-            f"data cifar10dvs:{argument}: {root} {where}. Download the ten archives from {ADDRESS} "
-            "and unpack them to PATH/airplane/cifar10_airplane_0.aedat and so on."
+            f"data cifar10dvs:{argument} {where}. Download the ten archives from {ADDRESS} and "
+            "unpack them to PATH/airplane/cifar10_airplane_0.aedat and so on."
         )
     names: list[str] = []
     labels: list[int] = []
@@ -87,7 +87,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
             labels.append(label)
             numbers.append(int(number[1]))
     if not names:
-        raise UserError(f"data cifar10dvs:{argument}: {root} has no recordings.")
+        raise UserError(f"data cifar10dvs:{argument} has no recordings.")
     notes = () if len(names) == _ALL else (f"{len(names):,} of the set's {_ALL:,} recordings",)
     whole = Recordings(_Files(root, names), np.asarray(labels, dtype=np.int64))
     named = {
