@@ -98,12 +98,23 @@ def test_checkpointing_counts_a_batch_once_in_every_host(name: str) -> None:
     checkpointing_changes_nothing(model, images(name).double())
 
 
+def of_other_layers() -> list[str]:
+    """The smallest of the models that are made of the same layers of ours, one for each set."""
+    found: dict[frozenset[str], tuple[int, str]] = {}
+    for name in different():
+        with torch.device("meta"):
+            modules = list(shrunk(name).modules())
+        ours = frozenset(type(m).__name__ for m in modules if "keymix" in type(m).__module__)
+        found[ours] = min(found.get(ours, (10**9, name)), (len(modules), name))
+    return sorted(name for _, name in found.values())
+
+
 @pytest.mark.parametrize(
     ("name", "training"),
-    [*((name, True) for name in different()), *((name, False) for name in SMALL)],
+    [*((name, True) for name in of_other_layers()), *((name, False) for name in SMALL)],
 )
 def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: bool) -> None:
-    """In training, and one of each family in inference; the tracer alone decides."""
+    """One of each set of layers in training, and of each family in inference."""
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")
     model = shrunk(name).train(training)
