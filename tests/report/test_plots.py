@@ -40,6 +40,19 @@ def test_ticks_are_round_and_inside(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("ys", "lowest"), [([0.0, 0.0], 0.0), ([0.01, 0.3], 0.0), ([-1, 2], -1)])
+def test_an_axis_that_holds_zero_begins_there_unless_values_are_below(ys, lowest):
+    line = Line("softmax", LOOKS["softmax"], [1, 2], ys)
+    chart = curves([line], x_label="x", y_label="rate", name="n", holds=(0.0,))
+    texts = [t for t in ET.fromstring(chart).iter(f"{SVG}text") if t.get("class") == "tick"]
+    drawn = [float(t.text or "") for t in texts if t.get("text-anchor") == "end"]
+    assert min(drawn) == lowest
+    (curve,) = (p for p in ET.fromstring(chart).iter(f"{SVG}path") if "curve" in p.get("class", ""))
+    foot = max(float(line.get("y1", 0)) for line in ET.fromstring(chart).iter(f"{SVG}line"))
+    begins = float(curve.get("d", "").split()[1].partition("L")[0])
+    assert (begins == pytest.approx(foot)) == (ys[0] == 0)
+
+
 @pytest.mark.parametrize("low", [0.80, 0.875, 0.91, 0.949])
 def test_percent_ticks_are_not_rounded_to_what_they_are_not(low):
     chart = scatter(_points([1, 2], [low, 0.95]), x_label="x", y_label="y", name="n")

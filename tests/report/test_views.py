@@ -11,10 +11,11 @@ import pytest
 from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
 
+from keymix.mixers.registry import aliases_of
 from keymix.report import page
 from keymix.report.class_plots import Spread, dots, histograms
 from keymix.report.html import render
-from keymix.report.labels import short_labels
+from keymix.report.labels import ALIASES, short_labels
 from keymix.report.plots import looks
 from keymix.report.views import attention, runs
 from keymix.report.views.classes import by_class, wilson
@@ -159,6 +160,16 @@ def test_mixers_a_stage_keep_the_stages_that_set_them_apart():
     assert short_labels(["sep_conv/" * 6 + "softmax"]) != {}
     wide = "static_key(head_dim=33)/static_key(head_dim=33)/softmax"
     assert short_labels([wide, "softmax"], 250)[wide] == "static_key/static_key/softmax"
+
+
+def test_stages_of_spiking_mixers_take_their_short_names() -> None:
+    spiking = {
+        "qk_token/qk_token/spiking_self": "qkta/qkta/ssa",
+        "qk_channel/spiking_self/spike_driven": "qkca/ssa/sdsa",
+    }
+    assert short_labels([*spiking, "spiking_self"]) == {**spiking, "spiking_self": "spiking_self"}
+    assert all(ALIASES[name] in aliases_of(name) for name in ALIASES)
+    assert len(set(ALIASES.values())) == len(ALIASES)
 
 
 def test_json_in_the_page_cannot_end_its_element():

@@ -10,6 +10,17 @@ from keymix.report.svg import shorten, text_width
 
 _OPTIONS = re.compile(r"\([^()]*\)")
 
+ALIASES = {
+    "qk_token": "qkta",
+    "qk_channel": "qkca",
+    "spiking_self": "ssa",
+    "spike_driven": "sdsa",
+    "static_key": "ska",
+    "conv_static_key": "cska",
+    "softmax": "mhsa",
+}
+"""Short names of mixers, as `keymix list mixers` tells them, for labels of one a stage."""
+
 ROOM = 190.0
 """Labels of at most this width, px, stay whole."""
 
@@ -20,7 +31,8 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
     ``static_key(activation=relu,pos_dim=3)`` beside others of ``static_key(activation=relu,...)``
     becomes ``static_key(…,pos_dim=3)``; of mixers a stage, ``a/b/c/c`` beside ``a/a/c/c``, what
     all begin and end with goes: ``…/b/…``. If that is too long, the stages' options go where the
-    names alone tell the labels apart. What is still too long loses its middle.
+    names alone tell the labels apart, and mixers take their short names: ``qkta/qkta/ssa``. What is
+    still too long loses its middle.
 
     Args:
         labels: All labels shown together.
@@ -34,6 +46,9 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
     names = {label: _OPTIONS.sub("", text) for label, text in whole.items()}
     if len(set(names.values())) == len(names):
         staged |= {label: names[label] for label in several if text_width(whole[label]) > room}
+    full = {label: staged.get(label, label) for label in several}
+    if any(text_width(text) > room for text in full.values()):
+        staged |= {label: _brief(text) for label, text in full.items()}
     parts = {label: _parts(label) for label in labels}
     table = {}
     for label, (name, options) in parts.items():
@@ -63,6 +78,11 @@ def _stages_apart(labels: Sequence[str]) -> dict[str, str]:
         label: f"{before}{'/'.join(row[first:last])}{after}"
         for label, row in zip(labels, rows, strict=True)
     }
+
+
+def _brief(label: str) -> str:
+    """Put short names in the place of mixers' names."""
+    return re.sub(r"\b[a-z_]+\b", lambda found: ALIASES.get(found[0], found[0]), label)
 
 
 def _parts(label: str) -> tuple[str, list[str]]:

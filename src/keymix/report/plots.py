@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -275,7 +275,8 @@ def curves(
         percent: Values are fractions, shown in percent.
         x_ticks: Positions and names on the x axis; round numbers by default.
         markers: Draw the points too (few points a line).
-        holds: Values that the y axis reaches, whatever the curves do.
+        holds: Values that the y axis reaches, whatever the curves do; at 0 it begins where no value
+            is below.
     """
     xs = [v for line in lines for v in line.xs]
     ys = [v for line in lines for part in (line.ys, line.low or (), line.high or ()) for v in part]
@@ -284,6 +285,8 @@ def curves(
     if x_high == x_low:
         room = 0.5
     y = Scale.around([*ys, *holds], HEIGHT - BOTTOM, TOP, pad=0.06)
+    if 0.0 in holds and min(ys) >= 0:
+        y = replace(y, low=0.0)
     x = Scale(x_low - room, x_high + room, _left(y, percent=percent), WIDTH - RIGHT)
     if x_ticks is None:
         x_ticks = [(v, f"{v:.0f}") for v in ticks(x_low, x_high, 6) if v == round(v)]
