@@ -65,6 +65,16 @@ ROWS = (
         "time_steps=2 is for spiking models such as qkformer_micro_32; MixerVisionTransformer has "
         "no time steps. Leave --time-steps out.",
     ),
+    (
+        "train digits_vit --data moving_digits",
+        "augment.crop_padding=1 changes images, and this data has frames of events. Leave it out; "
+        "augment.flip and augment.snn_wide are for frames.",
+    ),
+    (
+        "compare --data moving_digits --model vit_micro_p4_32",
+        "model 'vit_micro_p4_32' takes images, and data 'moving_digits' has frames of events [B, "
+        "T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data of images.",
+    ),
     ("compare --seeds 0", "seeds=0 must be at least 1"),
     (
         "compare --mixers ska --no-controls",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small QKFormer on moving digits, recordings of events in four frames: the default for events.
 
-No download, minutes on two CPU cores. `keymix compare` takes it for every data set of events.
+No download, a few minutes on one thread of a CPU. `keymix compare` takes it for every data set of
+events, and for spiking mixers where no data are named.
 
     keymix train moving_digits_qkformer --out moving
     keymix compare --data moving_digits --mixers qkta,qkca,ssa --out moving-cmp
@@ -9,7 +10,10 @@ No download, minutes on two CPU cores. `keymix compare` takes it for every data 
 Paper: none; the model is QKFormer's (https://arxiv.org/abs/2403.16552) made small. Data: events
 that a camera of 32x32 pixels would see of scikit-learn's digits; 1,213 recordings train, 135
 validation, 449 test.
-Measured: not measured yet.
+Measured: test top-1 of the last epoch over seeds 0, 1, 2, mean ± standard deviation, 84.8 ± 1.8 %
+(validation 81.7 ± 2.8 %; chance 10 %), by the first command with `--seed 0`, `1`, `2`; 266, 288 and
+351 s a run on one thread of a Xeon whose two cores other programs kept busy, torch 2.15. The
+learning rate was chosen among 1e-3, 2e-3 and 4e-3 by one run each at another seed, on validation.
 """
 
 from __future__ import annotations
