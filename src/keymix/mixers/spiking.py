@@ -29,6 +29,11 @@ class SpikingMixer(TokenMixer):
     and tokens, and so is the output. Neurons start from rest in every call, so nothing is left
     over from one call to the next. Prefix tokens are tokens like the others.
 
+    The first axis is time, whatever follows: ``[2, 64, 64]`` is two steps of one image's 64 tokens,
+    not two images, which are ``[1, 2, 64, 64]`` at one step. Values are not checked. Spikes are 0
+    and 1, but shortcuts that add them hand over 2 and more (QKFormer, Eq. 13 to 16), and any real
+    numbers are projected as they are.
+
     Args:
         site: Where the mixer sits. Its windows are an axis as any other; its projections must be
             the mixer's own.
