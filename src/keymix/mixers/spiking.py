@@ -31,7 +31,7 @@ class SpikingMixer(TokenMixer):
 
     The first axis is time, whatever follows: ``[2, 64, 64]`` is two steps of one image's 64 tokens,
     not two images, which are ``[1, 2, 64, 64]`` at one step. Values are not checked. Spikes are 0
-    and 1, but shortcuts that add them hand over 2 and more (QKFormer, Eq. 13 to 16), and any real
+    and 1, but shortcuts that add them hand over 2 and more (QKFormer, Eq. 13, 14, 16), and any real
     numbers are projected as they are.
 
     Args:
