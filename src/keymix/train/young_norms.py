@@ -60,7 +60,7 @@ class YoungNorms:
 
 
 def _momentum(norm: _BatchNorm) -> float:
-    assert norm.momentum  # chosen so
+    assert norm.momentum is not None  # chosen so
     return norm.momentum
 
 
