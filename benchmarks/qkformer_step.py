@@ -4,7 +4,7 @@
     python benchmarks/qkformer_step.py
     python benchmarks/qkformer_step.py --batch 8 --rounds 5
 
-ImageNet stem, widths 96, 192 and 384, blocks 1, 1 and 2, images of 128 pixels. Times are taken in
+ImageNet stem, widths 96, 192 and 384, blocks 1, 1 and 2. Times are taken in
 turns in one process; peak memory is the growth of a fresh process over two steps. ``one by one``
 is ours with the parts of a step called one after the other, which keeps what PyTorch keeps.
 """
@@ -32,7 +32,7 @@ from keymix.models.qkformer import QKFormer
 THEIRS, OURS, PARTS = "SpikingJelly", "keymix", "keymix, one by one"
 
 
-def trainer(name: str, batch: int) -> Callable[[], None]:
+def trainer(name: str, batch: int, side: int) -> Callable[[], None]:
     """Build a model and return what takes a training step of it."""
     torch.manual_seed(0)
     model: nn.Module
@@ -47,8 +47,8 @@ def trainer(name: str, batch: int) -> Callable[[], None]:
 
         reset = functools.partial(functional.reset_net, model)
     else:
-        model = QKFormer(img_size=128, embed_dim=384, depths=(1, 1, 2), num_heads=6)
-    images, labels = torch.randn(batch, 3, 128, 128), torch.randint(0, 1000, (batch,))
+        model = QKFormer(img_size=side, embed_dim=384, depths=(1, 1, 2), num_heads=6)
+    images, labels = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
@@ -68,9 +68,10 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def peak(name: str, batch: int) -> float:
+def peak(name: str, batch: int, side: int) -> float:
     """Growth of a fresh process over two steps, MiB."""
-    command = [sys.executable, __file__, "--batch", str(batch), "--peak-of", name]
+    sizes = ["--batch", str(batch), "--side", str(side)]
+    command = [sys.executable, __file__, *sizes, "--peak-of", name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
@@ -79,11 +80,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=4, help="images a step (default 4)")
+    parser.add_argument("--side", type=int, default=128, help="pixels of an image (default 128)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peak-of", choices=(THEIRS, OURS, PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.peak_of:
-        step = trainer(args.peak_of, args.batch)
+        step = trainer(args.peak_of, args.batch, args.side)
         before = resident()
         step()
         step()
@@ -92,10 +94,11 @@ def main(argv: list[str] | None = None) -> int:
     names = (THEIRS, OURS, PARTS)
     print(
         f"keymix {keymix.__version__}, torch {torch.__version__}, float32, "
-        f"{torch.get_num_threads()} threads, batch {args.batch}, {args.rounds} rounds\n"
+        f"{torch.get_num_threads()} threads, batch {args.batch}, {args.side} pixels, "
+        f"{args.rounds} rounds\n"
     )
-    peaks = {name: peak(name, args.batch) for name in names}
-    steps = {name: trainer(name, args.batch) for name in names}
+    peaks = {name: peak(name, args.batch, args.side) for name in names}
+    steps = {name: trainer(name, args.batch, args.side) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(args.rounds + 1):
         for name, step in steps.items():

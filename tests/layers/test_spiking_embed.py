@@ -165,6 +165,20 @@ def test_an_image_gives_what_its_repetition_gives(embed: nn.Module) -> None:
     same(embed(x, T), embed(x.expand(T, -1, -1, -1, -1).contiguous(), T))
 
 
+def test_one_step_counts_the_values_of_an_image_once() -> None:
+    once, each = SpikingConv(3, 4, neuron=LIF), SpikingConv(3, 4, neuron=LIF)
+    each.load_state_dict(once.state_dict())
+    once.double(), each.double()
+    once.bn.momentum = each.bn.momentum = 1.0
+    x = noise(1, B, 3, 5, 4)
+    same(once(x, T), each(x.expand(T, -1, -1, -1, -1), T))
+    n = B * 5 * 4
+    close(once.bn.running_mean, each.bn.running_mean)
+    ours, theirs = n / (n - 1), n * T / (n * T - 1)
+    close(once.bn.running_var / ours, each.bn.running_var / theirs)
+    assert once.bn.num_batches_tracked == each.bn.num_batches_tracked == 1
+
+
 def test_embeds_follow_one_another() -> None:
     plan, encode = STEMS["cifar"]
     later = LATER["second"][0]

@@ -218,6 +218,45 @@ def test_the_deformed_shortcut_stem_makes_tokens_of_the_same_grid() -> None:
         assert models[0].feature_info == models[1].feature_info
 
 
+def test_the_shortcut_before_activation_is_another_model_of_as_many_parameters() -> None:
+    with torch.device("meta"):
+        model = create_model("qkformer_hst_10_384", shortcut="pre_activation")
+    assert sum(p.numel() for p in model.parameters()) == 16_473_688
+    x, most = batch(), []
+    models = [awake(shortcut=s) for s in ("activation_before_addition", "pre_activation")]
+    models[1].load_state_dict(models[0].state_dict(), strict=True)
+    for each in models:
+        wake(each, batch(count=4))
+        heard: list[Tensor] = []
+        for stage in each.eval().stages:
+            stage.patch_embed.register_forward_hook(lambda m, args, out, to=heard: to.append(out))
+        each(x)
+        most.append([float(out.max()) for out in heard])
+    assert max(most[0]) == 2.0
+    assert most[1] == [1.0] * 3
+    assert differs(models[0](x), models[1](x))
+    models[1].train()(x).square().sum().backward()
+    assert all(p.grad is not None for p in models[1].parameters())
+    embeds = [p for k, p in models[1].named_parameters() if "patch_embed" in k]
+    assert all(p.grad.any() for p in embeds)
+
+
+@pytest.mark.parametrize("option", ["drop_rate", "drop_path_rate"])
+@every_one
+def test_dropping_acts_in_training_alone(name: str, option: str) -> None:
+    plain, dropping = awake(name), awake(name, **{option: 0.5})
+    dropping.load_state_dict(plain.state_dict(), strict=True)
+    x = batch(name, count=4)
+    assert torch.equal(dropping(x), plain(x))
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(dropping.train()(x))
+    assert torch.equal(found[0], found[1])
+    assert differs(found[0], found[2])
+    assert differs(found[0], plain.train()(x))
+
+
 def test_words_that_name_no_stem_are_refused() -> None:
     with refused("stem 'vit'. Choose from peds, sps"):
         create_model("spikformer_4_384", stem="vit")

@@ -18,7 +18,9 @@ class SpikingConv(nn.Module):
     """Convolution without bias, BatchNorm, neuron; max pooling before or behind the neuron.
 
     An image that does not change is handed in as one step: what stands before the neuron runs
-    once, and its currents are the same at all T steps.
+    once, and its currents are the same at all T steps. The norm then counts n values where T
+    copies would be nT: a batch adds n/(n - 1) times their variance to the running one, not
+    nT/(nT - 1) times.
 
     Args:
         in_chans: Channels taken.
