@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,43 +17,67 @@ WITH_PYTHON = [
 ]
 
 # Runs a document's blocks one after the other in one namespace; each stands on its own line count,
-# so that a traceback names the line of the document.
+# so that a traceback names the line of the document. Every document gets a process that has read
+# other people's libraries and nothing of ours.
 _DRIVER = """
-import json, sys
-namespace = {"__name__": "__main__"}
-for path, line, text in json.loads(sys.stdin.read()):
-    exec(compile("\\n" * line + text, path, "exec"), namespace)
+import json, os, sys, traceback
+import lightning, matplotlib.pyplot, numpy, timm, torch, torchmetrics, torchvision.transforms.v2
+for request in sys.stdin:
+    handed, folder, told = json.loads(request)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.chdir(folder)
+            said = os.open(told, os.O_WRONLY | os.O_CREAT)
+            os.dup2(said, 1), os.dup2(said, 2)
+            namespace = {"__name__": "__main__"}
+            for path, line, text in handed:
+                exec(compile("\\n" * line + text, path, "exec"), namespace)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def run_blocks(chosen: list[Block], folder: Path) -> subprocess.CompletedProcess[str]:
-    import json
+@pytest.fixture(scope="module")
+def driver() -> Iterator[subprocess.Popen[str]]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", _DRIVER], **pipes) as process:
+        yield process
+        process.stdin.close()
 
-    handed = json.dumps([(str(b.path), b.line, b.text) for b in chosen])
-    return subprocess.run(
-        [sys.executable, "-c", _DRIVER],
-        input=handed,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+
+def run_blocks(driver: subprocess.Popen[str], chosen: list[Block], folder: Path) -> tuple[str, str]:
+    """Run blocks in a folder; returns the exit status and what was printed."""
+    handed = [(str(b.path), b.line, b.text) for b in chosen]
+    told = folder.parent / f"{folder.name}.txt"
+    driver.stdin.write(json.dumps([handed, str(folder), str(told)]) + "\n")
+    driver.stdin.flush()
+    return driver.stdout.readline().strip(), told.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_blocks_run_in_order(path: Path, tmp_path: Path) -> None:
+def test_python_blocks_run_in_order(
+    path: Path, tmp_path: Path, driver: subprocess.Popen[str]
+) -> None:
     chosen = [b for b in blocks(path) if b.language == "python" and b.not_run is None]
-    ran = run_blocks(chosen, tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    status, told = run_blocks(driver, chosen, tmp_path)
+    assert status == "0", told
 
 
-def test_a_block_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_block_that_fails_is_told_with_its_line(
+    tmp_path: Path, driver: subprocess.Popen[str]
+) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n```python\nx = 1\nraise LookupError(x)\n```\n", encoding="utf-8")
-    ran = run_blocks(blocks(page), tmp_path)
-    assert ran.returncode != 0
-    assert 'page.md", line 5' in ran.stderr
+    status, told = run_blocks(driver, blocks(page), tmp_path)
+    assert status == "1"
+    assert 'page.md", line 5' in told
 
 
 def test_blocks_that_are_not_run_say_why() -> None:
