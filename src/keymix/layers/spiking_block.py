@@ -156,8 +156,14 @@ def spiking_linear(
     return spikes
 
 
-def _pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
-    """Pool images, and lay their first axis out as steps and images."""
+def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
+    """Pool images, and lay their first axis out as steps and images.
+
+    Args:
+        pool: What pools them; None for nothing.
+        lead: T and B.
+        y: ``[T B, D, h, w]``.
+    """
     y = y if pool is None else pool(y)
     return y.view(*lead, *y.shape[1:])
 
@@ -178,7 +184,7 @@ def spiking_conv(
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
     """
-    between = partial(_pooled, pool, x.shape[:2])
+    between = partial(pooled, pool, x.shape[:2])
     if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
         y = packed.conv2d(
             x,

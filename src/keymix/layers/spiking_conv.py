@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.layers.neurons import NeuronMaker
-from keymix.layers.spiking_block import spiking_conv
+from keymix.layers.spiking_block import pooled, spiking_conv
 
 Pooling = Literal["before", "after"]
 
@@ -72,16 +72,10 @@ class SpikingConv(nn.Module):
         if self.sn is not None and x.shape[0] == steps:
             spikes = spiking_conv(x, self.conv, self.bn, self.sn, first)
         else:
-            spikes = self._currents(x, first).expand(steps, -1, -1, -1, -1)
+            spikes = pooled(first, x.shape[:2], self.bn(self.conv(x.flatten(0, 1))))
+            spikes = spikes.expand(steps, -1, -1, -1, -1)
             if self.sn is not None:
                 spikes = self.sn(spikes)
         if self.pool is None or self.where == "before":
             return spikes
-        pooled: Tensor = self.pool(spikes.flatten(0, 1))
-        return pooled.view(*spikes.shape[:2], *pooled.shape[1:])
-
-    def _currents(self, x: Tensor, pool: nn.Module | None) -> Tensor:
-        y: Tensor = self.bn(self.conv(x.flatten(0, 1)))
-        if pool is not None:
-            y = pool(y)
-        return y.view(*x.shape[:2], *y.shape[1:])
+        return pooled(self.pool, spikes.shape[:2], spikes.flatten(0, 1))
