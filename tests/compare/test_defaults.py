@@ -133,7 +133,14 @@ def test_what_is_named_is_taken_without_a_word(
             {"data": "moving_digits:100", "model": "vit_micro_p4_32"},
             "model 'vit_micro_p4_32' takes images, and data 'moving_digits:100' has frames",
         ),
-        ({"data": "moving_digits:100", "mixers": "mhsa,ska"}, "mixer softmax: .*whose tokens are spiking"),
+        (
+            {"data": "moving_digits:100", "model": "vit_tiny_patch16_224"},
+            "model 'vit_tiny_patch16_224' takes images",
+        ),
+        (
+            {"data": "moving_digits:100", "mixers": "mhsa,ska"},
+            "mixer softmax: .*whose tokens are spiking",
+        ),
         (
             {"data": "moving_digits:100", "recipe": "small_images_vit", "model": SPIKING},
             r"augment\.crop_padding=4 changes images",

@@ -16,7 +16,6 @@ from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")
 _SENSOR = "sensor_size"
-_ZIP = b"PK\x03\x04"  # what an .npz file begins with
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -114,9 +113,7 @@ def _why(path: Path, error: Exception) -> str:
         return error.strerror
     if not path.stat().st_size:
         return "the file is empty"
-    with path.open("rb") as file:
-        begins = file.read(len(_ZIP))
-    if begins != _ZIP or "pickle" in str(error):  # NumPy takes what it does not know for a pickle
+    if "pickle" in str(error):  # NumPy takes what it does not know for a pickle
         return "it is no .npz file of plain numbers"
     return "it is cut off or damaged"
 
