@@ -185,10 +185,6 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
     assert "multiply-adds an image</th>" in render(before)
 
 
-def test_few_updates_are_told_before_and_after(twinned):
-    assert "Each run makes 3 updates, which is few" in twinned.record["caution"]
-
-
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     studied: list[str] = []
     really = spike_costs._study

@@ -85,10 +85,7 @@ def make_record(
         "title": words.title(data),
         "facts": words.of_data(words.facts(plan, data), data),
         "lead": words.of_data(lead(rows["last"], baseline=plan.baseline), data),
-        "caution": words.of_data(
-            " ".join(filter(None, (caution(len(plan.seeds)), spike_costs.few_updates(plan, data)))),
-            data,
-        ),
+        "caution": words.of_data(caution(len(plan.seeds)), data),
         "created": time.strftime("%Y-%m-%d %H:%M %Z"),
         "command": command,
         "environment": {key: line for key, line in here.items() if key != "threads"},

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import cost_store, folder, manifest, spike_costs, words
+from keymix.compare import cost_store, folder, manifest, spike_costs
 from keymix.compare.defaults import default_for
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.forecast import Forecast
@@ -183,7 +183,8 @@ def compare(
     if twin:
         plan = with_twin(plan, images)
     told = images.record()
-    for text in ("" if default is None else default.told(shared), *_notes(plan, told)):
+    noted = (f"{each.label}: {each.note}" for each in plan.entrants if each.note)
+    for text in ("" if default is None else default.told(shared), *noted):
         if text:
             watch(Event(kind="note", text=text))
     cuda = device_of_this_machine().type == "cuda"
@@ -231,13 +232,6 @@ def compare(
         )
         write(record, out)
     return Comparison(out=out, record=record)
-
-
-def _notes(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
-    """Say what of a plan may surprise; an empty text is nothing."""
-    for entrant in plan.entrants:
-        yield entrant.note and f"{entrant.label}: {entrant.note}"
-    yield words.of_data(spike_costs.few_updates(plan, data), data)
 
 
 def _train(

@@ -8,7 +8,6 @@ weights they were read from, and a comparison that goes on reads the other runs 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,8 +41,6 @@ QUANTITIES = (
 """What is read of each run; energies in µJ an image, the last of the network without spikes."""
 _ROW = {*QUANTITIES, "weights", "images", "time_steps", "notes"}
 _PJ = 1e-6  # µJ
-ENOUGH_UPDATES = 100
-"""Below so many updates a comparison says that they may be too few."""
 NOT_YET = "not measured yet: `keymix compare` does it when it ends"
 
 Row = dict[str, Any]
@@ -97,26 +94,6 @@ def known(plan: Plan, readings: Sequence[Reading]) -> dict[str, Any] | None:
         fresh = row is not None and row["weights"] == _hash(plan.out / name)
         runs[name] = row if row is not None and fresh else {"note": NOT_YET}
     return runs
-
-
-def few_updates(plan: Plan, data: Mapping[str, Any]) -> str:
-    """Say so where runs make so few updates that evaluation may lag behind; else nothing.
-
-    Args:
-        plan: The comparison.
-        data: The record of the images.
-    """
-    recipe = plan.recipe
-    steps = math.ceil(data["sizes"]["train"] / recipe.data.batch_size)
-    updates = recipe.schedule.epochs * math.ceil(steps / recipe.optim.accumulate)
-    if not plan.spiking or updates >= ENOUGH_UPDATES:
-        return ""
-    return (
-        f"Each run makes {updates} updates, which is few for a spiking network: until the running "
-        "statistics of its batch norms have settled, hardly a neuron fires in evaluation, and "
-        "every mixer is scored at chance. More epochs, more images or a smaller --data.batch_size "
-        "give more."
-    )
 
 
 def expected_seconds(plan: Plan, image_seconds: Mapping[str, float]) -> float:

@@ -16,8 +16,8 @@ FEW = 8
 
 DIVERGED = "its outputs are NaN or infinite, so training diverged: lower --optim.lr"
 SILENT = (
-    "its spikes die out on the way, as they do after too few updates for the running statistics of "
-    "its batch norms: train more epochs, or with a smaller --data.batch_size"
+    "its spikes die out on the way, or it has learned nothing yet: train more epochs, or with a "
+    "lower --optim.lr"
 )
 UNTRAINED = "it has learned nothing yet, or training diverged: train more epochs, lower --optim.lr"
 
