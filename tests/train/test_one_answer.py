@@ -40,7 +40,7 @@ def warned(
 @pytest.mark.parametrize(
     ("model", "loss", "why"),
     [
-        (SPIKING, 1.0, "running statistics"),
+        (SPIKING, 1.0, "spikes die out"),
         (TWIN, 1.0, "learned nothing yet"),
         (DENSE, 1.0, "learned nothing yet"),
         (SPIKING, math.nan, "diverged: lower --optim.lr"),

@@ -184,9 +184,8 @@ def compare(
         plan = with_twin(plan, images)
     told = images.record()
     noted = (f"{each.label}: {each.note}" for each in plan.entrants if each.note)
-    for text in ("" if default is None else default.told(shared), *noted):
-        if text:
-            watch(Event(kind="note", text=text))
+    for text in filter(None, ("" if default is None else default.told(shared), *noted)):
+        watch(Event(kind="note", text=text))
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     cost_threads = threads if cuda else 1
