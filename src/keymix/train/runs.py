@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
-from keymix.data.specs import is_events, named
+from keymix.data.specs import named, parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.time_steps import take_time_steps
@@ -245,10 +245,10 @@ def data_for(
         config = replace(config, spec=spec, limit=None)
     if time_steps is not None and "time_steps" in seen:
         config = replace(config, time_steps=time_steps)
-    if is_events(config.spec) and "time_steps" not in seen:
-        raise UserError(
-            f"data {config.spec!r} holds recordings of events; the run was trained on images."
-        )
+    kinds = ("recordings of events", "images")
+    if (events := parse(config.spec)[0].events) != ("time_steps" in seen):
+        holds, trained = kinds if events else kinds[::-1]
+        raise UserError(f"data {config.spec!r} holds {holds}; the run was trained on {trained}.")
     data = load_data(config, image_size=size, crop_pct=seen["crop_pct"])
     if data.in_chans != seen["in_chans"]:
         raise UserError(
