@@ -195,7 +195,7 @@ def test_the_smoothed_network_has_its_finite_differences_as_gradient(monkeypatch
     class Smooth:
         apply = staticmethod(lambda x, surrogate: surrogate.primitive(x))
 
-    monkeypatch.setattr(reference, "_Step", Smooth)
+    monkeypatch.setattr(reference, "_StepAhead", Smooth)  # what is taken outside a compiler
     case = Case(v_reset=v_reset, detach_reset=False, starts=True, learned="layer", shape=(4,))
 
     def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
