@@ -185,6 +185,17 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
     assert "multiply-adds an image</th>" in render(before)
 
 
+def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
+    from keymix.report.views.spikes import AT_CHANCE, sheet
+
+    record = json.loads(json.dumps(twinned.record))
+    record["test_images"] = 10_000
+    for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
+        row["top1"]["mean"] = top1
+    named = sheet(record)["notes"]
+    assert named[AT_CHANCE] == [record["outcome"]["last"][0]["mixer"]]
+
+
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     studied: list[str] = []
     really = spike_costs._study

@@ -63,6 +63,16 @@ def test_answers_that_differ_few_images_and_one_class_are_no_fault(
     assert warned(DENSE, predicted, targets) == []
 
 
+def test_nearly_all_alike_is_told_unless_most_images_are_of_that_class() -> None:
+    targets = [0, 1] * 20
+    (told,) = warned(SPIKING, [1] * 39 + [0], targets)
+    assert told.startswith("39 of the 40 test images got the same answer, 'dog': ")
+    assert warned(SPIKING, [1] * 37 + [0] * 3, targets) == []  # below 95 %
+    most = [1] * 38 + [0] * 2
+    assert warned(SPIKING, most, most) == []
+    assert warned(SPIKING, [1] * 40, most) != []
+
+
 def test_eval_and_the_end_of_train_warn(
     vary: Callable[[dict[str, Any]], Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,19 @@ def test_norms_called_otherwise_are_as_pytorch_has_them(calls: int) -> None:
         torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
 
 
+def test_loaded_statistics_without_a_count_are_kept() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    model, plain = spiking(), spiking()
+    for each in (model, plain):
+        first_norm(each)[1].running_mean.fill_(7)
+    young = YoungNorms(model)
+    with young.even():
+        model(images)
+    plain(images)
+    assert torch.equal(first_norm(model)[1].running_mean, first_norm(plain)[1].running_mean)
+    assert torch.equal(first_norm(model)[1].running_var, first_norm(plain)[1].running_var)
+
+
 def test_frozen_norms_and_other_models_are_left_alone() -> None:
     images = torch.randn(2, 3, 32, 32)
     model = spiking()

@@ -221,12 +221,14 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
 
 def _at_chance(loaded: Loaded) -> list[str]:
     """Say of a run that its test accuracy is not above chance, if that is so."""
+    from keymix.analysis.chance import no_better_than_chance
+
     if loaded.run is None or not loaded.run.done:
         return []
     summary = loaded.run.summary
     images, top1 = summary["data"]["sizes"]["test"], summary["last"]["test"]["top1"]
-    chance = 1 / len(summary["data"]["classes"])
-    if top1 > chance + 2 * (chance * (1 - chance) / images) ** 0.5:
+    classes = len(summary["data"]["classes"])
+    if not no_better_than_chance(top1, classes=classes, images=images):
         return []
     return [
         f"The run's test accuracy, {100 * top1:.1f} %, is no better than chance: its rates and its "

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a network that gives every image the same answer."""
+"""What is said of a network that gives all images, or nearly all, the same answer."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 from keymix.errors import KeymixWarning
@@ -13,6 +14,10 @@ from keymix.train.recipe import ModelConfig
 
 FEW = 8
 """Images below which the same answer for all means little."""
+NEARLY = 0.95
+"""Share of images with one answer that is told as if all had it..."""
+OFTEN = 0.8
+"""...unless so many images are of that class."""
 
 DIVERGED = "its outputs are NaN or infinite, so training diverged: lower --optim.lr"
 SILENT = (
@@ -32,7 +37,9 @@ def warn_of_one_answer(
     *,
     items: str = "images",
 ) -> None:
-    """Warn where a network gave all images of several classes one answer, and say why it may be so.
+    """Warn where (nearly) all images of several classes got one answer, and say why it may be so.
+
+    A class that most images are of may well be the answer to nearly all of them.
 
     Args:
         model: What was trained.
@@ -43,8 +50,12 @@ def warn_of_one_answer(
         loss: Mean loss over them.
         items: What they are called.
     """
-    same = len(set(predicted)) == 1 and len(set(targets)) > 1
-    if not same or len(predicted) < FEW:
+    total = len(predicted)
+    if total < FEW or len(set(targets)) == 1:
+        return
+    answer, count = Counter(predicted).most_common(1)[0]
+    nearly = count >= NEARLY * total and targets.count(answer) < OFTEN * total
+    if count < total and not nearly:
         return
     if loss is None or not math.isfinite(loss):
         why = DIVERGED
@@ -52,8 +63,6 @@ def warn_of_one_answer(
         why = f"probably {SILENT}"
     else:
         why = f"probably {UNTRAINED}"
-    told = (
-        f"every one of the {len(predicted):,} {split} {items} got the same answer, "
-        f"{classes[predicted[0]]!r}: {why}"
-    )
+    who = "every one of" if count == total else f"{count:,} of"
+    told = f"{who} the {total:,} {split} {items} got the same answer, {classes[answer]!r}: {why}"
     warnings.warn(told, KeymixWarning, stacklevel=3)

@@ -27,7 +27,7 @@ class YoungNorms:
 
     so that the start is forgotten in the first batch, and from batch 1 / momentum on all is as
     PyTorch has it. Training itself does not use these statistics and does not change. Other models
-    keep PyTorch's start, as their papers do.
+    keep PyTorch's start, as their papers do, and so do norms whose statistics were loaded.
 
     Args:
         model: Whose norms; nothing is done unless it is one of keymix's spiking Transformers.
@@ -40,7 +40,7 @@ class YoungNorms:
     @contextmanager
     def even(self) -> Iterator[None]:
         """Average evenly over the batch that is passed within the block."""
-        self._young = [norm for norm in self._young if _seen(norm) + 1 < 1 / _momentum(norm)]
+        self._young = [norm for norm in self._young if _is_young(norm)]
         before = [(norm, _seen(norm), _statistics(norm)) for norm in self._young if norm.training]
         before = [(norm, seen, [s.clone() for s in held]) for norm, seen, held in before]
         for norm, seen, _ in before:  # so that the norm's own step, divided below, gives the mean
@@ -57,6 +57,15 @@ class YoungNorms:
                     else:  # not called, or several times: as without this
                         scaled = old * (seen * momentum / (1 - momentum))
                         statistic.add_((old - scaled) * (1 - momentum) ** steps)
+
+
+def _is_young(norm: _BatchNorm) -> bool:
+    """Whether a norm has seen few batches, and none elsewhere that nobody counted."""
+    seen = _seen(norm)
+    if seen == 0:
+        mean, variance = _statistics(norm)
+        return not bool(mean.any()) and bool((variance == 1).all())
+    return seen + 1 < 1 / _momentum(norm)
 
 
 def _momentum(norm: _BatchNorm) -> float:

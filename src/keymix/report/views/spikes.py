@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from keymix.analysis.chance import no_better_than_chance
 from keymix.report import formats
 
 Record = Mapping[str, Any]
 
 DEAD = 0.9
 """Share of silent neurons above which a network is not held against one without spikes."""
-CHANCE = 1.1
-"""Nor is one whose accuracy is below so many times chance."""
 AT_CHANCE = (
     "Right no more often than by chance: these rates and energies say nothing of models that work."
 )
@@ -24,11 +23,12 @@ def sheet(record: Record) -> dict[str, Any] | None:
     told = record.get("spikes")
     if not told:
         return None
-    chance = CHANCE / len(record["classes"]["names"])
+    classes, images = len(record["classes"]["names"]), record["test_images"]
     top1 = {row["mixer"]: row["top1"]["mean"] for row in record["outcome"]["last"]}
     rows = []
     for label, row in told["mixers"].items():
-        guesses = top1[label] is not None and top1[label] <= chance
+        right = top1[label]
+        guesses = right is not None and no_better_than_chance(right, classes=classes, images=images)
         own = [*row["notes"], *([AT_CHANCE] if guesses else [])]
         rows.append({"mixer": label, **row, "notes": own, **_words(row, works=not guesses)})
     notes = {
