@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from event_files import random_events, write_dvs128, write_folder, write_npz
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.events import integrate, places, read_events, store
+from keymix.data.events.loading import few_events
 from keymix.data.events.recordings import Recordings
 from keymix.errors import KeymixWarning, UserError
 
@@ -321,3 +323,22 @@ def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int
     assert len(made) == 23
     assert data.record()["left_out_count"] == 1
     assert json.loads((root / ".keymix" / f"{STEM}.json").read_text())["broken"].keys() == {"17"}
+
+
+def test_few_events_are_told_by_a_warm_cache_too(root: Path, made: list[int]) -> None:
+    for name, count in (("a/003", 3), ("b/005", 1), ("b/006", 4)):
+        write_npz(root / f"{name}.npz", random_events(count, seed=count, side=16))
+    for frames_by in ("number", "time"):
+        cold, warm = (opened(root, frames_by=frames_by) for _ in range(2))
+        told = few_events(cold)
+        assert re.fullmatch(
+            rf"2 of 24 recordings have fewer events than T = 4 \(first: {root}/(a/003|b/005)\.npz"
+            r"\): some of their frames are empty; take fewer time steps",
+            told,
+        )
+        assert few_events(warm) == told
+    assert len(made) == 2 * 24
+    assert few_events(opened(root, time_steps=2)).startswith("1 of 24 recordings has fewer events")
+    assert not few_events(opened(root, time_steps=1))
+    held = load("moving_digits:100", time_steps=5000)  # kept in memory alone
+    assert re.match(r"\d+ of 100 recordings have fewer events than T = 5000", few_events(held))

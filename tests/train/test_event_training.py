@@ -150,6 +150,30 @@ def test_frames_of_another_number_are_not_taken_for_other_recordings(folder: Pat
         evaluate(folder, time_steps=3)
 
 
+def test_empty_frames_are_warned_of_once_where_they_are_trained_on_and_scored(
+    tmp_path: Path,
+) -> None:
+    for k in range(20):
+        (tmp_path / "mine" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = dict.fromkeys("xyp", np.arange(5 if k else 3) % 2)
+        file = tmp_path / "mine" / "ab"[k % 2] / f"{k:02d}.npz"
+        np.savez(file, t=np.arange(5 if k else 3), sensor_size=np.array([16, 16]), **pixels)
+    changed = {"data.spec": f"events:{tmp_path}/mine", "data.time_steps": 4, "schedule.epochs": 1}
+    told = []
+    for work in (
+        lambda: train(replace_path(RECIPE, changed), tmp_path / "run"),
+        lambda: evaluate(tmp_path / "run"),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", KeymixWarning)
+            work()
+        told += [str(one.message) for one in caught if "fewer events" in str(one.message)]
+    assert told == 2 * [
+        f"1 of 20 recordings has fewer events than T = 4 (first: {tmp_path}/mine/a/00.npz): some "
+        "of its frames are empty; take fewer time steps"
+    ]
+
+
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
     for name in ("vit_nano_p4_12", "resnet18"):
         with pytest.raises(UserError) as told:

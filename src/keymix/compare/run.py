@@ -132,7 +132,7 @@ def compare(
     from keymix.compare import gather, maps
     from keymix.mixers.registry import import_file
     from keymix.train.fits import check_recipe, training_batches
-    from keymix.train.model import device_of_this_machine, load_data, warn_of_left_out
+    from keymix.train.model import device_of_this_machine, load_data, warn_of_data
 
     out = Path(out)
     watch: Watcher = progress or ignore
@@ -163,7 +163,7 @@ def compare(
     check_recipe(shared)
     shared = shared if default is None else default.gathered(shared)
     watch(Event(kind="stage", text="loading the data"))
-    images = warn_of_left_out(load_data(shared.data))
+    images = warn_of_data(load_data(shared.data))
     cannot_sit: tuple[str, ...] = ()
     if mixers is None:
         specs, cannot_sit = fitting(specs, shared, images)

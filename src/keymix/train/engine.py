@@ -40,7 +40,7 @@ from keymix.train.model import (
     load_data,
     mixer_label,
     start_from,
-    warn_of_left_out,
+    warn_of_data,
 )
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
@@ -136,7 +136,7 @@ def train(
             return load_run(folder)
         if overwrite or not _has_checkpoints(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
-        images = data if data is not None else warn_of_left_out(load_data(recipe.data))
+        images = data if data is not None else warn_of_data(load_data(recipe.data))
         model = build_model(
             recipe,
             num_classes=len(images.classes),

@@ -56,8 +56,8 @@ def load_data(
         )
 
 
-def warn_of_left_out(data: ImageData) -> ImageData:
-    """Warn of broken images that ``skip_corrupt`` left out, before hours are spent without them."""
+def warn_of_data(data: ImageData) -> ImageData:
+    """Warn of broken images left out, and of empty frames, before hours are spent on the rest."""
     facts = data.record()
     count, shown = facts["left_out_count"], facts["left_out"][:3]
     if count:
@@ -67,7 +67,18 @@ def warn_of_left_out(data: ImageData) -> ImageData:
         images = named(images, events=data.time_steps is not None)
         text = f"{images} left out of data {data.spec} ({few}{more})"
         warnings.warn(text, KeymixWarning, stacklevel=2)
+    warn_of_few_events(data)
     return data
+
+
+def warn_of_few_events(data: ImageData) -> None:
+    """Warn of recordings that have fewer events than frames are made of them."""
+    if data.time_steps is None:
+        return
+    from keymix.data.events.loading import few_events
+
+    if text := few_events(data):
+        warnings.warn(text, KeymixWarning, stacklevel=3)
 
 
 def mixer_label(config: ModelConfig) -> str | None:

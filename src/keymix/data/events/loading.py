@@ -130,6 +130,28 @@ def load_events(
     )
 
 
+def few_events(data: ImageData) -> str:
+    """Say in one line that recordings have fewer events than frames; nothing if none has.
+
+    By number, floor(N / T) is 0 then: all events are in the last frame, and the others are empty.
+    """
+    few = [
+        split.table.name(i)
+        for split in data.splits
+        if isinstance(split.table, Recordings) and split.frames is not None
+        for i, row in enumerate(split.table.rows.tolist())
+        if row in split.frames.few
+    ]
+    if not few:
+        return ""
+    every = sum(map(len, data.splits))
+    have, their = ("has", "its") if len(few) == 1 else ("have", "their")
+    return (
+        f"{len(few):,} of {every:,} recordings {have} fewer events than T = {data.time_steps} "
+        f"(first: {few[0]}): some of {their} frames are empty; take fewer time steps"
+    )
+
+
 def _split_by_name(
     source: EventSource, spec: str, name: str | None
 ) -> tuple[EventSource, str | None]:

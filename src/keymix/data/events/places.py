@@ -21,7 +21,7 @@ from keymix.errors import UserError
 
 VARIABLE = "KEYMIX_CACHE"
 _BESIDE = ".keymix"
-_VERSION = 1  # of the frames' making: another number makes all anew
+_VERSION = 2  # of the frames' making: another number makes all anew
 
 
 @dataclass(frozen=True)

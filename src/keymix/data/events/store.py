@@ -2,10 +2,10 @@
 """Frames of a whole set, made once and kept as a memory-mapped array beside the data.
 
 ``<folder>/frames-T16-number-128x128.npy`` holds the counts, the ``.json`` beside it what they were
-made of: names, sizes and times of the data's files, a hash of each recording's frames, and what is
-wrong with recordings that cannot be read. The array is written first and both are put in place by
-renaming, so that a start that is killed leaves nothing half made. What does not fit its manifest is
-made anew.
+made of: names, sizes and times of the data's files, a hash of each recording's frames, what is
+wrong with recordings that cannot be read, and which have fewer events than frames. The array is
+written first and both are put in place by renaming, so that a start that is killed leaves nothing
+half made. What does not fit its manifest is made anew.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,18 @@ class Frames:
         array: Counts ``[N, T, 2, H, W]``, unsigned; or the file that holds them.
         digests: A hash of each recording's frames, in hexadecimal digits.
         broken: What is wrong with recordings that have no frames, by row.
+        few: Rows of recordings that have fewer events than frames.
     """
 
     def __init__(
-        self, array: NDArray[Any] | Path, digests: list[str], broken: dict[int, str]
+        self,
+        array: NDArray[Any] | Path,
+        digests: list[str],
+        broken: dict[int, str],
+        few: Collection[int] = (),
     ) -> None:
         self.path = array if isinstance(array, Path) else None
-        self.digests, self.broken = digests, broken
+        self.digests, self.broken, self.few = digests, broken, frozenset(few)
         self._array = None if isinstance(array, Path) else array
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,8 +114,8 @@ def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
     """
     if recordings.home is None:
         held = _Held((len(recordings), *settings.shape))
-        digests, broken = _make(recordings, settings, held)
-        return Frames(held.array, digests, broken)
+        made = _make(recordings, settings, held)
+        return Frames(held.array, made.digests, made.broken, made.few)
     stamp = stamp_of(recordings, settings.stem)
     for kept in places_of(recordings.home):
         found = _sound(kept, settings, stamp, len(recordings))
@@ -153,7 +159,7 @@ def _opened(path: Path, told: dict[str, Any], shape: tuple[int, ...]) -> Frames:
         ValueError: If they are not as they were written.
     """
     broken = {int(row): str(why) for row, why in told["broken"].items()}
-    frames = Frames(path, list(told["digests"]), broken)
+    frames = Frames(path, list(told["digests"]), broken, [int(row) for row in told["few"]])
     size = path.stat().st_size
     if size != told["bytes"]:
         raise ValueError(f"{size:,} bytes, {told['bytes']:,} were written")
@@ -176,7 +182,7 @@ def _keep(place: Place, recordings: RecordingSet, settings: Settings, stamp: str
     try:
         place.refuse_if_full(written.bytes)
         written.begin()
-        digests, broken = _make(recordings, settings, written)
+        made = _make(recordings, settings, written)
         written.end()
         size = written.path.stat().st_size
         (place.folder / f"{settings.stem}.json").unlink(missing_ok=True)
@@ -185,8 +191,17 @@ def _keep(place: Place, recordings: RecordingSet, settings: Settings, stamp: str
         written.path.unlink(missing_ok=True)
     place.write_json(
         f"{settings.stem}.json",
-        {"stamp": stamp, "bytes": size, "broken": broken, "digests": digests},
+        {"stamp": stamp, "bytes": size, **asdict(made)},
     )
+
+
+@dataclass
+class _Made:
+    """What is known of frames that were made: see `Frames`."""
+
+    broken: dict[int, str]
+    few: list[int]
+    digests: list[str]
 
 
 class _Held:
@@ -244,10 +259,8 @@ class _Written:
         self._file.close()
 
 
-def _make(
-    recordings: RecordingSet, settings: Settings, into: _Held | _Written
-) -> tuple[list[str], dict[int, str]]:
-    """Read all recordings and put their frames in place; hashes, and what is wrong, by row."""
+def _make(recordings: RecordingSet, settings: Settings, into: _Held | _Written) -> _Made:
+    """Read all recordings and put their frames in place."""
 
     def work(rows: IntArray) -> list[tuple[int, NDArray[Any] | UserError]]:
         return [
@@ -255,7 +268,7 @@ def _make(
             for row, events in zip(rows.tolist(), recordings.read(rows), strict=True)
         ]
 
-    digests, broken = [""] * len(recordings), {}
+    made = _Made(broken={}, few=[], digests=[""] * len(recordings))
     groups = recordings.groups()
     began, told = time.monotonic(), False
     pool = ThreadPoolExecutor(_THREADS)
@@ -266,10 +279,12 @@ def _make(
                 done += 1
                 for row, found in some:
                     if isinstance(found, UserError):
-                        broken[row] = str(found)
+                        made.broken[row] = str(found)
                     else:
                         into.put(row, found)
-                        digests[row] = _digest(found)
+                        made.digests[row] = _digest(found)
+                        if int(found.sum()) < settings.time_steps:  # no event is lost in frames
+                            made.few.append(row)
             passed = time.monotonic() - began
             rest = passed / done * (len(groups) - done)
             if isinstance(into, _Written) and min(passed, rest) > _PATIENCE and not told:
@@ -279,7 +294,7 @@ def _make(
                 warnings.warn(text, KeymixWarning, stacklevel=4)
     finally:
         pool.shutdown(cancel_futures=True)
-    return digests, broken
+    return made
 
 
 def _counts(events: Any, settings: Settings) -> NDArray[Any]:
