@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_many_images_are_counted(losses: Losses) -> None:
         UserError, match=r"20 of the batch's 20 images: image 10, .*image 17 and 12"
     ):
         losses.take(step([math.nan] * 20))
+
+
+def test_a_batch_of_recordings_is_called_so(model: nn.Module, tmp_path: Path) -> None:
+    for each, whole, told in (
+        ([math.nan, 1.0], math.nan, "it came from 1 of the batch's 2 recordings: 10 ("),
+        ([1.0, 1.0], math.inf, "the batch's recordings: 10, 11 ("),
+    ):
+        losses = Losses(model, str, tmp_path, late=False, items="recordings")
+        with pytest.raises(UserError) as stopped:
+            losses.take(replace(step(each), loss=torch.tensor(whole)))
+        assert told in str(stopped.value)
 
 
 def test_gradient_is_told_as_it_was_before_clipping(losses: Losses, model: nn.Module) -> None:

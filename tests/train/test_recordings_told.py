@@ -57,13 +57,13 @@ def test_a_photo_is_no_recording_and_a_recording_no_photo(
         f"keymix: error: {photo}: is an image; the run was trained on recordings of events (.npz, "
         ".aedat).\n"
     )
-    assert str(recording) in said.out
+    assert said.out.startswith(f"recording\tclasses\n{recording}\t")
     assert main(["predict", str(runs / "images"), str(photo), str(recording)]) == 2
     said = capsys.readouterr()
     assert said.err == (
         f"keymix: error: {recording}: is a recording of events; the run was trained on images.\n"
     )
-    assert str(photo) in said.out
+    assert said.out.startswith(f"image\tclasses\n{photo}\t")
     (answer,) = predict(runs / "events", [recording])
     assert answer.error is None
 

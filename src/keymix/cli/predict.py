@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser, image_size_of
+from keymix.data.specs import is_events, named
 from keymix.errors import UserError
 from keymix.report import csv_cells
 
@@ -50,10 +51,11 @@ def main(argv: list[str]) -> int:
     size = image_size_of(given)
     parser.run_imports(given)
 
-    from keymix.train.runs import predict
+    from keymix.train.runs import load_run, predict
 
+    run = load_run(given.run)
     answers = predict(
-        Path(given.run),
+        run,
         given.images,
         which=given.weights,
         top=given.top,
@@ -64,7 +66,7 @@ def main(argv: list[str]) -> int:
     good = [answer for answer in answers if answer.error is None]
     broken = [answer for answer in answers if answer.error is not None]
     if given.format == "table" and target is None:
-        _table(good)
+        _table(good, named("image", events=is_events(run.recipe.data.spec)))
     else:
         text = _json(answers) if given.format == "json" else _csv(good)
         _write(text, target)
@@ -73,12 +75,12 @@ def main(argv: list[str]) -> int:
     return 2 if broken else 0
 
 
-def _table(answers: Sequence[Prediction]) -> None:
+def _table(answers: Sequence[Prediction], item: str) -> None:
     rows = []
     for answer in answers:
         pairs = zip(answer.classes, answer.probabilities, strict=True)
         rows.append([answer.path, ", ".join(f"{name} {share:.1%}" for name, share in pairs)])
-    console.table(["image", "classes"], rows, left=2)
+    console.table([item, "classes"], rows, left=2)
 
 
 def _csv(answers: Sequence[Prediction]) -> str:

@@ -227,6 +227,7 @@ def _fit(
             folder,
             late=device_of_this_machine().type != "cpu",
             scaled=recipe.precision == "16",
+            items=named("images", events=data.time_steps is not None),
         ),
         teacher=teacher,
     )

@@ -60,6 +60,7 @@ class Losses:
         folder: Where ``nonfinite.json`` goes.
         late: Look at several losses together, for a device that each look would hold up.
         scaled: A loss scaler skips updates whose gradients are not finite, so they may be so.
+        items: What the data are, for the message.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Losses:
         *,
         late: bool,
         scaled: bool = False,
+        items: str = "images",
     ) -> None:
         self._model, self._name, self._folder, self._late = model, name, folder, late
-        self._scaled = scaled
+        self._scaled, self._items = scaled, items
         self._sum, self._steps, self._updates = 0.0, 0, 0
         self._last: Step | None = None
         self._terms: dict[str, float] = {}
@@ -220,8 +222,8 @@ class Losses:
         wrong = [i for i, value in zip(images, own, strict=True) if not math.isfinite(value)]
         return UserError(
             f"the training loss became {loss} in step {step.step + 1} of epoch {step.epoch + 1}, "
-            f"at learning rate {step.rate:.3g}; {_told(gradient)}; {_from(wrong, images)} "
-            f"({str(path)!r} has all). {_REMEDY}"
+            f"at learning rate {step.rate:.3g}; {_told(gradient)}; "
+            f"{_from(wrong, images, self._items)} ({str(path)!r} has all). {_REMEDY}"
         )
 
 
@@ -231,12 +233,12 @@ def _told(gradient: tuple[float, str] | None) -> str:
     return f"the largest gradient of the update before was {gradient[0]:.3g}, of {gradient[1]}"
 
 
-def _from(wrong: list[str], images: list[str]) -> str:
+def _from(wrong: list[str], images: list[str], items: str) -> str:
     chosen = wrong or images
     named = chosen[:_NAMED]
     while len(named) > 1 and len(", ".join(named)) > _ROOM:
         named.pop()
     more = f" and {len(chosen) - len(named)} more" if len(chosen) > len(named) else ""
-    share = f"it came from {len(wrong)} of the batch's {len(images)} images"
-    which = share if wrong else "the batch's images"
+    share = f"it came from {len(wrong)} of the batch's {len(images)} {items}"
+    which = share if wrong else f"the batch's {items}"
     return f"{which}: {', '.join(named)}{more}"
