@@ -34,8 +34,9 @@ ROWS = (
     ),
     (
         "train digits_vit --data.time_steps 2",
-        "data.time_steps = 2: data digits holds images, not events. Leave it out; a spiking "
-        "model's steps on images are model.options.time_steps.",
+        "data.time_steps = 2: data digits holds images, not events. Leave it out; where the "
+        "recipe sets it, set it to null, or take a recipe for images, such as digits_vit or "
+        "small_images_vit; a spiking model's steps on images are model.options.time_steps.",
     ),
     ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
     (
@@ -67,13 +68,21 @@ ROWS = (
     ),
     (
         "train digits_vit --data moving_digits",
-        "augment.crop_padding=1 changes images, and this data has frames of events. Leave it out; "
-        "augment.flip and augment.snn_wide are for frames.",
+        "augment.crop_padding=1 changes images, and this data has frames of events. Set it to 0, "
+        "or take a recipe for events, such as moving_digits_qkformer; augment.flip and "
+        "augment.snn_wide are for frames.",
+    ),
+    (
+        "compare --mixers qkta,mhsa",
+        "spiking mixers (qk_token) and dense ones (softmax) take different tokens and cannot be "
+        "compared in one model: name mixers of one kind. --twin sets a spiking mixer's model "
+        "beside the same without spikes.",
     ),
     (
         "compare --data moving_digits --model vit_micro_p4_32",
         "model 'vit_micro_p4_32' takes images, and data 'moving_digits' has frames of events [B, "
-        "T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data of images.",
+        "T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of 32x32 "
+        "pixels or qkformer_hst_2_256 for 128x128, or data of images.",
     ),
     ("compare --seeds 0", "seeds=0 must be at least 1"),
     (

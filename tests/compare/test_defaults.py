@@ -142,6 +142,16 @@ def test_what_is_named_is_taken_without_a_word(
             "mixer softmax: .*whose tokens are spiking",
         ),
         (
+            {"mixers": "qkta,mhsa,identity,ska/ssa"},
+            r"^spiking mixers \(qk_token, spiking_self\) and dense ones \(softmax, static_key\) "
+            r"take different tokens and cannot be compared in one model: name .*\. --twin sets a ",
+        ),
+        (
+            {"data": "moving_digits:100", "mixers": ["qkta", "mhsa"]},
+            r"^spiking mixers \(qk_token\)",
+        ),
+        ({"recipe": "digits_vit", "mixers": "mhsa,qkta"}, r"and dense ones \(softmax\) take"),
+        (
             {"data": "moving_digits:100", "recipe": "small_images_vit", "model": SPIKING},
             r"augment\.crop_padding=4 changes images",
         ),

@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
+from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.draws import flips
 from keymix.data.events import wide
@@ -179,19 +182,23 @@ def test_frames_are_mixed_as_images_are(mixing: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augment", "name"),
+    ("augment", "name", "off"),
     [
-        (Augment(crop_padding=1), "crop_padding"),
-        (Augment(rand_augment=(1, 9)), "rand_augment"),
-        (Augment(auto_augment="rand-m9"), "auto_augment"),
-        (Augment(erasing=0.1), "erasing"),
+        (Augment(crop_padding=1), "crop_padding", "0"),
+        (Augment(rand_augment=(1, 9)), "rand_augment", "0,0"),
+        (Augment(rand_augment_first=True), "rand_augment_first", "false"),
+        (Augment(auto_augment="rand-m9"), "auto_augment", "''"),
+        (Augment(erasing=0.1), "erasing", "0"),
     ],
 )
 def test_augmentation_of_images_is_refused_for_frames(
-    data: ImageData, augment: Augment, name: str
+    data: ImageData, augment: Augment, name: str, off: str
 ) -> None:
-    with pytest.raises(UserError, match=rf"^augment\.{name}=.* Leave it out; augment\.flip"):
+    remedy = rf"Set it to {off}, or take a recipe for events, such as moving_digits_qkformer"
+    with pytest.raises(UserError, match=rf"^augment\.{name}=.* {remedy}; augment\.flip"):
         Loader(data.train, data, batch_size=4, train=True, augment=augment)
+    (value,) = typed({f"augment.{name}": off.strip("'")}).values()
+    check_augment(replace(augment, **{name: value}), events=True)
 
 
 def test_augmentation_of_frames_is_refused_for_images() -> None:

@@ -191,4 +191,7 @@ def test_the_frames_of_a_check_are_those_of_the_training(
     assert main([*words, "0"]) == 2
     assert "--time-steps 0: give 1 or more" in capsys.readouterr().err
     assert main(["data", "check", "digits", "--time-steps", "4"]) == 2
-    assert "data digits holds images, not events" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "keymix: error: time_steps=4 is for recordings of events; data digits holds images. Leave "
+        "--time-steps out.\n"
+    )

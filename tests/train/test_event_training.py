@@ -17,7 +17,7 @@ from keymix.cli.swap import main as swap
 from keymix.data import load
 from keymix.data.augment import Augment
 from keymix.errors import Interrupted, KeymixWarning, UserError
-from keymix.train import files
+from keymix.train import engine, files
 from keymix.train.engine import train
 from keymix.train.recipe import (
     DataConfig,
@@ -174,14 +174,25 @@ def test_empty_frames_are_warned_of_once_where_they_are_trained_on_and_scored(
     ]
 
 
+def test_a_loss_that_is_not_finite_is_told_of_recordings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: object, items: str, **__: object) -> None:
+        raise UserError(items)
+
+    monkeypatch.setattr(engine, "Losses", told)
+    with pytest.raises(UserError, match=r"^recordings$"):
+        train(RECIPE, tmp_path / "run")
+
+
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
     for name in ("vit_nano_p4_12", "resnet18"):
         with pytest.raises(UserError) as told:
             train(replace_path(RECIPE, {"model.name": name}), tmp_path / name)
         assert str(told.value) == (
             f"model {name!r} takes images, and data 'moving_digits:100' has frames of events "
-            "[B, T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data of "
-            "images."
+            "[B, T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of "
+            "32x32 pixels or qkformer_hst_2_256 for 128x128, or data of images."
         )
 
 

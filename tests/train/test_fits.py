@@ -31,12 +31,13 @@ from keymix.train.recipe import replace_path
         (
             "moving_digits_qkformer",
             {"data.spec": "digits"},
-            r"data\.time_steps = 4: data digits holds images, not events",
+            r"data\.time_steps = 4: data digits holds images, not events.* where the recipe sets "
+            r"it, set it to null, or take a recipe for images, such as digits_vit or small_images",
         ),
         (
             "moving_digits_qkformer",
             {"data.spec": "digits", "data.time_steps": None},
-            r"augment\.snn_wide=True is for frames of events",
+            r"augment\.snn_wide=True is for frames of events, .*Set it to false, or take a recipe",
         ),
     ],
 )

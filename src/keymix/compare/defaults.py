@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from keymix.data.specs import is_events
+from keymix.errors import UserError
 from keymix.train.recipe import Recipe
 
 DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
@@ -82,7 +83,7 @@ def default_for(
 
     if is_events(data):
         return Default(recipe=recipes.get(EVENTS_RECIPE), why=f"{data} holds recordings of events")
-    spiking = model is None and _all_spiking(mixers)
+    spiking = model is None and [*_by_tokens(mixers)] == ["spiking"]
     why = "these mixers take spiking tokens" if spiking else ""
     if spiking and data is None:
         return Default(recipe=recipes.get(EVENTS_RECIPE), why=why)
@@ -96,13 +97,36 @@ def default_for(
     return Default(recipe=recipe, why=why)
 
 
-def _all_spiking(mixers: str | Sequence[str] | None) -> bool:
-    """Whether mixers were named, and all that are particular about tokens want spiking ones."""
+def refuse_two_kinds(mixers: str | Sequence[str] | None) -> None:
+    """Refuse mixers of spiking tokens beside mixers of dense ones: no model has both.
+
+    Args:
+        mixers: The mixers, if some were named.
+
+    Raises:
+        UserError: Naming which are which; or if a mixer is unknown.
+    """
+    named = _by_tokens(mixers)
+    if {"dense", "spiking"} <= named.keys():
+        spiking, dense = (", ".join(named[kind]) for kind in ("spiking", "dense"))
+        raise UserError(
+            f"spiking mixers ({spiking}) and dense ones ({dense}) take different tokens and cannot "
+            "be compared in one model: name mixers of one kind. --twin sets a spiking mixer's "
+            "model beside the same without spikes."
+        )
+
+
+def _by_tokens(mixers: str | Sequence[str] | None) -> dict[str, list[str]]:
+    """List the mixers that were named by the tokens they want, those that take any left out."""
+    named: dict[str, list[str]] = {}
     if mixers is None:
-        return False
+        return named
     from keymix.mixers.registry import get_mixer_class
     from keymix.mixers.spec import parse_mixers
 
     specs = parse_mixers(mixers if isinstance(mixers, str) else ",".join(mixers))
-    domains = {get_mixer_class(name).traits.domain for spec in specs for name in spec.names}
-    return domains - {"any"} == {"spiking"}
+    for name in dict.fromkeys(name for spec in specs for name in spec.names):
+        domain = get_mixer_class(name).traits.domain
+        if domain != "any":
+            named.setdefault(domain, []).append(name)
+    return named

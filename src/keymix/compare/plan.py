@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.compare.defaults import default_for
+from keymix.compare.defaults import default_for, refuse_two_kinds
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.recipe import Recipe, replace_path
 
@@ -190,7 +190,8 @@ def choose_mixers(
             keymix's.
 
     Raises:
-        UserError: If a mixer or an option is unknown, or a mixer stands there twice.
+        UserError: If a mixer or an option is unknown, or a mixer stands there twice; or
+            spiking and dense ones are named together.
     """
     from keymix.mixers.registry import get_mixer_class, list_mixers
     from keymix.mixers.spec import parse_mixers
@@ -202,6 +203,7 @@ def choose_mixers(
         names = [n for n in list_mixers(domain=domain) if _stands_alone(get_mixer_class(n).traits)]
         names.sort(key=lambda name: name != PREFERRED_BASELINES[domain])
         mixers = names
+    refuse_two_kinds(mixers)
     text = mixers if isinstance(mixers, str) else ",".join(mixers)
     specs = parse_mixers(text)
     if controls and all(spec.label != CONTROL for spec in specs):

@@ -15,7 +15,14 @@ from keymix.errors import UserError, unknown
 _MAX_MAGNITUDE = 30  # RandAugment's magnitudes are torchvision's bins 0..30
 _TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
 FILLS = ("mean", "noise")
-_OF_IMAGES = ("crop_padding", "rand_augment_first", "auto_augment", "erasing")
+_OFF = {  # as they are typed
+    "crop_padding": "0",
+    "rand_augment_first": "false",
+    "auto_augment": "''",
+    "erasing": "0",
+    "rand_augment": "0,0",
+}
+"""Augmentations of images alone, and the value of each that does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +111,18 @@ def check_augment(augment: Augment, *, events: bool) -> None:
     if not events:
         if augment.snn_wide:
             raise UserError(
-                "augment.snn_wide=True is for frames of events, and this data has images. Leave it "
-                "out."
+                "augment.snn_wide=True is for frames of events, and this data has images. Set it "
+                "to false, or take a recipe for images, such as digits_vit or small_images_vit."
             )
         return
-    told = {name: getattr(augment, name) for name in _OF_IMAGES if getattr(augment, name)}
-    if augment.rand_augment[0]:
-        told["rand_augment"] = augment.rand_augment
-    for name, value in told.items():
+    for name, off in _OFF.items():
+        value = getattr(augment, name)
+        if not (value[0] if name == "rand_augment" else value):
+            continue
         raise UserError(
             f"augment.{name}={value!r} changes images, and this data has frames of events. "
-            "Leave it out; augment.flip and augment.snn_wide are for frames."
+            f"Set it to {off}, or take a recipe for events, such as moving_digits_qkformer; "
+            "augment.flip and augment.snn_wide are for frames."
         )
 
 

@@ -51,7 +51,11 @@ def check(what: str, *, progress: Progress | None = None, time_steps: int | None
             images.
     """
     entry, argument = resolve(what)
-    entry.check_settings(what, {"time_steps": time_steps})
+    if time_steps is not None and not entry.events:
+        raise UserError(
+            f"time_steps={time_steps} is for recordings of events; data {what} holds images. Leave "
+            "--time-steps out."
+        )
     report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
     faults = Faults(collect=True)
     try:

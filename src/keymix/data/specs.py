@@ -56,12 +56,15 @@ class DataSpec:
             return f"{self.name}[:{self.argument[1:-1]}]"
         return f"{self.name}:{self.argument}"
 
-    def check_settings(self, spec: str, of_events: Mapping[str, object]) -> None:
+    def check_settings(
+        self, spec: str, of_events: Mapping[str, object], *, remedy: str = "Leave it out"
+    ) -> None:
         """Refuse settings of events for data that are images.
 
         Args:
             spec: The data as typed, for the message.
             of_events: Settings of events by name, None where they are not given.
+            remedy: What to do about it.
 
         Raises:
             UserError: Naming the first that is given.
@@ -70,7 +73,7 @@ class DataSpec:
             if value is not None and not self.events:
                 own = "a spiking model's steps on images are model.options.time_steps"
                 raise UserError(
-                    f"data.{name} = {value!r}: data {spec} holds images, not events. Leave it out"
+                    f"data.{name} = {value!r}: data {spec} holds images, not events. {remedy}"
                     + (f"; {own}." if name == "time_steps" else ".")
                 )
 

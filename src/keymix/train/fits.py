@@ -17,6 +17,11 @@ from keymix.train.model import device_of_this_machine, takes_no_frames
 from keymix.train.recipe import Recipe
 from keymix.train.task import check_optimizer
 
+_NO_EVENTS = (
+    "Leave it out; where the recipe sets it, set it to null, or take a recipe for images, such as "
+    "digits_vit or small_images_vit"
+)
+
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what can be told to be wrong without the data.
@@ -34,7 +39,8 @@ def check_recipe(recipe: Recipe) -> None:
     config = recipe.data
     entry, _ = parse(config.spec)
     names = ("time_steps", "frames_by", "event_split")
-    entry.check_settings(config.spec, {name: getattr(config, name) for name in names})
+    of_events = {name: getattr(config, name) for name in names}
+    entry.check_settings(config.spec, of_events, remedy=_NO_EVENTS)
     check_augment(recipe.augment, events=entry.events)
     check_model(recipe.model.name)
     if entry.events and takes_images_alone(recipe.model.name):

@@ -67,18 +67,18 @@ def warn_of_data(data: ImageData) -> ImageData:
         images = named(images, events=data.time_steps is not None)
         text = f"{images} left out of data {data.spec} ({few}{more})"
         warnings.warn(text, KeymixWarning, stacklevel=2)
-    warn_of_few_events(data)
-    return data
+    return warn_of_sparse(data)
 
 
-def warn_of_few_events(data: ImageData) -> None:
+def warn_of_sparse(data: ImageData) -> ImageData:
     """Warn of recordings that have fewer events than frames are made of them."""
     if data.time_steps is None:
-        return
+        return data
     from keymix.data.events.loading import few_events
 
     if text := few_events(data):
         warnings.warn(text, KeymixWarning, stacklevel=3)
+    return data
 
 
 def mixer_label(config: ModelConfig) -> str | None:
@@ -171,8 +171,8 @@ def takes_no_frames(recipe: Recipe) -> UserError:
     """Make the error for a model of images where the data are recordings of events."""
     return UserError(
         f"model {recipe.model.name!r} takes images, and data {recipe.data.spec!r} has frames of "
-        "events [B, T, C, H, W]: choose a spiking model, such as qkformer_hst_2_256, or data of "
-        "images."
+        "events [B, T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of "
+        "32x32 pixels or qkformer_hst_2_256 for 128x128, or data of images."
     )
 
 

@@ -21,12 +21,7 @@ from keymix.models.time_steps import take_time_steps
 from keymix.train import answers, files
 from keymix.train.folder import run_folder
 from keymix.train.memory import enough_memory
-from keymix.train.model import (
-    build_model,
-    device_of_this_machine,
-    load_data,
-    warn_of_few_events,
-)
+from keymix.train.model import build_model, device_of_this_machine, load_data, warn_of_sparse
 from keymix.train.one_answer import warn_of_one_answer
 from keymix.train.recipe import Recipe, from_dict
 from keymix.train.scoring import ImageBatch, score
@@ -254,8 +249,7 @@ def data_for(
     if (events := parse(config.spec)[0].events) != ("time_steps" in seen):
         holds, trained = kinds if events else kinds[::-1]
         raise UserError(f"data {config.spec!r} holds {holds}; the run was trained on {trained}.")
-    data = load_data(config, image_size=size, crop_pct=seen["crop_pct"])
-    warn_of_few_events(data)
+    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen["crop_pct"]))
     if data.in_chans != seen["in_chans"]:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
