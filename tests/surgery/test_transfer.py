@@ -82,7 +82,8 @@ def test_re_attention_starts_at_the_original(name: str) -> None:
     report = swap(model, "re_attention", paths, calibration=x)
     close(answer(model, x), before)
     assert report.output is not None
-    assert report.output.top1_agreement == 1.0
+    # undefined where the fresh model's answers are all the same
+    assert report.output.top1_agreement in (1.0, None)
     for row in report.rows:
         assert set(row.estimated) == {"theta", "theta_bias", "norm"}
         assert not row.fresh
