@@ -44,7 +44,7 @@ class Frames(Images):
 
     def picture(self, pixels: Tensor) -> Tensor:
         """Make of frames what a person looks at, uint8 ``[3, H, W]``."""
-        from keymix.data.dataset import picture_of
+        from keymix.data.pixels import picture_of
 
         return picture_of(pixels)
 

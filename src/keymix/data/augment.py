@@ -23,6 +23,8 @@ _OFF = {  # as they are typed
     "rand_augment": "0,0",
 }
 """Augmentations of images alone, and the value of each that does nothing."""
+_OF_MASKS = ("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")
+"""Augmentations of images with masks, which take ``flip`` besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,12 @@ class Augment:
         snn_wide: One of shear, translation, rotation and cutout, alike for all frames of a
             recording (`keymix.data.events.wide`). For frames of events, which take ``flip`` besides
             and nothing else of these.
+        vertical_flip: Mirror upside down with probability 0.5. Like the next three, for images with
+            masks, which take ``flip`` besides and nothing else of these
+            (`keymix.data.segmentation.augment`).
+        shift_scale_rotate: Shift, scale and rotate with probability 0.5.
+        coarse_dropout: Blank rectangles of the image, not of the mask, with probability 0.5.
+        brightness_contrast: Change brightness and contrast with probability 0.5.
         erasing_fill: What an erased rectangle shows: ``mean`` colour, or ``noise``, N(0, 1) for
             every normalised pixel (timm's "pixel").
 
@@ -64,11 +72,15 @@ class Augment:
     erasing: float = 0.0
     erasing_fill: str = "mean"
     snn_wide: bool = False
+    vertical_flip: bool = False
+    shift_scale_rotate: bool = False
+    coarse_dropout: bool = False
+    brightness_contrast: bool = False
 
     def __post_init__(self) -> None:
         if not _whole(self.crop_padding) or self.crop_padding < 0:
             raise _bad("crop_padding", self.crop_padding, "a number of pixels, 0 or more")
-        for field in ("flip", "rand_augment_first", "snn_wide"):
+        for field in ("flip", "rand_augment_first", "snn_wide", *_OF_MASKS):
             if not isinstance(getattr(self, field), bool):
                 raise _bad(field, getattr(self, field), "true or false")
         if not _number(self.erasing) or not 0.0 <= self.erasing <= 1.0:
@@ -98,32 +110,53 @@ class Augment:
         object.__setattr__(self, "rand_augment", strength)
 
 
-def check_augment(augment: Augment, *, events: bool) -> None:
-    """Refuse the augmentation of images for frames of events, and that of frames for images.
+def check_augment(augment: Augment, *, events: bool = False, masks: bool = False) -> None:
+    """Refuse the augmentation of images for frames of events or masks, and the other way round.
 
     Args:
         augment: What may happen to a training image or recording.
         events: Whether the data are recordings of events.
+        masks: Whether the images have masks.
 
     Raises:
         UserError: Naming the field.
     """
-    if not events:
-        if augment.snn_wide:
+    if augment.snn_wide and not events:
+        raise UserError(
+            "augment.snn_wide=True is for frames of events, and this data has images. Set it "
+            "to false, or take a recipe for images, such as digits_vit or small_images_vit."
+        )
+    for name in _OF_MASKS:
+        if getattr(augment, name) and not masks:
             raise UserError(
-                "augment.snn_wide=True is for frames of events, and this data has images. Set it "
-                "to false, or take a recipe for images, such as digits_vit or small_images_vit."
+                f"augment.{name}=True is for images with masks, and this data has none. Set it to "
+                "false, or take data for segmentation, such as masks:PATH."
             )
+    if not (events or masks):
         return
+    has, instead = _INSTEAD["events" if events else "masks"]
     for name, off in _OFF.items():
         value = getattr(augment, name)
         if not (value[0] if name == "rand_augment" else value):
             continue
         raise UserError(
-            f"augment.{name}={value!r} changes images, and this data has frames of events. "
-            f"Set it to {off}, or take a recipe for events, such as moving_digits_qkformer; "
-            "augment.flip and augment.snn_wide are for frames."
+            f"augment.{name}={value!r} changes images, and this data has {has}. Set it to {off}, "
+            f"or take {instead}."
         )
+
+
+_INSTEAD = {
+    "events": (
+        "frames of events",
+        "a recipe for events, such as moving_digits_qkformer; augment.flip and augment.snn_wide "
+        "are for frames",
+    ),
+    "masks": (
+        "masks, which it would not move along",
+        "a recipe for segmentation, such as small_masks_setr; augment.flip, "
+        f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
+    ),
+}
 
 
 def _bad(field: str, value: object, wanted: str) -> UserError:

@@ -14,7 +14,8 @@ class Batch(NamedTuple):
     Args:
         images: float32 ``[B, C, H, W]``, normalised by the training split's mean and deviation; of
             events, frames ``[B, T, C, H, W]`` of counts.
-        targets: Class numbers, int64 ``[B]``.
+        targets: Class numbers, int64 ``[B]``; of masks, int64 ``[B, H, W]`` class numbers, or
+            ``[B, K, H, W]`` of 0 and 1 where a pixel may have several; 255 is ignored.
         index: Positions in the split, int64 ``[B]``.
     """
 
@@ -30,8 +31,10 @@ class Made(NamedTuple):
         pixels: uint8 ``[B, C, H, W]``; frames ``[B, T, C, H, W]``.
         index: Positions in the split, int64 ``[B]``.
         boxes: Rectangles to erase, int64 ``[B, 4]``; None for none.
+        masks: uint8 ``[B, H, W]`` or ``[B, K, H, W]``; None without.
     """
 
     pixels: Tensor
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     boxes: Tensor | None
+    masks: Tensor | None = None

@@ -15,14 +15,17 @@ from torch import Tensor
 from keymix.data import measure, splits
 from keymix.data.carve import carve
 from keymix.data.decode import Size, checked_size, convert, evaluation_array, reading
+from keymix.data.pixels import picture_of
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
 from keymix.data.sources.base import Faults, Table
 from keymix.data.specs import parse
 from keymix.data.streams import IntArray
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, MaskKind, TaskKind
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from keymix.data.events.store import Frames
+    from keymix.data.segmentation.table import ScanTable
 
 CACHE_SIDE = 96  # pixels: images up to this side are held decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
@@ -45,6 +48,8 @@ class Split:
         in_chans: Channels.
         crop_pct: Share of the resized image's side that the evaluation crop keeps.
         frames: The frames of the whole set, where the images are recordings of events.
+        scans: The table as one of images with masks, where the task is segmentation; labels are
+            0 then.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Split:
     in_chans: int
     crop_pct: float
     frames: Frames | None = None
+    scans: ScanTable | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -73,6 +79,8 @@ class Split:
         """
         if self.frames is not None:
             return self.frames_of(np.array([i], dtype=np.int64))[0]
+        if self.scans is not None:
+            return self.scans.read(i, self.image_size)[0]
         if self.images is not None:
             return self.images[i].clone()
         with reading(self.ids(i), measure.REMEDY), self.table.open(i) as image:
@@ -89,12 +97,29 @@ class Split:
             raise ValueError(f"the split {self.name!r} has images, no frames")
         return self.frames.tensor(self.table.set_rows(index))
 
+    def mask(self, i: int) -> Tensor:
+        """Read the mask of image ``i`` at the size of the images, uint8.
+
+        Class numbers ``[H, W]`` of exclusive masks, 0 and 1 ``[K, H, W]`` of others; 255 is
+        ignored.
+
+        Raises:
+            UserError: If image or mask is damaged; it is named.
+            ValueError: If the split has no masks.
+        """
+        if self.scans is None:
+            raise ValueError(f"the split {self.name!r} has no masks")
+        return self.scans.read(i, self.image_size)[1]
+
     def picture(self, i: int) -> Tensor:
         """Read image ``i`` for a person to look at, uint8 ``[C, H, W]``.
 
-        Of frames, red where it became darker and blue where brighter, over all time.
+        Of frames, red where it became darker and blue where brighter, over all time; of a stack of
+        slices, the middle one.
         """
         image = self.read(i)
+        if self.scans is not None and self.in_chans not in (1, 3):
+            return image[self.in_chans // 2][None]
         return image if self.frames is None else picture_of(image)
 
     def decoded(self, i: int) -> Image.Image:
@@ -123,6 +148,7 @@ class ImageData:
         test: The split that is read once, at the end.
         facts: The rest of what `record` tells.
         time_steps: Frames of a recording, where the images are recordings of events; else None.
+        masks: What the masks are, where the task is segmentation; else None.
     """
 
     spec: str
@@ -136,6 +162,12 @@ class ImageData:
     test: Split
     facts: dict[str, Any]
     time_steps: int | None = None
+    masks: MaskKind | None = None
+
+    @property
+    def task(self) -> TaskKind:
+        """What is learned from it."""
+        return CLASSIFICATION if self.masks is None else SEGMENTATION
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:
@@ -175,18 +207,14 @@ class ImageData:
             "cached": self.train.images is not None,
             "sizes": {split.name: len(split) for split in self.splits},
             "index_sha256": {s.name: splits.digest(s.origin, s.rows) for s in self.splits},
+            **self._of_masks(),
             **self.facts,
         }
 
-
-def picture_of(frames: Tensor) -> Tensor:
-    """Draw frames: red where it became darker and blue where brighter, over all time.
-
-    Shape: ``[T, 2, H, W]`` -> uint8 ``[3, H, W]``.
-    """
-    counts = frames.sum(0).double()  # [2, H, W]
-    shown = (counts / counts.amax().clamp(min=1)).sqrt().mul(255).to(torch.uint8)
-    return torch.stack([shown[0], torch.zeros_like(shown[0]), shown[1]])
+    def _of_masks(self) -> dict[str, Any]:
+        if self.masks is None:
+            return {}
+        return {"task": self.task.name, "multilabel": self.masks.multilabel}
 
 
 def load(
@@ -201,6 +229,10 @@ def load(
     time_steps: int | None = None,
     frames_by: str | None = None,
     event_split: str | None = None,
+    masks: str | None = None,
+    stack: int | None = None,
+    split_by: str | None = None,
+    test_fraction: float | None = None,
 ) -> ImageData:
     """Load a data set.
 
@@ -224,6 +256,12 @@ def load(
         frames_by: ``number`` for equally many events a frame (None), ``time`` for equally long
             frames.
         event_split: A published split by its name, where events have some; None for the first.
+        masks: ``exclusive`` (one class a pixel; None) or ``multilabel``, where data has masks.
+        stack: Neighbouring slices of a scan that are the channels of an image, an odd number;
+            None for the image alone.
+        split_by: ``case`` keeps all images of a case in one split (None), ``slice`` does not.
+        test_fraction: Share of a set with masks and without a test split that becomes test; None
+            for 0.04.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -232,24 +270,34 @@ def load(
     size = None if image_size is None else checked_size(image_size)
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
-    of_events = {"time_steps": time_steps, "frames_by": frames_by, "event_split": event_split}
-    entry.check_settings(spec, of_events)
+    of_events: dict[str, Any] = {
+        "time_steps": time_steps,
+        "frames_by": frames_by,
+        "event_split": event_split,
+    }
+    of_masks: dict[str, Any] = {
+        "masks": masks,
+        "stack": stack,
+        "split_by": split_by,
+        "test_fraction": test_fraction,
+    }
+    entry.check_settings(spec, of_events | of_masks)
+    shared: dict[str, Any] = {
+        "image_size": size,
+        "limit": limit,
+        "val_fraction": val_fraction,
+        "split_seed": split_seed,
+        "skip_corrupt": skip_corrupt,
+    }
+    if entry.task == SEGMENTATION.name:
+        from keymix.data.segmentation.loading import load_masks
+
+        return load_masks(entry, argument, spec, **of_masks, **shared)
     source = entry.open(argument, Faults())
     if source.events:
         from keymix.data.events.loading import load_events
 
-        return load_events(
-            source,
-            spec,
-            time_steps=time_steps,
-            frames_by=frames_by,
-            event_split=event_split,
-            image_size=size,
-            limit=limit,
-            val_fraction=val_fraction,
-            split_seed=split_seed,
-            skip_corrupt=skip_corrupt,
-        )
+        return load_events(source, spec, **of_events, **shared)
     parts, notes = carve(source, spec, limit, val_fraction, split_seed)
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
     left_out: list[LeftOut] = []

@@ -72,12 +72,12 @@ class LazyBatches:
     def _moved(self, made: Made | UserError) -> Made:
         if isinstance(made, UserError):
             raise made
-        pixels, index, boxes = (
+        pixels, index, boxes, masks = (
             None if part is None else part.to(self.device, non_blocking=True) for part in made
         )
         assert pixels is not None
         assert index is not None
-        return Made(pixels, index, boxes)
+        return Made(pixels, index, boxes, masks)
 
     def _start(self, workers: int) -> DataLoader[Made | UserError]:
         return DataLoader(

@@ -16,6 +16,7 @@ from keymix.data.events.serve import LazyFrames
 from keymix.data.held import HeldImages
 from keymix.data.lazy import LazyImages
 from keymix.data.pixels import Noise, erase
+from keymix.data.segmentation.serve import LazyScans
 from keymix.data.streams import IntArray, Stream, hash64
 from keymix.errors import UserError
 
@@ -104,11 +105,15 @@ class Loader:
             self._noise = Noise(*size, seed, self.device)
         self.workers = workers if split.images is None else 0
         if self.augment is not None:
-            check_augment(self.augment, events=split.frames is not None)
+            check_augment(
+                self.augment, events=split.frames is not None, masks=split.scans is not None
+            )
         self._images = self._serving()
 
-    def _serving(self) -> LazyFrames | LazyImages | HeldImages:
+    def _serving(self) -> LazyFrames | LazyImages | LazyScans | HeldImages:
         split, augment = self.split, self.augment
+        if split.scans is not None:
+            return LazyScans(split, augment, self.seed, self.workers, self.device)
         if split.frames is not None:
             return LazyFrames(split, augment, self.seed, self.workers, self.device)
         if split.images is None:
@@ -165,4 +170,6 @@ class Loader:
         if made.boxes is not None:
             noise = None if self._noise is None else self._noise(made.index, self.epoch)
             erase(images, made.boxes, noise)
+        if made.masks is not None:
+            return Batch(images, made.masks.long(), made.index)
         return Batch(images, self._labels.index_select(0, made.index), made.index)

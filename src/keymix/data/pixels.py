@@ -100,3 +100,13 @@ class Noise:
         y = top[:, None] + torch.arange(H, device=index.device)
         x = left[:, None] + torch.arange(W, device=index.device)
         return self._field[:, y[:, :, None], x[:, None, :]].transpose(0, 1)
+
+
+def picture_of(frames: Tensor) -> Tensor:
+    """Draw frames: red where it became darker and blue where brighter, over all time.
+
+    Shape: ``[T, 2, H, W]`` -> uint8 ``[3, H, W]``.
+    """
+    counts = frames.sum(0).double()  # [2, H, W]
+    shown = (counts / counts.amax().clamp(min=1)).sqrt().mul(255).to(torch.uint8)
+    return torch.stack([shown[0], torch.zeros_like(shown[0]), shown[1]])

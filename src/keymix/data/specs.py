@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from keymix.data.sources.base import Faults, Source
 
 FRAMES_BY = ("number", "time")  # of events: equally many, or equally long
+MASKS = ("exclusive", "multilabel")  # one class a pixel, or any number of them
+SPLIT_BY = ("case", "slice")
+OF_ONE_KIND = {
+    **dict.fromkeys(("time_steps", "frames_by", "event_split"), "events"),
+    **dict.fromkeys(("masks", "stack", "split_by", "test_fraction"), "masks"),
+}
+"""Settings that only one kind of data has, and which."""
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -32,6 +39,7 @@ class DataSpec:
         function: Its function there, which takes the argument and a `sources.base.Faults`.
         downloads: Whether it comes from the network the first time.
         events: Whether it holds recordings of events.
+        task: What is learned from it: ``classification``, or ``segmentation`` where it has masks.
     """
 
     name: str
@@ -41,6 +49,7 @@ class DataSpec:
     function: str = "open_source"
     downloads: bool = False
     events: bool = False
+    task: str = "classification"
 
     @property
     def optional(self) -> bool:
@@ -57,20 +66,27 @@ class DataSpec:
         return f"{self.name}:{self.argument}"
 
     def check_settings(
-        self, spec: str, of_events: Mapping[str, object], *, remedy: str = "Leave it out"
+        self, spec: str, settings: Mapping[str, object], *, remedy: str = "Leave it out"
     ) -> None:
-        """Refuse settings of events for data that are images.
+        """Refuse settings of events or of masks for data that have none.
 
         Args:
             spec: The data as typed, for the message.
-            of_events: Settings of events by name, None where they are not given.
-            remedy: What to do about it.
+            settings: Such settings by name, None where they are not given.
+            remedy: What to do about those of events.
 
         Raises:
             UserError: Naming the first that is given.
         """
-        for name, value in of_events.items():
-            if value is not None and not self.events:
+        for name, value in settings.items():
+            if value is None:
+                continue
+            if OF_ONE_KIND[name] == "masks" and self.task != "segmentation":
+                raise UserError(
+                    f"data.{name} = {value!r}: data {spec} holds no masks. Leave it out, or take "
+                    "data for segmentation, such as masks:PATH."
+                )
+            if OF_ONE_KIND[name] == "events" and not self.events:
                 own = "a spiking model's steps on images are model.options.time_steps"
                 raise UserError(
                     f"data.{name} = {value!r}: data {spec} holds images, not events. {remedy}"
@@ -178,6 +194,22 @@ SPECS: tuple[DataSpec, ...] = (
         events=True,
     ),
     DataSpec(
+        name="uwgi",
+        argument="PATH",
+        summary="UW-Madison GI Tract: PATH/train.csv with run lengths and 16-bit slices under "
+        "PATH/train/case*/; masks of three organs",
+        module="keymix.data.segmentation.uwgi",
+        task="segmentation",
+    ),
+    DataSpec(
+        name="masks",
+        argument="PATH",
+        summary="PATH/images/ and PATH/masks/ with PNG masks of class numbers (255 = ignore) and "
+        "PATH/classes.txt, or the same in PATH/{train,val,test}/",
+        module="keymix.data.segmentation.folder",
+        task="segmentation",
+    ),
+    DataSpec(
         name="parquet",
         argument="PATH",
         summary="Hugging Face image layout: a parquet file, or a folder of train-*.parquet, "
@@ -198,6 +230,12 @@ def is_events(spec: str | None) -> bool:
     """Tell whether a data spec names recordings of events."""
     name = "" if spec is None else spec.partition(":")[0]
     return any(row.events for row in SPECS if row.name == name)
+
+
+def task_name(spec: str | None) -> str:
+    """Tell the task that a data spec sets, by its name alone."""
+    name = "" if spec is None else spec.partition(":")[0]
+    return next((row.task for row in SPECS if row.name == name), "classification")
 
 
 def named(text: str, *, events: bool) -> str:
@@ -263,9 +301,13 @@ def existing_folder(spec_name: str, argument: str) -> Path:
 
 
 def kind_of(path: Path) -> str:
-    """Tell by what lies there which spec a path belongs to: parquet, imagenet, events or folder."""
+    """Tell by what lies there which spec a path belongs to, such as parquet, uwgi or folder."""
     if _holds_parquet(path):
         return "parquet"
+    if (path / "train.csv").is_file() and any((path / "train").glob("case*/")):
+        return "uwgi"
+    if any((path / part / "masks").is_dir() for part in ("", "train", "val", "test")):
+        return "masks"
     if (path / "ILSVRC").is_dir():
         return "imagenet"
     if (path / "train").is_dir() and (path / "val").is_dir():

@@ -41,6 +41,7 @@ class Stream(IntEnum):
     NOISE = 12
     FRAMES = 13
     SACCADES = 14
+    SCANS = 15
 
 
 def hash64(*keys: Key) -> NDArray[np.uint64]:

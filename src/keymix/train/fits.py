@@ -9,7 +9,8 @@ from __future__ import annotations
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
-from keymix.data.specs import parse
+from keymix.data.specs import OF_ONE_KIND, parse
+from keymix.data.tasks import SEGMENTATION
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone
 from keymix.train.distill import find_teacher
@@ -38,10 +39,10 @@ def check_recipe(recipe: Recipe) -> None:
     check_optimizer(recipe.optim)
     config = recipe.data
     entry, _ = parse(config.spec)
-    names = ("time_steps", "frames_by", "event_split")
-    of_events = {name: getattr(config, name) for name in names}
-    entry.check_settings(config.spec, of_events, remedy=_NO_EVENTS)
-    check_augment(recipe.augment, events=entry.events)
+    of_one_kind = {name: getattr(config, name) for name in OF_ONE_KIND}
+    entry.check_settings(config.spec, of_one_kind, remedy=_NO_EVENTS)
+    masks = entry.task == SEGMENTATION.name
+    check_augment(recipe.augment, events=entry.events, masks=masks)
     check_model(recipe.model.name)
     if entry.events and takes_images_alone(recipe.model.name):
         raise takes_no_frames(recipe)

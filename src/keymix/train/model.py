@@ -53,6 +53,10 @@ def load_data(
             time_steps=config.time_steps,
             frames_by=config.frames_by,
             event_split=config.event_split,
+            masks=config.masks,
+            stack=config.stack,
+            split_by=config.split_by,
+            test_fraction=config.test_fraction,
         )
 
 

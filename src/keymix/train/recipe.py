@@ -14,74 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from keymix.data.augment import Augment
-from keymix.data.specs import FRAMES_BY
 from keymix.errors import UserError, unknown
 from keymix.train._checks import (
     require,
     require_at_least,
     require_finite,
     require_probability,
-    sides,
 )
 from keymix.train._convert import build, leaves, parse
+from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
 
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
 _TEMPERATURE = 2.0  # of distillation
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The images and how they are served.
-
-    Args:
-        spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
-        image_size: Side of the images the model sees, pixels, or their height and width
-            (``32,48``); None keeps the data's own. Events are gathered in so many pixels.
-        limit: Use only this many training images, a stratified choice; None for all.
-        val_fraction: Share of the training images carved off for validation, in (0, 1).
-        split_seed: Seed of that split, apart from the training seed.
-        batch_size: Training images a step and device.
-        eval_batch_size: Images a step in validation and test.
-        workers: Loader processes; 0 loads in the training process.
-        skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first
-            one is an error.
-        time_steps: Frames made of each recording of events; None for 10. Like the next two, for
-            data of events alone.
-        frames_by: ``number`` for equally many events a frame, ``time`` for equally long frames;
-            None for ``number``.
-        event_split: A published split by its name (``first90`` or ``tebn`` of CIFAR10-DVS); None
-            for the first.
-    """
-
-    spec: str
-    image_size: int | tuple[int, int] | None = None
-    limit: int | None = None
-    val_fraction: float = 0.1
-    split_seed: int = 0
-    batch_size: int = 128
-    eval_batch_size: int = 512
-    workers: int = 0
-    skip_corrupt: bool = False
-    time_steps: int | None = None
-    frames_by: str | None = None
-    event_split: str | None = None
-
-    def __post_init__(self) -> None:
-        require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
-        ok = 0 < self.val_fraction < 1
-        require(ok, "data.val_fraction", self.val_fraction, "must lie between 0 and 1")
-        require_at_least(1, data__batch_size=self.batch_size)
-        require_at_least(1, data__eval_batch_size=self.eval_batch_size)
-        require_at_least(0, data__workers=self.workers, data__split_seed=self.split_seed)
-        if self.image_size is not None:
-            object.__setattr__(self, "image_size", sides(self.image_size))
-        if self.limit is not None:
-            require_at_least(1, data__limit=self.limit)
-        if self.time_steps is not None:
-            require_at_least(1, data__time_steps=self.time_steps)
-        if self.frames_by is not None and self.frames_by not in FRAMES_BY:
-            raise unknown("data.frames_by", self.frames_by, FRAMES_BY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +154,9 @@ class LossConfig:
             that ``keymix swap`` wrote. It sees the images of the same step, augmented and mixed.
         distill_temperature: T, above 0, of both softmaxes (the paper's Sec. 4.1 tries 1, 2, 5
             and 10).
+        dice: Weight w, 0 to 1, of the soft Dice loss in segmentation: the loss is (1 - w) times the
+            cross entropy of pixels plus w times the mean over classes of
+            1 - 2 sum(p y) / (sum(p) + sum(y)), sums over the batch.
     """
 
     label_smoothing: float = 0.0
@@ -221,6 +169,7 @@ class LossConfig:
     distill: float = 0.0
     distill_teacher: str | None = None
     distill_temperature: float = _TEMPERATURE
+    dice: float = 0.0
 
     def __post_init__(self) -> None:
         require_probability(loss__label_smoothing=self.label_smoothing)
@@ -232,6 +181,7 @@ class LossConfig:
             remedy = "does nothing without loss.similarity; set that weight too"
             require(self.similarity > 0, "loss.similarity_blocks", self.similarity_blocks, remedy)
         self._check_distillation()
+        require(0 <= self.dice <= 1, "loss.dice", self.dice, "must lie in [0, 1]")
 
     def _check_mixing(self) -> None:
         chance, off = self.mixup_prob, self.mixup_off_epoch
