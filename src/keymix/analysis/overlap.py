@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""How well predicted masks cover the true ones: Jaccard, weighted Jaccard, Dice, Hausdorff.
+
+"Exploring the Integration of Key-Value Attention Into Pure and Hybrid Transformers for Semantic
+Segmentation", https://doi.org/10.1007/978-3-658-47422-5_71, Sec. 3, reports "Jaccard" and "weighted
+Jaccard" and defines neither. These are ours. Of a class :math:`c` let :math:`I_c`, :math:`P_c` and
+:math:`T_c` be the pixels that prediction and truth share, that are predicted, and that are true,
+and let :math:`S` be the scored classes, all but the background:
+
+.. math::
+
+    J_c = \frac{I_c}{P_c + T_c - I_c} \qquad D_c = \frac{2 I_c}{P_c + T_c}
+    \qquad J = \frac{1}{|S|} \sum_{c \in S} J_c
+    \qquad J_w = \frac{\sum_{c \in S} T_c J_c}{\sum_{c \in S} T_c}
+
+Pooled: the score of a split is that of the pixels of all its images, counted together, as mean IoU
+is. It is no mean over images, in which an organ of three pixels would weigh as much as one of three
+thousand.
+
+Weighted: a class weighs in :math:`J_w` as many pixels as it truly has in the split.
+
+Empty masks: a class that is neither predicted nor true has no score, NaN, and is left out of the
+means; where none is left, prediction and truth agree that nothing is there, and each mean is 1. A
+class that is only predicted, or only true, scores 0. Where no scored class is true and one is
+predicted, :math:`J_w` is 0.
+
+Ignored pixels, 255 in the truth, count nowhere. Where a pixel may have several classes it may be
+ignored for one and count for another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IGNORED = 255
+"""Value of the truth's pixels that count nowhere."""
+
+Counts = NDArray[np.int64]
+Scores = NDArray[np.float64]
+
+
+def overlap_counts(
+    predicted: ArrayLike, target: ArrayLike, *, num_classes: int, multilabel: bool
+) -> Counts:
+    """Count the pixels of each image and class that all scores of overlap come from.
+
+    Args:
+        predicted: Class numbers, or 0 and 1 for each class where a pixel may have several.
+        target: The truth, likewise; pixels of 255 count nowhere.
+        num_classes: Classes K, the background among them.
+        multilabel: Whether a pixel may have several classes, or none.
+
+    Shape: ``[B, H, W]`` twice, or ``[B, K, H, W]`` twice if ``multilabel`` -> int64 ``[B, K, 3]``:
+    pixels that both have, that are predicted, that are true.
+
+    Raises:
+        ValueError: If shapes differ or do not fit, or a value is no class.
+    """
+    told, truth = np.asarray(predicted), np.asarray(target)
+    axes = 4 if multilabel else 3
+    if told.shape != truth.shape or told.ndim != axes:
+        wanted = "[B, K, H, W]" if multilabel else "[B, H, W]"
+        raise ValueError(f"predicted {told.shape} and target {truth.shape} are not one {wanted}")
+    if multilabel and told.shape[1] != num_classes:
+        raise ValueError(f"masks {told.shape} have not {num_classes=} planes")
+    counted = truth != IGNORED
+    values = 2 if multilabel else num_classes
+    for name, pixels in (("predicted", told), ("target", truth)):
+        inside = pixels[counted]
+        if inside.size and not 0 <= inside.min() <= inside.max() < values:
+            raise ValueError(f"{name} has values outside 0..{values - 1}: {np.unique(inside)[:9]}")
+    if not multilabel:
+        return _of_classes(told, truth, counted, num_classes)
+    theirs, ours = (truth == 1) & counted, (told == 1) & counted
+    planes = (theirs & ours, ours, theirs)
+    return np.stack([plane.sum(axis=(2, 3), dtype=np.int64) for plane in planes], axis=-1)
+
+
+def _of_classes(
+    predicted: NDArray[Any], target: NDArray[Any], counted: NDArray[np.bool_], classes: int
+) -> Counts:
+    """Count through the confusion matrix of each image, ``[B, true, predicted]``."""
+    images = len(target)
+    first = np.arange(images, dtype=np.int64)[:, None, None] * classes
+    row = first + np.where(counted, target, 0).astype(np.int64)
+    cell = (row * classes + np.where(counted, predicted, 0).astype(np.int64))[counted]
+    cells = np.bincount(cell, minlength=images * classes * classes).astype(np.int64)
+    confusion = cells.reshape(images, classes, classes)
+    both = np.diagonal(confusion, axis1=1, axis2=2)
+    return np.stack([both, confusion.sum(axis=1), confusion.sum(axis=2)], axis=-1)
+
+
+def jaccard(counts: Counts) -> Scores:
+    """Divide the pixels that both have by those that either has: the Jaccard index, or IoU.
+
+    Args:
+        counts: Of `overlap_counts`, or sums of them over images.
+
+    Shape: ``[..., K, 3]`` -> float64 ``[..., K]``, NaN where neither has the class.
+    """
+    both, predicted, true = np.moveaxis(np.asarray(counts), -1, 0)
+    return _ratio(both, predicted + true - both)
+
+
+def dice(counts: Counts) -> Scores:
+    """Divide the pixels that both have by the mean of what each has: the Dice coefficient, or F1.
+
+    Args:
+        counts: Of `overlap_counts`, or sums of them over images.
+
+    Shape: ``[..., K, 3]`` -> float64 ``[..., K]``, NaN where neither has the class.
+    """
+    both, predicted, true = np.moveaxis(np.asarray(counts), -1, 0)
+    return _ratio(2 * both, predicted + true)
+
+
+def mean_jaccard(counts: Counts, scored: Sequence[int]) -> Scores:
+    """Average the Jaccard index over classes; 1 where no scored class is true or predicted.
+
+    Args:
+        counts: Of `overlap_counts`, summed over the images of a split for the split's score.
+        scored: Numbers of the classes that count, all but the background.
+
+    Shape: ``[..., K, 3]`` -> float64 ``[...]``.
+    """
+    return _mean(jaccard(_scored(counts, scored)))
+
+
+def mean_dice(counts: Counts, scored: Sequence[int]) -> Scores:
+    """Average the Dice coefficient over classes; 1 where no scored class is true or predicted.
+
+    Args:
+        counts: Of `overlap_counts`, summed over the images of a split for the split's score.
+        scored: Numbers of the classes that count, all but the background.
+
+    Shape: ``[..., K, 3]`` -> float64 ``[...]``.
+    """
+    return _mean(dice(_scored(counts, scored)))
+
+
+def weighted_jaccard(counts: Counts, scored: Sequence[int]) -> Scores:
+    """Average the Jaccard index over classes, each weighted by its true pixels.
+
+    1 where no scored class is true or predicted; 0 where none is true and one is predicted.
+
+    Args:
+        counts: Of `overlap_counts`, summed over the images of a split for the split's score.
+        scored: Numbers of the classes that count, all but the background.
+
+    Shape: ``[..., K, 3]`` -> float64 ``[...]``.
+    """
+    chosen = _scored(counts, scored)
+    each, true = jaccard(chosen), chosen[..., 2].astype(np.float64)
+    total = true.sum(axis=-1)
+    summed = np.where(true > 0, true * each, 0.0).sum(axis=-1)
+    nothing = np.isnan(each).all(axis=-1)
+    return np.where(nothing, 1.0, summed / np.where(total > 0, total, 1.0))
+
+
+def hausdorff(
+    predicted: NDArray[np.bool_], truth: NDArray[np.bool_], spacing: tuple[float, float]
+) -> float:
+    r"""Measure how far apart two masks are at worst: the Hausdorff distance, symmetric.
+
+    .. math:: \max(\max_{p \in P} \min_{t \in T} |p - t|, \max_{t \in T} \min_{p \in P} |t - p|)
+
+    over the centres of all pixels of the masks, not of their outlines alone: a hole that is filled
+    by mistake counts as far as its middle is from the mask around it.
+
+    Args:
+        predicted: The predicted mask of one class.
+        truth: The true one.
+        spacing: Millimetres from a row to the next and from a column to the next; ``(1.0, 1.0)``
+            measures in pixels.
+
+    Shape: ``[H, W]`` twice -> a number, millimetres; NaN if either mask is empty.
+
+    Raises:
+        ValueError: If shapes differ, or a spacing is not above 0.
+    """
+    from scipy.ndimage import distance_transform_edt
+
+    if predicted.shape != truth.shape or truth.ndim != 2:
+        raise ValueError(f"{predicted.shape=} and {truth.shape=} are not one [H, W]")
+    if not all(math.isfinite(step) and step > 0 for step in spacing):
+        raise ValueError(f"{spacing=} is not two numbers above 0")
+    told, true = predicted.astype(bool), truth.astype(bool)
+    if not told.any() or not true.any():
+        return math.nan
+    box = _box(told | true)  # nothing outside can be nearest
+    told, true = told[box], true[box]
+    to_true = distance_transform_edt(~true, sampling=spacing)
+    to_told = distance_transform_edt(~told, sampling=spacing)
+    return float(max(to_true[told].max(), to_told[true].max()))
+
+
+def _box(mask: NDArray[np.bool_]) -> tuple[slice, slice]:
+    """The smallest rectangle around a mask that is not empty."""
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+
+
+def _scored(counts: Counts, scored: Sequence[int]) -> Counts:
+    return np.asarray(counts)[..., list(scored), :]
+
+
+def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> Scores:
+    share = np.full(np.shape(whole), np.nan)
+    np.divide(part, whole, out=share, where=whole > 0)
+    return share
+
+
+def _mean(each: Scores) -> Scores:
+    """Average over the last axis what is no NaN; 1 where all is."""
+    there = ~np.isnan(each)
+    number = there.sum(axis=-1)
+    summed = np.where(there, each, 0.0).sum(axis=-1)
+    return np.where(number > 0, summed / np.maximum(number, 1), 1.0)

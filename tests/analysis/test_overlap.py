@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of masks against cases counted by hand, against torchmetrics, and against brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.classification import MulticlassJaccardIndex, MultilabelJaccardIndex
+from torchmetrics.functional.segmentation import hausdorff_distance
+from torchmetrics.segmentation import DiceScore
+
+from keymix.analysis.overlap import (
+    IGNORED,
+    dice,
+    hausdorff,
+    jaccard,
+    mean_dice,
+    mean_jaccard,
+    overlap_counts,
+    weighted_jaccard,
+)
+from keymix.data.tasks import IGNORE
+
+ORGANS = (1, 2, 3)
+NAN = math.nan
+
+
+def counts_of(predicted, target, classes=4, multilabel=False):
+    return overlap_counts(
+        np.array(predicted), np.array(target), num_classes=classes, multilabel=multilabel
+    )
+
+
+def told(counts):
+    """Mean, weighted mean and Dice of the organs, of counts summed over images."""
+    pooled = counts.sum(0)
+    return [float(f(pooled, ORGANS)) for f in (mean_jaccard, weighted_jaccard, mean_dice)]
+
+
+def test_ignored_pixels_are_those_of_the_masks():
+    assert IGNORED == IGNORE
+
+
+def test_counts_and_scores_of_two_rows_counted_by_hand():
+    target = [[[0, 1, 1, 2], [0, 1, 2, 2]]]
+    predicted = [[[0, 1, 2, 2], [1, 1, 2, 0]]]
+    counts = counts_of(predicted, target)
+    assert counts.dtype == np.int64
+    assert counts.tolist() == [[[1, 2, 2], [2, 3, 3], [2, 3, 3], [0, 0, 0]]]
+    np.testing.assert_allclose(jaccard(counts)[0], [1 / 3, 2 / 4, 2 / 4, NAN])
+    np.testing.assert_allclose(dice(counts)[0], [2 / 4, 4 / 6, 4 / 6, NAN])
+    assert told(counts) == pytest.approx([0.5, 0.5, 2 / 3])
+
+
+def test_weights_are_true_pixels_and_not_predicted_ones():
+    # class 1: 6 true, all found, J = 6/8 (2 more predicted); class 2: 2 true, none found, J = 0
+    counts = counts_of([[[1] * 8]], [[[1] * 6 + [2] * 2]])
+    assert told(counts) == pytest.approx([(0.75 + 0) / 2, 6 / 8 * 0.75, (12 / 14) / 2])
+
+
+def test_prediction_where_nothing_is_true_scores_nothing():
+    counts = counts_of([[[0, 1, 1, 0]]], [[[0, 0, 0, 0]]])
+    np.testing.assert_array_equal(jaccard(counts)[0, 1:], [0, NAN, NAN])
+    assert told(counts) == [0, 0, 0]
+
+
+def test_truth_where_nothing_is_predicted_scores_nothing():
+    counts = counts_of([[[0, 0, 0, 0]]], [[[0, 3, 3, 0]]])
+    np.testing.assert_array_equal(dice(counts)[0, 1:], [NAN, NAN, 0])
+    assert told(counts) == [0, 0, 0]
+
+
+def test_slice_without_organs_found_empty_scores_one():
+    counts = counts_of([[[0, 0, 0, 0]]], [[[0, 0, 0, 0]]])
+    assert np.isnan(jaccard(counts)[0, 1:]).all()
+    assert told(counts) == [1, 1, 1]
+
+
+def test_one_pixel_found_is_one_and_missed_by_a_column_is_nothing():
+    target = np.zeros((1, 5, 5), int)
+    target[0, 2, 2] = 1
+    assert told(counts_of(target, target)) == [1, 1, 1]
+    assert told(counts_of(np.roll(target, 1, axis=2), target)) == [0, 0, 0]
+
+
+def test_scores_of_a_split_pool_its_pixels():
+    # found are 1 of 1 pixel and 1 of 9: 2 of 10, not the mean of 1 and 1/9
+    target = [[[1, 0, 0, 0, 0, 0, 0, 0, 0]], [[1, 1, 1, 1, 1, 1, 1, 1, 1]]]
+    predicted = [[[1, 0, 0, 0, 0, 0, 0, 0, 0]], [[1, 0, 0, 0, 0, 0, 0, 0, 0]]]
+    counts = counts_of(predicted, target)
+    np.testing.assert_allclose(mean_jaccard(counts, ORGANS), [1, 1 / 9])
+    assert told(counts) == pytest.approx([0.2, 0.2, 4 / 12])
+
+
+def test_ignored_pixels_count_nowhere():
+    target = [[[1, 1, 255, 255], [0, 0, 255, 0]]]
+    predicted = [[[1, 0, 1, 2], [0, 0, 3, 0]]]
+    counts = counts_of(predicted, target)
+    assert counts.tolist() == [[[3, 4, 3], [1, 1, 2], [0, 0, 0], [0, 0, 0]]]
+
+
+def test_all_pixels_ignored_leave_no_class():
+    counts = counts_of([[[1, 2]]], [[[255, 255]]])
+    assert counts.sum() == 0
+    assert told(counts) == [1, 1, 1]
+
+
+def test_overlapping_organs_count_each_for_itself():
+    # the second pixel is both organs; the last is ignored for the second organ alone
+    target = [[[[1, 1, 0, 0]], [[0, 1, 1, 255]]]]
+    predicted = [[[[1, 1, 1, 0]], [[0, 1, 0, 1]]]]
+    counts = counts_of(predicted, target, classes=2, multilabel=True)
+    assert counts.tolist() == [[[2, 3, 2], [1, 1, 2]]]
+    np.testing.assert_allclose(jaccard(counts)[0], [2 / 3, 1 / 2])
+    assert mean_jaccard(counts, (0, 1))[0] == pytest.approx(7 / 12)
+
+
+def test_counts_of_a_whole_hospital_stay_exact():
+    most = 2**61
+    counts = np.array([[most, most + 2, most + 2]], dtype=np.int64)
+    assert dice(counts)[0] == pytest.approx(1.0)
+    assert jaccard(counts)[0] == pytest.approx(1.0)
+    small = np.array([[2**31 - 1, 2**31, 2**31]], dtype=np.int64)
+    assert jaccard(small)[0] == (2**31 - 1) / (2**31 + 1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_counts_of_small_integers_do_not_wrap_around(dtype):
+    predicted = np.full((2, 300, 300), 200, dtype)
+    counts = overlap_counts(predicted, predicted, num_classes=201, multilabel=False)
+    assert counts[1, 200].tolist() == [90000] * 3
+    ones = np.ones((1, 1, 300, 300), dtype)
+    assert overlap_counts(ones, ones, num_classes=1, multilabel=True).tolist() == [[[90000] * 3]]
+
+
+def drawn(shape, classes, seed):
+    """Truth and a prediction that is right at seven of ten pixels."""
+    rng = np.random.default_rng(seed)
+    target = rng.integers(0, classes, shape)
+    return np.where(rng.random(shape) < 0.7, target, rng.integers(0, classes, shape)), target
+
+
+def test_jaccard_is_torchmetrics_macro_index_and_ignores_as_it_does():
+    predicted, target = drawn((3, 17, 13), 4, 0)
+    target[:, :3] = 255
+    counts = counts_of(predicted, target).sum(0)
+    tensors = torch.tensor(predicted), torch.tensor(target)
+    for average, ours in (
+        ("none", jaccard(counts)),
+        ("macro", mean_jaccard(counts, range(4))),
+        ("weighted", weighted_jaccard(counts, range(4))),
+    ):
+        metric = MulticlassJaccardIndex(4, average=average, ignore_index=255)
+        np.testing.assert_allclose(ours, metric(*tensors).numpy(), rtol=1e-6, err_msg=average)
+
+
+def test_multilabel_jaccard_is_torchmetrics_index():
+    predicted, target = drawn((3, 3, 17, 13), 2, 1)
+    counts = counts_of(predicted, target, classes=3, multilabel=True).sum(0)
+    metric = MultilabelJaccardIndex(3, average="none")
+    theirs = metric(torch.tensor(predicted), torch.tensor(target)).numpy()
+    np.testing.assert_allclose(jaccard(counts), theirs, rtol=1e-6)
+
+
+def test_dice_is_torchmetrics_pooled_score():
+    predicted, target = drawn((1, 17, 13), 4, 2)
+    counts = counts_of(predicted, target).sum(0)
+    metric = DiceScore(4, include_background=False, average="none", input_format="index")
+    theirs = metric(torch.tensor(predicted), torch.tensor(target)).numpy()
+    np.testing.assert_allclose(dice(counts)[1:], theirs.reshape(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "target", "multilabel", "named"),
+    [
+        ([[[0, 1]]], [[[0, 1, 1]]], False, "not one"),
+        ([[0, 1]], [[0, 1]], False, "not one"),
+        ([[[[0, 1]]]], [[[[0, 1]]]], True, "planes"),
+        ([[[0, 4]]], [[[0, 1]]], False, "predicted has values outside 0..3"),
+        ([[[0, 1]]], [[[-1, 1]]], False, "target has values outside 0..3"),
+        ([[[[2]]] * 4], [[[[1]]] * 4], True, "predicted has values outside 0..1"),
+    ],
+)
+def test_what_is_no_mask_is_refused(predicted, target, multilabel, named):
+    with pytest.raises(ValueError, match=named):
+        counts_of(predicted, target, multilabel=multilabel)
+
+
+def brute_force(predicted, truth, spacing):
+    """The definition, pair by pair, in float64."""
+    first, second = (np.argwhere(m) * np.array(spacing, np.float64) for m in (predicted, truth))
+    apart = np.sqrt(((first[:, None] - second[None]) ** 2).sum(-1))
+    return max(apart.min(1).max(), apart.min(0).max())
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.5, 1.5), (0.75, 3.0)])
+@pytest.mark.parametrize("seed", range(4))
+def test_hausdorff_is_the_largest_distance_of_all_pairs(spacing, seed):
+    rng = np.random.default_rng(seed)
+    predicted, truth = rng.random((2, 19, 31)) < 0.03
+    predicted[:8], truth[:, 20:] = False, False
+    expected = brute_force(predicted, truth, spacing)
+    assert hausdorff(predicted, truth, spacing) == pytest.approx(expected, rel=1e-12)
+    assert hausdorff(truth, predicted, spacing) == pytest.approx(expected, rel=1e-12)
+
+
+def test_hausdorff_takes_the_pitch_of_rows_first():
+    mask = np.zeros((9, 9), bool)
+    mask[4, 4] = True
+    assert hausdorff(np.roll(mask, 2, axis=0), mask, (3.0, 1.0)) == 6.0
+    assert hausdorff(np.roll(mask, 2, axis=1), mask, (3.0, 1.0)) == 2.0
+    assert hausdorff(mask, mask, (3.0, 1.0)) == 0.0
+
+
+def test_hausdorff_measures_between_pixels_of_the_masks_and_not_of_outlines():
+    ring = np.zeros((11, 11), bool)
+    ring[1:10, 1:10] = True
+    filled = ring.copy()
+    ring[3:8, 3:8] = False  # the middle of the hole is 3 pixels from the ring
+    assert hausdorff(filled, ring, (1.0, 1.0)) == 3.0
+
+
+def test_hausdorff_of_an_empty_mask_is_undefined():
+    mask, nothing = np.eye(5, dtype=bool), np.zeros((5, 5), bool)
+    for pair in ((mask, nothing), (nothing, mask), (nothing, nothing)):
+        assert math.isnan(hausdorff(*pair, (1.0, 1.0)))
+
+
+def test_hausdorff_of_convex_masks_is_torchmetrics_between_outlines():
+    predicted, truth = np.zeros((2, 24, 24), int)
+    predicted[3:12, 4:10], truth[6:20, 8:19] = 1, 1
+    planes = [torch.tensor(np.stack([1 - m, m]))[None] for m in (predicted, truth)]
+    theirs = hausdorff_distance(*planes, 2, spacing=[1.5, 2.0], directed=False)
+    ours = hausdorff(predicted == 1, truth == 1, (1.5, 2.0))
+    assert ours == pytest.approx(float(theirs[0, 0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("spacing", [(0.0, 1.0), (1.0, -1.5), (math.nan, 1.0)])
+def test_spacing_that_is_none_is_refused(spacing):
+    mask = np.eye(3, dtype=bool)
+    with pytest.raises(ValueError, match="spacing"):
+        hausdorff(mask, mask, spacing)
