@@ -108,12 +108,13 @@ class Loader:
             check_augment(
                 self.augment, events=split.frames is not None, masks=split.scans is not None
             )
-        self._images = self._serving()
+        self._images = self._serving(data)
 
-    def _serving(self) -> LazyFrames | LazyImages | LazyScans | HeldImages:
+    def _serving(self, data: ImageData) -> LazyFrames | LazyImages | LazyScans | HeldImages:
         split, augment = self.split, self.augment
         if split.scans is not None:
-            return LazyScans(split, augment, self.seed, self.workers, self.device)
+            assert data.masks is not None
+            return LazyScans(split, data.masks, augment, self.seed, self.workers, self.device)
         if split.frames is not None:
             return LazyFrames(split, augment, self.seed, self.workers, self.device)
         if split.images is None:
