@@ -21,7 +21,8 @@ from keymix.hosts import find_mixers
 from keymix.surgery import attention_cost, held_out
 from keymix.surgery.held_out import HeldOut
 from keymix.surgery.operation import swap
-from keymix.train.runs import data_for, evaluate, load_run
+from keymix.train.run_data import data_for
+from keymix.train.runs import evaluate, load_run
 
 TRAIN = ["digits_vit", "--limit", "120", "--epochs", "1", "--data.batch_size", "32"]
 SIZE = ["--model.options.depth", "3", "--model.options.embed_dim", "16"]

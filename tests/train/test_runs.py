@@ -118,7 +118,7 @@ def test_prediction_at_a_size_is_what_evaluation_scores_there(
 
 def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:
     """Held in memory or not: what evaluation crops does not hang on the size."""
-    from keymix.train.runs import data_for
+    from keymix.train.run_data import data_for
 
     seen = done.weights()[1]["data"] | {"crop_pct": 0.75}
     for side in (14, 16, 100):

@@ -7,9 +7,10 @@ import argparse
 import json
 from pathlib import Path
 
-from keymix.cli import console
+from keymix.cli import console, scores
 from keymix.cli.parser import VerbParser, image_size_of
-from keymix.data.specs import is_events, named
+from keymix.data.specs import is_events, named, task_name
+from keymix.data.tasks import TASKS
 
 EXAMPLES = """\
 examples:
@@ -18,6 +19,7 @@ examples:
   keymix eval my-run --image-size 48 --resize interpolate
   keymix eval my-run --image-size 32,48 --resize pool_values --json
   keymix eval my-spiking-run --time-steps 2
+  keymix eval my-masks-run --split train
 
 A run sees images of another size through the model's set_input_size: position embeddings are
 resampled. Mixers that learned something a position (static_key, conv_static_key, key_value with
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> int:
 
     from keymix.train.runs import evaluate
 
-    scores = evaluate(
+    told = evaluate(
         Path(given.run),
         given.data,
         which=given.weights,
@@ -72,19 +74,19 @@ def main(argv: list[str]) -> int:
         time_steps=given.time_steps,
     )
     if given.json:
-        console.say(json.dumps(scores))
+        console.say(json.dumps(told))
         return 0
-    top5 = "–" if scores["top5"] is None else f"{100 * scores['top5']:.2f}"
-    row = [scores["data"], scores["split"], scores["weights"]]
+    row = [told["data"], told["split"], told["weights"]]
     heads = ["data", "split", "weights"]
     if size is not None:
         heads.append("pixels")
         row.append(f"{size[0]}x{size[1]}")
     if given.time_steps is not None:
         heads.append("T")
-        row.append(str(scores["time_steps"]))
-    left = len(heads)
-    row += [str(scores["images"]), f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}", top5]
-    heads += [named("images", events=is_events(scores["data"])), "loss", "top1 %", "top5 %"]
+        row.append(str(told["time_steps"]))
+    left, kind = len(heads), TASKS[task_name(told["data"])]
+    row += [str(told["images"]), *scores.cells(told, kind)]
+    heads += [named("images", events=is_events(told["data"])), *scores.heads(kind)]
     console.table(heads, [row], left=left)
+    scores.tell_classes(told, kind, f"{told['weights']} epoch, {told['split']}")
     return 0

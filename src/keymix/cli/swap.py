@@ -302,7 +302,7 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> dict[str, Any
     """Loss and accuracies of both models on the test split."""
     from keymix.data.loaders import Loader
     from keymix.train.model import device_of_this_machine
-    from keymix.train.runs import relabelled
+    from keymix.train.run_data import relabelled
     from keymix.train.scoring import score
 
     device, told = device_of_this_machine(), {}

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console
+from keymix.cli import console, scores
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import is_events, named
+from keymix.data.tasks import CLASSIFICATION, TASKS, task_of
 from keymix.errors import UserError
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
 
@@ -113,9 +114,10 @@ def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run
 
 
 def _epoch_line(line: Mapping[str, Any], *, items: str) -> None:
+    kind = next(kind for kind in TASKS.values() if f"val_{kind.score}" in line)
     console.note(
         f"epoch {line['epoch'] + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
-        f"val loss {line['val_loss']:.4f}  val top-1 {line['val_top1']:.2%}  "
+        f"val loss {line['val_loss']:.4f}  val {kind.short} {line[f'val_{kind.score}']:.2%}  "
         f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )
 
@@ -125,25 +127,29 @@ def _tell(run: Run, *, as_json: bool) -> None:
     if as_json:
         console.say(json.dumps({"folder": str(run.folder), **summary}))
         return
+    kind = task_of(summary)
     rows = []
     for which in ("last", "best"):
         told = summary[which]
         cells = [which, str(told["epoch"] + 1)]
         for split in ("val", "test"):
-            scores = told[split]
-            cells += [f"{scores['loss']:.4f}", f"{100 * scores['top1']:.2f}"]
-            cells += ["–" if scores["top5"] is None else f"{100 * scores['top5']:.2f}"]
+            cells += scores.cells(told[split], kind)
         rows.append(cells)
-    heads = [
-        f"{split} {score}" for split in ("val", "test") for score in ("loss", "top1 %", "top5 %")
-    ]
+    heads = [f"{split} {head}" for split in ("val", "test") for head in scores.heads(kind)]
     mixer = summary["mixer"] or "its own mixer"
     title = f"{summary['model']}, {mixer}, seed {summary['seed']}: {run.folder}"
     console.table(["weights", "epoch", *heads], rows, title=title)
+    scores.tell_classes(summary["last"]["test"], kind, "last epoch, test")
 
 
 def _warn_of_one_answer(run: Run) -> None:
-    """Warn where the last epoch's weights gave every test image the same answer."""
+    """Warn where the last epoch's weights gave every test image the same answer, or no mask."""
+    last = run.summary["last"]["test"]
+    if task_of(run.summary) is not CLASSIFICATION:
+        from keymix.train.one_answer import warn_of_no_overlap
+
+        warn_of_no_overlap("test", run.summary["data"]["sizes"]["test"], last)
+        return
     from keymix.compare.answers import read_answers
     from keymix.train.files import PREDICTIONS
     from keymix.train.one_answer import warn_of_one_answer
@@ -155,6 +161,6 @@ def _warn_of_one_answer(run: Run) -> None:
         "test",
         answers.predicted["last"].tolist(),
         answers.target.tolist(),
-        run.summary["last"]["test"]["loss"],
+        last["loss"],
         items=named("images", events=is_events(run.recipe.data.spec)),
     )

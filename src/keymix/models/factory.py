@@ -161,6 +161,18 @@ def domain_of(name: str) -> Literal["dense", "spiking"]:
     return "spiking" if "spiking" in domains else "dense"
 
 
+def task_of_model(name: str) -> Literal["classification", "segmentation"]:
+    """Say what a model is for; timm's classify.
+
+    Args:
+        name: Of the model, or any other text.
+    """
+    if name not in list_models():
+        return "classification"
+    build, _ = family_of(name)
+    return "segmentation" if getattr(build, "task", "") == "segmentation" else "classification"
+
+
 def check_model(name: str) -> None:
     """Refuse a model that there is not, before any work.
 

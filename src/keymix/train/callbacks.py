@@ -13,22 +13,26 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from keymix.data.tasks import TASKS
 from keymix.train import files
 from keymix.train.checkpoints import checkpoint_path, prune
 from keymix.train.signals import Interrupts
-from keymix.train.task import ClassificationTask
+from keymix.train.task import TrainingTask
 
 SAME_DATA = ("fingerprint", "index_sha256", "classes")
 """What of the data's record must not change within a run."""
+
+_SCORES = tuple(f"val_{kind.score}" for kind in TASKS.values())
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 def is_better(line: Mapping[str, Any], than: Mapping[str, Any] | None) -> bool:
-    """Whether an epoch validates better than another: by top-1, then by loss."""
+    """Whether an epoch validates better than another: by its task's score, then by loss."""
     if than is None:
         return True
-    return (line["val_top1"], -line["val_loss"]) > (than["val_top1"], -than["val_loss"])
+    score = next(key for key in _SCORES if key in line)
+    return (line[score], -line["val_loss"]) > (than[score], -than["val_loss"])
 
 
 def best_of(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -98,7 +102,7 @@ class EpochRecord(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the epoch down."""
-        assert isinstance(pl_module, ClassificationTask)
+        assert isinstance(pl_module, TrainingTask)
         epoch = trainer.current_epoch
         means = pl_module.losses.means()
         line: dict[str, Any] = {"epoch": epoch}
@@ -124,7 +128,7 @@ class EpochRecord(Callback):
                     {**line, "epochs": trainer.max_epochs, "best_epoch": self.best["epoch"]}
                 )
 
-    def write_weights(self, which: str, task: ClassificationTask) -> None:
+    def write_weights(self, which: str, task: TrainingTask) -> None:
         """Write the weights as they are now, as ``last`` or ``best``."""
         path = self.folder / files.weights_file(which)
         files.write_weights(path, task.evaluated.state_dict(), self.facts)

@@ -6,13 +6,8 @@ A run that is killed at any moment resumes from its last checkpoint; a finished 
 
 from __future__ import annotations
 
-import logging
 import math
-import signal
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +27,8 @@ from keymix.train.environment import environment
 from keymix.train.fits import check_recipe, training_batches
 from keymix.train.folder import clear, is_done
 from keymix.train.lock import locked
+from keymix.train.manners import ctrl_c_given_back, quiet
+from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import (
     build_model,
@@ -45,9 +42,11 @@ from keymix.train.model import (
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
 from keymix.train.runs import Run, load_run
-from keymix.train.scoring import ImageBatch, Scored, score
+from keymix.train.score_split import score_split
+from keymix.train.scoring import ImageBatch, Scored
+from keymix.train.segmentation import SegmentationTask
 from keymix.train.signals import interruptible
-from keymix.train.task import ClassificationTask
+from keymix.train.task import ClassificationTask, TrainingTask
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -127,7 +126,7 @@ def train(
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (
         torch.random.fork_rng(devices=cuda),
-        _quiet(),
+        quiet(),
         interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
         locked(folder, "run"),
@@ -214,23 +213,29 @@ def _fit(
     checkpoint: Checkpoint | None,
     progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
     keeper: Keeper,
-) -> tuple[EpochRecord, ClassificationTask]:
+) -> tuple[EpochRecord, TrainingTask]:
     val_loader = _eval_loader(recipe, data, "val")
-    task = ClassificationTask(
-        recipe,
+    losses = Losses(
         model,
-        num_classes=len(data.classes),
-        steps_per_epoch=len(train_loader),
-        losses=Losses(
-            model,
-            data.train.ids,
-            folder,
-            late=device_of_this_machine().type != "cpu",
-            scaled=recipe.precision == "16",
-            items=named("images", events=data.time_steps is not None),
-        ),
-        teacher=teacher,
+        data.train.ids,
+        folder,
+        late=device_of_this_machine().type != "cpu",
+        scaled=recipe.precision == "16",
+        items=named("images", events=data.time_steps is not None),
     )
+    steps = len(train_loader)
+    task: TrainingTask
+    if data.masks is None:
+        task = ClassificationTask(
+            recipe,
+            model,
+            num_classes=len(data.classes),
+            steps_per_epoch=steps,
+            losses=losses,
+            teacher=teacher,
+        )
+    else:
+        task = SegmentationTask(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
     lines = files.read_metrics(
         folder / files.METRICS, epochs=0 if checkpoint is None else checkpoint.epochs
     )
@@ -244,7 +249,7 @@ def _fit(
     )
     bar: list[Callback] = [ProgressBar()] if progress == "bar" else []
     trainer = _trainer(recipe, folder, [record, *bar, keeper])
-    with _interruptible():
+    with ctrl_c_given_back():
         trainer.fit(
             task,
             EpochLoader(train_loader, lambda: (trainer.current_epoch, batches_done(trainer))),
@@ -316,19 +321,21 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trai
 
 
 def _finish(
-    recipe: Recipe, folder: Path, data: ImageData, record: EpochRecord, task: ClassificationTask
+    recipe: Recipe, folder: Path, data: ImageData, record: EpochRecord, task: TrainingTask
 ) -> None:
     """Touch the test set, once: with the last and with the best-on-validation weights."""
     assert record.best is not None
     last = record.lines[-1]
     record.write_weights("last", task)
-    device = device_of_this_machine()
-    classes = len(data.classes)
 
-    def test() -> Scored:
-        batches = _eval_loader(recipe, data, "test")
-        return score(
-            task.evaluated, batches, num_classes=classes, device=device, precision=recipe.precision
+    def test() -> Scored | MaskScored:
+        return score_split(
+            task.evaluated,
+            _eval_loader(recipe, data, "test"),
+            data.test,
+            data,
+            num_classes=len(data.classes),
+            precision=recipe.precision,
         )
 
     scored = {"last": test()}
@@ -338,10 +345,9 @@ def _finish(
         state, _ = files.read_weights(folder / files.weights_file("best"))
         task.evaluated.load_state_dict(state)
         scored["best"] = test()
-    arrays = {"index": scored["last"].index.numpy(), "target": scored["last"].targets.numpy()}
+    arrays: dict[str, Any] = dict(scored["last"].shared())
     for which, answers in scored.items():
-        arrays[f"{which}_pred"] = answers.predicted.numpy()
-        arrays[f"{which}_top5"] = answers.top5.numpy()
+        arrays |= answers.arrays(which)
     files.write_arrays(folder / files.PREDICTIONS, arrays)
     files.write_json(
         folder / files.SUMMARY,
@@ -356,43 +362,11 @@ def _finish(
             "last": _told(last, scored["last"]),
             "best": _told(record.best, scored["best"]),
             "data": data.record(),
+            **({} if data.masks is None else {"task": data.task.name}),
         },
     )
 
 
-def _told(line: Mapping[str, Any], test: Scored) -> dict[str, Any]:
-    val = {name: line[f"val_{name}"] for name in ("loss", "top1", "top5")}
-    return {"epoch": line["epoch"], "val": val, "test": test.metrics}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning's hints to itself; warnings of others pass."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning\..*")
-            warnings.filterwarnings("ignore", category=UserWarning, message=r".*`?lr_scheduler")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Give Ctrl-C back its meaning: Lightning turns it into an exit and then ignores it."""
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT) if main else None
-    try:
-        yield
-    except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):
-            raise stop.__context__ from None
-        raise
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, handler)
+def _told(line: Mapping[str, Any], test: Scored | MaskScored) -> dict[str, Any]:
+    val = {name: line[f"val_{name}"] for name in test.metrics}
+    return {"epoch": line["epoch"], "val": val, "test": {**test.metrics, **test.details}}

@@ -11,8 +11,10 @@ from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
 from keymix.data.specs import OF_ONE_KIND, parse
 from keymix.data.tasks import SEGMENTATION
+from keymix.errors import UserError
 from keymix.mixers.spec import parse_mixer
-from keymix.models.factory import check_model, takes_images_alone
+from keymix.models.factory import check_model, takes_images_alone, task_of_model
+from keymix.train._checks import require
 from keymix.train.distill import find_teacher
 from keymix.train.model import device_of_this_machine, takes_no_frames
 from keymix.train.recipe import Recipe
@@ -22,6 +24,9 @@ _NO_EVENTS = (
     "Leave it out; where the recipe sets it, set it to null, or take a recipe for images, such as "
     "digits_vit or small_images_vit"
 )
+
+_OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")
+"""Losses, or what softens their targets, of classification alone."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -44,11 +49,38 @@ def check_recipe(recipe: Recipe) -> None:
     masks = entry.task == SEGMENTATION.name
     check_augment(recipe.augment, events=entry.events, masks=masks)
     check_model(recipe.model.name)
+    _check_task(recipe, entry.task)
     if entry.events and takes_images_alone(recipe.model.name):
         raise takes_no_frames(recipe)
     if recipe.model.mixer is not None:
         parse_mixer(recipe.model.mixer)
     find_teacher(recipe.loss)
+
+
+def _check_task(recipe: Recipe, task: str) -> None:
+    """Refuse a classifier for masks, a segmenter for classes, and losses that the task has not."""
+    model, spec = recipe.model.name, recipe.data.spec
+    if task_of_model(model) != task:
+        if task == SEGMENTATION.name:
+            remedy = "choose a segmentation model, such as setr_micro or setr_kv, or other data"
+            holds = "masks"
+        else:
+            remedy = "choose a model for it, such as vit_nano_p2_12, or data with masks"
+            holds = "images with a class each"
+        raise UserError(f"model {model!r} is not for data {spec!r}, which has {holds}: {remedy}.")
+    if task != SEGMENTATION.name:
+        dice = recipe.loss.dice
+        require(
+            not dice, "loss.dice", dice, f"is for masks, and data {spec} has none; leave it out"
+        )
+        return
+    for name in _OF_CLASSES:
+        value = getattr(recipe.loss, name)
+        remedy = f"is for classes of whole images, and data {spec} has masks; leave it out"
+        require(not value, f"loss.{name}", value, remedy)
+    pool = recipe.model.global_pool
+    remedy = "is for classifiers: a segmenter reads every token out; leave it out"
+    require(pool is None, "model.global_pool", pool, remedy)
 
 
 def training_batches(recipe: Recipe, data: ImageData) -> Loader:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from keymix.errors import KeymixWarning
 from keymix.models.factory import domain_of
@@ -66,3 +67,19 @@ def warn_of_one_answer(
     who = "every one of" if count == total else f"{count:,} of"
     told = f"{who} the {total:,} {split} {items} got the same answer, {classes[answer]!r}: {why}"
     warnings.warn(told, KeymixWarning, stacklevel=3)
+
+
+def warn_of_no_overlap(split: str, images: int, scores: Mapping[str, Any]) -> None:
+    """Warn where predicted masks and true ones share no pixel of any class that counts.
+
+    Args:
+        split: What the images are, such as ``"test"``.
+        images: How many.
+        scores: ``loss``, ``dice`` of the split.
+    """
+    if scores["dice"] > 0:
+        return
+    broken = scores["loss"] is None or not math.isfinite(scores["loss"])
+    why = DIVERGED if broken else f"probably {UNTRAINED}"
+    told = f"the masks predicted for the {images:,} {split} images cover nothing of the true ones"
+    warnings.warn(f"{told}: {why}", KeymixWarning, stacklevel=3)

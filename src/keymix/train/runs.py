@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
-from keymix.data.specs import named, parse
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.time_steps import take_time_steps
 from keymix.train import answers, files
 from keymix.train.folder import run_folder
 from keymix.train.memory import enough_memory
-from keymix.train.model import build_model, device_of_this_machine, load_data, warn_of_sparse
-from keymix.train.one_answer import warn_of_one_answer
+from keymix.train.model import build_model, device_of_this_machine
 from keymix.train.recipe import Recipe, from_dict
-from keymix.train.scoring import ImageBatch, score
+from keymix.train.run_data import data_for, relabelled
+from keymix.train.score_split import score_split
+from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -163,7 +162,9 @@ def evaluate(
             of the training if None.
 
     Returns:
-        ``loss``, ``top1``, ``top5`` (fractions, or None), ``images``, ``data``, ``split``,
+        ``loss``, ``top1``, ``top5`` (fractions, or None), or the scores of masks with those of
+        each class (``loss``, ``jaccard``, ``weighted_jaccard``, ``dice``, ``hausdorff_mm``,
+        ``classes``, …); ``images``, ``data``, ``split``,
         ``weights``, ``image_size``, ``resize``, ``time_steps`` (T, or None of a model without).
 
     Raises:
@@ -177,20 +178,19 @@ def evaluate(
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, classes = data_for(run, seen, data_spec, size, time_steps)
-        batches = relabelled(_loader(run, data, split), classes)
-        scored = score(
+        batches = _loader(run, data, split)
+        scored = score_split(
             model,
-            batches,
+            batches if data.masks is not None else relabelled(batches, classes),
+            getattr(data, split),
+            data,
             num_classes=len(seen["classes"]),
-            device=device_of_this_machine(),
             precision=run.recipe.precision,
         )
-    answers = scored.predicted.tolist(), scored.targets.tolist()
-    items = named("images", events=data.time_steps is not None)
-    loss = scored.metrics["loss"]
-    warn_of_one_answer(run.recipe.model, seen["classes"], split, *answers, loss, items=items)
+    scored.warn(run.recipe.model, seen["classes"], split, events=data.time_steps is not None)
     return {
         **scored.metrics,
+        **scored.details,
         "images": len(scored.index),
         "data": data.spec,
         "split": split,
@@ -218,70 +218,6 @@ def _at_size(
     return model, seen, checked_size(image_size)
 
 
-def data_for(
-    run: Run,
-    seen: dict[str, Any],
-    spec: str | None,
-    size: tuple[int, int],
-    time_steps: int | None = None,
-) -> tuple[ImageData, Tensor]:
-    """Load data as a run's model wants it.
-
-    Args:
-        run: The run.
-        seen: The record of the data that it was trained on.
-        spec: Other data; None for the run's own.
-        size: Height and width of the images, pixels.
-        time_steps: Frames a recording, of a run on events; those of the training if None.
-
-    Returns:
-        The data, and the run's class number of each of its classes.
-
-    Raises:
-        UserError: If it is unfit, or has other channels or classes.
-    """
-    config = run.recipe.data
-    if spec is not None and spec != config.spec:
-        config = replace(config, spec=spec, limit=None)
-    if time_steps is not None and "time_steps" in seen:
-        config = replace(config, time_steps=time_steps)
-    kinds = ("recordings of events", "images")
-    if (events := parse(config.spec)[0].events) != ("time_steps" in seen):
-        holds, trained = kinds if events else kinds[::-1]
-        raise UserError(f"data {config.spec!r} holds {holds}; the run was trained on {trained}.")
-    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen["crop_pct"]))
-    if data.in_chans != seen["in_chans"]:
-        raise UserError(
-            f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
-            f"{seen['in_chans']}."
-        )
-    new = [name for name in data.classes if name not in seen["classes"]]
-    if new:
-        raise UserError(
-            f"data {data.spec!r} has classes that the run was not trained on: "
-            f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
-            f"{', '.join(seen['classes'][:10])}."
-        )
-    if spec in (None, run.recipe.data.spec) and _changed(seen, data.record()):
-        items = named("images", events=data.time_steps is not None)
-        told = f"the {items} of data {data.spec} are not those that the run was trained with: "
-        told += "what is scored may have been trained on"
-        warnings.warn(told, KeymixWarning, stacklevel=2)
-    numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
-    return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
-
-
-def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether images, labels or splits differ from the record of the training.
-
-    A fingerprint of pixels says nothing about images of another size, or about other frames.
-    """
-    same = list(seen["image_size"]) == list(now["image_size"])
-    same = same and seen.get("time_steps") == now.get("time_steps")
-    keys = ("fingerprint", "index_sha256") if same else ("index_sha256",)
-    return any(seen.get(key) != now[key] for key in keys)
-
-
 def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]:
     from keymix.data.loaders import Loader
 
@@ -295,15 +231,6 @@ def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]
         workers=run.recipe.data.workers,
         device=device_of_this_machine(),
     )
-
-
-def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
-    """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
-    from keymix.data.loaders import Batch
-
-    numbers = numbers.to(device_of_this_machine())
-    for batch in batches:
-        yield Batch(batch.images, numbers[batch.targets], batch.index)
 
 
 def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Path]:

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
+
+from keymix.data.specs import named
+from keymix.data.streams import IntArray
+from keymix.train.one_answer import warn_of_one_answer
+from keymix.train.recipe import ModelConfig
 
 TOP5_FROM = 6  # classes; with five or fewer, top-5 is always right and told as null
 
@@ -80,7 +86,7 @@ class Scores(nn.Module):
         if self.top5 is not None:
             self.top5.update(logits, targets)
 
-    def compute(self) -> Metrics:
+    def told(self) -> Metrics:
         """The scores since the last call: ``loss``, ``top1``, ``top5`` as fractions or None."""
         scores: Metrics = {
             "loss": float(self.loss.compute()),
@@ -115,6 +121,34 @@ class Scored:
     targets: Tensor
     predicted: Tensor
     top5: Tensor
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a summary tells beside the scores; nothing."""
+        return {}
+
+    def shared(self) -> dict[str, IntArray]:
+        """The arrays that are the same whatever weights answered."""
+        return {"index": self.index.numpy(), "target": self.targets.numpy()}
+
+    def arrays(self, which: str) -> dict[str, np.ndarray[Any, Any]]:
+        """The answers with the weights of the ``last`` or ``best`` epoch."""
+        return {f"{which}_pred": self.predicted.numpy(), f"{which}_top5": self.top5.numpy()}
+
+    def warn(
+        self, model: ModelConfig, classes: Sequence[str], split: str, *, events: bool = False
+    ) -> None:
+        """Warn where (nearly) all images got the same answer.
+
+        Args:
+            model: What was trained.
+            classes: Names of the classes.
+            split: What the images are.
+            events: Whether they are recordings of events.
+        """
+        answers = self.predicted.tolist(), self.targets.tolist()
+        items = named("images", events=events)
+        warn_of_one_answer(model, classes, split, *answers, self.metrics["loss"], items=items)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -155,5 +189,5 @@ def score(
         parts.append((batch.index.cpu(), targets.cpu(), best[:, 0].cpu(), hit.cpu()))
     index, all_targets, predicted, top5 = (torch.cat(part) for part in zip(*parts, strict=True))
     return Scored(
-        metrics=scores.compute(), index=index, targets=all_targets, predicted=predicted, top5=top5
+        metrics=scores.told(), index=index, targets=all_targets, predicted=predicted, top5=top5
     )

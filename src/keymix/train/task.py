@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -23,9 +24,11 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from keymix.data.mixing import Mixing
+from keymix.data.tasks import CLASSIFICATION, TaskKind
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.checkpoints import OURS
 from keymix.train.distill import Teacher
+from keymix.train.mask_scoring import MaskScores
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, Scores
@@ -88,27 +91,29 @@ def make_optimizer(
     return made
 
 
-class ClassificationTask(pl.LightningModule):
-    """Cross entropy on images under a recipe; validation by the averaged weights where kept.
+class TrainingTask(pl.LightningModule):
+    """A loss under a recipe; validation by the averaged weights where they are kept.
+
+    Subclasses say what the loss is, and what each image's is should it turn out not to be finite.
 
     Args:
         recipe: The run.
-        model: A classifier whose parameters train.
-        num_classes: Its classes.
+        model: Whose parameters train.
+        scores: Takes in the answers of the validation.
         steps_per_epoch: Batches a training epoch, for the schedule.
         losses: Keeps the training losses.
-        teacher: Whose answers the model learns too, where the recipe has that term.
     """
+
+    kind: TaskKind
 
     def __init__(
         self,
         recipe: Recipe,
         model: nn.Module,
         *,
-        num_classes: int,
+        scores: Scores | MaskScores,
         steps_per_epoch: int,
         losses: Losses,
-        teacher: Teacher | None = None,
     ) -> None:
         super().__init__()
         self.recipe = recipe
@@ -116,18 +121,10 @@ class ClassificationTask(pl.LightningModule):
         self.ema = ModelEmaV3(model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
         if self.ema is not None:
             self.ema.requires_grad_(False)
-        self.scores = Scores(num_classes)
+        self.scores = scores
         self.val_scores: dict[str, float | None] = {}
         self.last_lr = recipe.optim.lr
-        self.losses, self._teacher = losses, teacher
-        mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
-        chance = recipe.loss.mixup_prob
-        self._mix = (
-            Mixing(mixup, cutmix, num_classes, recipe.seed, chance) if mixup or cutmix else None
-        )
-        self._similarity = (
-            MapSimilarity(model, recipe.loss.similarity_blocks) if recipe.loss.similarity else None
-        )
+        self.losses = losses
         self._young_norms = YoungNorms(model)
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
 
@@ -167,54 +164,49 @@ class ClassificationTask(pl.LightningModule):
         scheduler.step_update(self.global_step)
 
     def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """Seed the step, mix images where asked, and return the loss."""
+        """Seed the step and return the loss."""
         seed_step(
             step_seed(self.recipe.seed, self.current_epoch, batch_idx, self.global_rank),
             self.device,
         )
-        images, targets = batch.images, batch.targets
-        off = self.recipe.loss.mixup_off_epoch
-        if self._mix is not None and (off is None or self.current_epoch < off):
-            images, targets = self._mix(images, targets, batch.index, self.current_epoch)
+        images, targets = self.served(batch)
         terms: dict[str, Tensor] = {}
         with self._young_norms.even():
-            if self._similarity is None:
-                logits = self.model(images).float()
-            else:
-                with self._similarity.listening() as calls:
-                    logits = self.model(images).float()
-                terms["similarity"] = self._similarity.mean(calls)
-        if self._teacher is not None:
-            terms["distill"] = self._teacher.term(images, logits)
-        smoothing = self.recipe.loss.label_smoothing
-        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
-
+            logits = self.answered(images, targets, terms)
+        loss = self.loss(logits, targets)
         answers = logits.detach()  # a step that is looked at later must not hold its graph
-
-        def each() -> Tensor:
-            return F.cross_entropy(answers, targets, label_smoothing=smoothing, reduction="none")
-
         self.losses.take(
             Step(
                 epoch=self.current_epoch,
                 step=batch_idx,
                 rate=self.last_lr,
                 loss=loss.detach(),
-                each=each,
+                each=lambda: self.loss_of_each(answers, targets),
                 index=batch.index,
                 terms={name: term.detach() for name, term in terms.items()},
             )
         )
-        return self._whole(loss, terms)
+        return self.whole(loss, terms)
 
-    def _whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
-        """The loss that trains: the cross entropy and the weighted terms beside it."""
-        config = self.recipe.loss
-        if "distill" in terms:
-            loss = (1 - config.distill) * loss + config.distill * terms["distill"]
-        if self._similarity is not None:
-            loss = loss + config.similarity * self._similarity.pairs * terms["similarity"]
-        return loss
+    def served(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Return images and targets as the step sees them."""
+        return batch.images, batch.targets
+
+    @abstractmethod
+    def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
+        """Return the logits, float32, and put what the loss has besides into ``terms``."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss that is told, 0-dimensional."""
+
+    @abstractmethod
+    def loss_of_each(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the same of each image, ``[B]``."""
+
+    @abstractmethod
+    def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss that trains: the one that is told and the weighted terms beside it."""
 
     def transfer_batch_to_device(
         self, batch: ImageBatch, device: torch.device, dataloader_idx: int
@@ -246,16 +238,11 @@ class ClassificationTask(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what the epoch's line needs of the steps that are done."""
         checkpoint[OURS] = {"losses": self.losses.state(), "lr": self.last_lr}
-        if self._teacher is not None:
-            checkpoint[OURS]["teacher"] = self._teacher.digest
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with the epoch's line."""
         self.losses.restore(checkpoint[OURS]["losses"])
         self.last_lr = float(checkpoint[OURS]["lr"])
-        if self._teacher is not None and checkpoint[OURS]["teacher"] != self._teacher.digest:
-            text = f"the teacher {self.recipe.loss.distill_teacher!r} has other weights than the "
-            warnings.warn(f"{text}one that this run began with", KeymixWarning, stacklevel=1)
 
     def on_validation_model_zero_grad(self) -> None:
         """Free the gradients for the validation."""
@@ -276,4 +263,97 @@ class ClassificationTask(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Keep the epoch's validation scores for the record."""
-        self.val_scores = self.scores.compute()
+        self.val_scores = self.scores.told()
+
+
+class ClassificationTask(TrainingTask):
+    """Cross entropy on images, mixed where asked, with a teacher's answers beside it.
+
+    Args:
+        recipe: The run.
+        model: A classifier whose parameters train.
+        num_classes: Its classes.
+        steps_per_epoch: Batches a training epoch, for the schedule.
+        losses: Keeps the training losses.
+        teacher: Whose answers the model learns too, where the recipe has that term.
+    """
+
+    kind = CLASSIFICATION
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        *,
+        num_classes: int,
+        steps_per_epoch: int,
+        losses: Losses,
+        teacher: Teacher | None = None,
+    ) -> None:
+        super().__init__(
+            recipe,
+            model,
+            scores=Scores(num_classes),
+            steps_per_epoch=steps_per_epoch,
+            losses=losses,
+        )
+        self._teacher = teacher
+        mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
+        chance = recipe.loss.mixup_prob
+        self._mix = (
+            Mixing(mixup, cutmix, num_classes, recipe.seed, chance) if mixup or cutmix else None
+        )
+        self._similarity = (
+            MapSimilarity(model, recipe.loss.similarity_blocks) if recipe.loss.similarity else None
+        )
+
+    def served(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Mix images where asked."""
+        off = self.recipe.loss.mixup_off_epoch
+        if self._mix is None or (off is not None and self.current_epoch >= off):
+            return batch.images, batch.targets
+        return self._mix(batch.images, batch.targets, batch.index, self.current_epoch)
+
+    def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
+        """Classify, and compare maps and answers where the loss asks for it."""
+        if self._similarity is None:
+            logits = self.model(images).float()
+        else:
+            with self._similarity.listening() as calls:
+                logits = self.model(images).float()
+            terms["similarity"] = self._similarity.mean(calls)
+        if self._teacher is not None:
+            terms["distill"] = self._teacher.term(images, logits)
+        return cast(Tensor, logits)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy."""
+        smoothing = self.recipe.loss.label_smoothing
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+
+    def loss_of_each(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each image."""
+        smoothing = self.recipe.loss.label_smoothing
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
+
+    def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+        """The cross entropy and the weighted terms beside it."""
+        config = self.recipe.loss
+        if "distill" in terms:
+            loss = (1 - config.distill) * loss + config.distill * terms["distill"]
+        if self._similarity is not None:
+            loss = loss + config.similarity * self._similarity.pairs * terms["similarity"]
+        return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep whose answers were learned, too."""
+        super().on_save_checkpoint(checkpoint)
+        if self._teacher is not None:
+            checkpoint[OURS]["teacher"] = self._teacher.digest
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the epoch's line, and warn of another teacher."""
+        super().on_load_checkpoint(checkpoint)
+        if self._teacher is not None and checkpoint[OURS]["teacher"] != self._teacher.digest:
+            text = f"the teacher {self.recipe.loss.distill_teacher!r} has other weights than the "
+            warnings.warn(f"{text}one that this run began with", KeymixWarning, stacklevel=1)

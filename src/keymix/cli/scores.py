@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scores of an evaluation as cells of a table, by task, and those of each class of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keymix.cli import console
+from keymix.data.tasks import SEGMENTATION, TaskKind
+
+_HEADS = {
+    "loss": "loss",
+    "top1": "top1 %",
+    "top5": "top5 %",
+    "jaccard": "Jaccard %",
+    "weighted_jaccard": "weighted %",
+    "dice": "Dice %",
+}
+
+
+def heads(kind: TaskKind) -> list[str]:
+    """Name the columns of a task's scores."""
+    return [_HEADS[name] for name in kind.scores]
+
+
+def cells(scores: Mapping[str, Any], kind: TaskKind) -> list[str]:
+    """Write a task's scores: the loss, and fractions in percent."""
+    return [
+        f"{scores[name]:.4f}" if name == "loss" else percent(scores[name]) for name in kind.scores
+    ]
+
+
+def percent(value: float | None) -> str:
+    """Write a fraction in percent; a dash where there is none."""
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def tell_classes(scores: Mapping[str, Any], kind: TaskKind, what: str) -> None:
+    """Print the scores of each class of masks; nothing for another task.
+
+    Args:
+        scores: With ``classes``, as `keymix.train.mask_scoring.MaskScored.details` has them.
+        kind: The task.
+        what: Whose they are, for the title.
+    """
+    if kind is not SEGMENTATION:
+        return
+    unit = scores["hausdorff_unit"]
+    rows = [
+        [
+            each["name"],
+            percent(each["jaccard"]),
+            percent(each["dice"]),
+            distance(each["hausdorff_mm"]),
+            str(each["missed"]),
+        ]
+        for each in scores["classes"]
+    ]
+    overall = [percent(scores["jaccard"]), percent(scores["dice"])]
+    overall += [distance(scores["hausdorff_mm"]), str(scores["hausdorff_missed"])]
+    rows.append(["all", *overall])
+    columns = ["class", "Jaccard %", "Dice %", f"Hausdorff {unit}", "in one alone"]
+    console.table(columns, rows, left=1, title=f"each class, {what}")
+    console.note(
+        "Hausdorff is a mean over the images where truth and prediction both have the class; "
+        "'in one alone' counts those where only one has it."
+    )
+
+
+def distance(value: float | None) -> str:
+    """Write a distance; a dash where there is none."""
+    return "–" if value is None else f"{value:.1f}"

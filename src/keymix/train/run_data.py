@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data as a run's model wants it: size, classes, channels, and the statistics of its training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from keymix.data.specs import named, parse
+from keymix.data.tasks import task_of
+from keymix.errors import KeymixWarning, UserError
+from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
+from keymix.train.scoring import ImageBatch
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+    from keymix.train.runs import Run
+
+
+def data_for(
+    run: Run,
+    seen: dict[str, Any],
+    spec: str | None,
+    size: tuple[int, int],
+    time_steps: int | None = None,
+) -> tuple[ImageData, Tensor]:
+    """Load data as a run's model wants it.
+
+    Args:
+        run: The run.
+        seen: The record of the data that it was trained on.
+        spec: Other data; None for the run's own.
+        size: Height and width of the images, pixels.
+        time_steps: Frames a recording, of a run on events; those of the training if None.
+
+    Returns:
+        The data, and the run's class number of each of its classes.
+
+    Raises:
+        UserError: If it is unfit, or has other channels or classes.
+    """
+    config = run.recipe.data
+    if spec is not None and spec != config.spec:
+        config = replace(config, spec=spec, limit=None)
+    if time_steps is not None and "time_steps" in seen:
+        config = replace(config, time_steps=time_steps)
+    kinds = ("recordings of events", "images")
+    if (events := parse(config.spec)[0].events) != ("time_steps" in seen):
+        holds, trained = kinds if events else kinds[::-1]
+        raise UserError(f"data {config.spec!r} holds {holds}; the run was trained on {trained}.")
+    _same_task(config.spec, seen)
+    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen["crop_pct"]))
+    if data.in_chans != seen["in_chans"]:
+        raise UserError(
+            f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
+            f"{seen['in_chans']}."
+        )
+    if data.masks is not None and list(data.classes) != list(seen["classes"]):
+        raise UserError(
+            f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
+            f"{', '.join(seen['classes'])}, in this order. Rename or reorder its classes."
+        )
+    new = [name for name in data.classes if name not in seen["classes"]]
+    if new:
+        raise UserError(
+            f"data {data.spec!r} has classes that the run was not trained on: "
+            f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
+            f"{', '.join(seen['classes'][:10])}."
+        )
+    if spec in (None, run.recipe.data.spec) and _changed(seen, data.record()):
+        items = named("images", events=data.time_steps is not None)
+        told = f"the {items} of data {data.spec} are not those that the run was trained with: "
+        told += "what is scored may have been trained on"
+        warnings.warn(told, KeymixWarning, stacklevel=2)
+    numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
+    return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
+
+
+def _same_task(spec: str, seen: dict[str, Any]) -> None:
+    """Refuse masks for a classifier, and classes for a segmenter."""
+    holds, trained = parse(spec)[0].task, task_of(seen).name
+    if holds != trained:
+        raise UserError(
+            f"data {spec!r} is for {holds}; the run was trained for {trained}. Name data of that "
+            "kind (`keymix list data`)."
+        )
+
+
+def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether images, labels or splits differ from the record of the training.
+
+    A fingerprint of pixels says nothing about images of another size, or about other frames.
+    """
+    same = list(seen["image_size"]) == list(now["image_size"])
+    same = same and seen.get("time_steps") == now.get("time_steps")
+    keys = ("fingerprint", "index_sha256") if same else ("index_sha256",)
+    return any(seen.get(key) != now[key] for key in keys)
+
+
+def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
+    """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
+    from keymix.data.loaders import Batch
+
+    numbers = numbers.to(device_of_this_machine())
+    for batch in batches:
+        yield Batch(batch.images, numbers[batch.targets], batch.index)
