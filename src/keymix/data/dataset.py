@@ -19,6 +19,7 @@ from keymix.data.pixels import picture_of
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
 from keymix.data.sources.base import Faults, Table
 from keymix.data.specs import parse
+from keymix.data.statistics import statistics_of
 from keymix.data.streams import IntArray
 from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, MaskKind, TaskKind
 from keymix.errors import UserError
@@ -320,7 +321,7 @@ def load(
         )
         for name, table in tables.items()
     }
-    mean, std, measured_on = _statistics(made["train"])
+    mean, std, measured_on = statistics_of(made["train"])
     fingerprint, fingerprint_of = measure.fingerprint(tables, pixels, rows_left_out(left_out))
     return ImageData(
         spec=spec,
@@ -388,16 +389,3 @@ def _resized(tables: dict[str, Table], size: Size) -> list[str]:
         f"images of {own_size[0]}x{own_size[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
         for own_size in own - {size}
     ]
-
-
-def _statistics(train: Split) -> tuple[tuple[float, ...], tuple[float, ...], str]:
-    if train.images is not None:
-        return *measure.mean_std([train.images.numpy()]), "all training images"
-    rows = measure.sample(len(train))
-    mean, std = measure.mean_std([train.read(int(i)).numpy()[None] for i in rows])
-    few = len(rows) < len(train)
-    return (
-        mean,
-        std,
-        f"a fixed sample of {len(rows)} training images" if few else "all training images",
-    )
