@@ -120,6 +120,7 @@ def _refuse_other_libraries(name: str) -> None:
 
 
 def _of_run(name: str, spec: str | None) -> Source:
+    from keymix.data.tasks import SEGMENTATION, task_of
     from keymix.train import files
     from keymix.train.model import device_of_this_machine
     from keymix.train.run_data import data_for
@@ -134,6 +135,11 @@ def _of_run(name: str, spec: str | None) -> Source:
         raise UserError(
             f"the run {name!r} takes frames of events, and a swap is calibrated and judged on "
             "images. Train it anew with another --model.mixer."
+        )
+    if task_of(seen) is SEGMENTATION:
+        raise UserError(
+            f"the run {name!r} predicts masks, and a swap is calibrated and judged on classes. "
+            "Train it anew with another --model.mixer, or swap in Python: keymix.swap(model, …)."
         )
     data, numbers = data_for(run, seen, spec, (seen["image_size"][0], seen["image_size"][1]))
     return Source(
