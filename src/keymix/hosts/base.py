@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.hosts.encoded import Encoded
 from keymix.hosts.plain import patched
 from keymix.hosts.reading import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -76,6 +77,10 @@ class Host(ABC):
     @abstractmethod
     def serves(self, model: nn.Module) -> bool:
         """Whether this adapter knows the model."""
+
+    def bound(self, model: nn.Module) -> Host:
+        """Return the adapter for this model, where one serves models of several families."""
+        return self
 
     @abstractmethod
     def places(self, model: nn.Module) -> list[Place]:
@@ -186,7 +191,7 @@ def find_host(model: nn.Module) -> Host:
     """
     for host in _hosts():
         if host.serves(model):
-            return host
+            return host.bound(model)
     families = ", ".join(host.name for host in _hosts())
     raise UserError(
         f"no adapter knows {_called(type(model))}{_attention_in(model)}; mixers can be put into: "
@@ -255,8 +260,11 @@ def hears_image(model: nn.Module) -> bool:
     """Whether a class token that passes through a model's mixers hears of the image.
 
     Where no mixer sits among prefix tokens there is nothing to hear: Swin and MetaFormer have no
-    class token, and CaiT's meets the patches in layers of its own.
+    class token, and CaiT's meets the patches in layers of its own. Nor is there in dense models,
+    which read the patches out.
     """
+    if isinstance(model, Encoded):
+        return True
     among = [m for m in find_mixers(model).values() if m.site.num_prefix_tokens]
     return not among or any(m.claims.mixes_prefix for m in among)
 

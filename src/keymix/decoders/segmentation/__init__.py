@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoders from feature maps to the logits of pixels."""
