@@ -60,7 +60,7 @@ def header_sizes(tables: Sequence[Table]) -> set[Size]:
         if table.held is not None:
             sizes.add(header_size(table, 0))
             continue
-        sizes.update(*_in_chunks(len(rows), check))
+        sizes.update(*in_chunks(len(rows), check))
     return sizes
 
 
@@ -96,7 +96,7 @@ def decode_all(
                 pixels[i] = evaluation_array(image, size, in_chans, crop_pct)
         return True
 
-    return pixels if all(_in_chunks(len(table), decode)) else None
+    return pixels if all(in_chunks(len(table), decode)) else None
 
 
 def _fitted(
@@ -111,7 +111,7 @@ def _fitted(
             for i in rows:
                 resized[i] = evaluation_array(table.open(i), size, channels, crop_pct)
 
-        _in_chunks(count, resize)
+        in_chunks(count, resize)
         held = resized
     return held if channels == in_chans else np.repeat(held, in_chans, axis=1)
 
@@ -144,7 +144,7 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
 
     if table.held is not None:
         return {}
-    return {i: why for part in _in_chunks(len(table), find) for i, why in part.items()}
+    return {i: why for part in in_chunks(len(table), find) for i, why in part.items()}
 
 
 def sample(count: int) -> IntArray:
@@ -210,12 +210,12 @@ def fingerprint(
         def digests(rows: range, table: Table = table, read: Container[int] = read) -> bytes:
             return b"".join(table.digest(i, content=i in read) for i in rows)
 
-        for digest in _in_chunks(len(table), digests):
+        for digest in in_chunks(len(table), digests):
             whole.update(digest)
     return whole.hexdigest(), what
 
 
-def _in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:
+def in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:
     """Run ``work`` on ranges that cover ``count``, in order of the ranges' results."""
     ranges = [range(start, min(count, start + _CHUNK)) for start in range(0, count, _CHUNK)]
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -93,18 +93,19 @@ class DataSpec:
                     + (f"; {own}." if name == "time_steps" else ".")
                 )
 
-    def open(self, argument: str, faults: Faults) -> Source:
+    def open(self, argument: str, faults: Faults, **settings: object) -> Source:
         """Open the images.
 
         Args:
             argument: What stood after the colon.
             faults: What to do about faults of the data: raise, or collect them.
+            settings: Of data with masks, ``masks``, ``stack`` and ``split_by``; none of others.
 
         Raises:
             UserError: If nothing can be opened, or on a fault that is not collected.
         """
         opener = getattr(importlib.import_module(self.module), self.function)
-        return cast("Source", opener(argument, faults))
+        return cast("Source", opener(argument, faults, **settings))
 
 
 _SMALL = "keymix.data.sources.torchvision_sets"

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,9 +14,68 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keymix.data.decode import Size
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import Fault, Source, Table
+from keymix.data.streams import IntArray
+from keymix.data.tasks import MaskKind
+from keymix.errors import UserError
 
 Pixels = NDArray[np.uint8]
+
+KINDS = {
+    "missing scan": ("scans that are missing", "restore the files, or remove the rows"),
+    "unreadable image": ("broken images", "replace or remove them"),
+    "unreadable mask": ("broken masks", "replace or remove them"),
+    "size unlike the name": (
+        "images of another size than their name says",
+        "rename or replace them",
+    ),
+    "size unlike the neighbours": (
+        "images of another size than their neighbours in the stack",
+        "replace them, or take data.stack=1",
+    ),
+    "scans of one number": ("several scans of one slice", "keep one of them"),
+    "rows of one mask": ("masks that have several rows", "keep one row a slice and class"),
+    "undeclared class": ("classes that the data set does not have", "correct or remove the rows"),
+    "bad run lengths": ("run lengths that are no numbers of 1 or more", "correct the rows"),
+    "odd run lengths": ("run lengths of an odd count", "correct the rows"),
+    "run beyond the image": ("run lengths beyond the image", "correct the rows"),
+    "overlapping runs": ("run lengths that overlap", "correct the rows"),
+    "bad row": ("rows that cannot be read", "correct or remove them"),
+    "bad splits": ("mistakes in the list of splits", "correct the rows"),
+    "case in two splits": (
+        "cases in two splits",
+        "keep a case in one split, or split by slice: data.split_by=slice",
+    ),
+    "missing mask": ("images without mask", "add the masks, or remove the images"),
+    "missing image": ("masks without image", "add the images, or remove the masks"),
+    "images of one stem": ("several images of one stem", "keep one of them"),
+    "undeclared value": ("masks with values that classes.txt lacks", "correct the masks"),
+    "colour mask": ("masks in colour", "store class numbers in one channel"),
+    "size unlike the image": ("masks of another size than their image", "replace them"),
+    "bad groups": ("mistakes in the list of groups", "correct the rows"),
+}
+"""Kinds of faults of images with masks: words for many of one kind, and the remedy."""
+REMEDY = (
+    "Correct it, or leave such images out with --data.skip_corrupt true; `keymix data check` names "
+    "them all."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was seen of an image and its mask.
+
+    Args:
+        faults: What is wrong with them; the message has no remedy, which `KINDS` has.
+        empty: Whether no pixel of the mask has a class but the background.
+        overlap: Pixels that had several classes and kept one.
+        replaced: Neighbours of a stack that others stand in for.
+    """
+
+    faults: Sequence[Fault] = ()
+    empty: bool = False
+    overlap: int = 0
+    replaced: int = 0
 
 
 class ScanTable(Table):
@@ -62,6 +123,23 @@ class ScanTable(Table):
     def scan_id(self, i: int) -> str:
         """Name image ``i`` as predictions of it are named: its id in a CSV, or its file's stem."""
 
+    @abstractmethod
+    def inspect(self, i: int, *, decode: bool = True) -> Seen:
+        """Find all that is wrong with image ``i`` and its mask, and go on after each fault.
+
+        Args:
+            i: The image.
+            decode: Decode the image; otherwise its header and its checksums are read.
+        """
+
+    def faults(self, i: int) -> list[str]:
+        """Say all that is wrong with image ``i`` and its mask, one line each."""
+        return [fault.message for fault in self.inspect(i).faults]
+
+    @abstractmethod
+    def select(self, rows: IntArray) -> ScanTable:
+        """Make the table of ``rows`` (ascending)."""
+
     def read(self, i: int, size: Size) -> tuple[Tensor, Tensor]:
         """Read image ``i`` and its mask as a model of a given size sees them.
 
@@ -72,6 +150,39 @@ class ScanTable(Table):
             uint8 ``[C, H, W]``, and uint8 ``[H, W]`` or ``[K, H, W]``.
         """
         return resized(self.pixels(i), self.mask(i), size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanSource(Source):
+    """A source whose tables are `ScanTable`.
+
+    Args:
+        masks: What the masks are.
+        grouped: Whether the data say which images are of one case; else each is its own.
+    """
+
+    train: ScanTable
+    val: ScanTable | None = None
+    test: ScanTable | None = None
+    test_fraction: float = 0.04
+    masks: MaskKind
+    grouped: bool = True
+
+    @property
+    def tables(self) -> dict[str, ScanTable]:
+        """The tables that there are, by name."""
+        given = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: table for name, table in given.items() if table is not None}
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise the first fault, with what to do about it.
+
+    Raises:
+        UserError: If there is any.
+    """
+    for fault in faults:
+        raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
 
 
 def resized(pixels: Pixels, mask: Pixels, size: Size) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of scans: 16-bit files, their neighbours as channels, and masks of run lengths."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, reason
+from keymix.data.segmentation import rle
+from keymix.data.segmentation.table import Pixels, ScanTable, Seen, refuse
+from keymix.data.sources.base import Fault, head_digest
+from keymix.data.streams import IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """A slice of a scan.
+
+    Args:
+        id: Its name in the table of masks.
+        case: The patient.
+        day: The day of the scan.
+        number: Of the slice in the scan.
+        file: Below the root; None if it is missing.
+        size: Height and width by the file's name, pixels.
+        spacing: Millimetres from row to row and from column to column; None where unknown.
+        runs: Number of an organ and its runs, for each organ that is there.
+        faults: What is wrong with the rows and the name.
+    """
+
+    id: str
+    case: str
+    day: str
+    number: int
+    file: str | None
+    size: Size
+    spacing: tuple[float, float] | None
+    runs: tuple[tuple[int, rle.Runs], ...]
+    faults: tuple[Fault, ...]
+
+
+Numbers = Mapping[int, Sequence[str]]
+"""Files of a scan by the number of the slice."""
+
+
+@dataclass(eq=False)
+class SliceSet:
+    """All slices of a data set, whatever split they are in.
+
+    Args:
+        root: The folder of the data.
+        slices: The slices with masks.
+        files: Files of all slices, with masks or without, by case and day.
+        organs: How many organs there are.
+        looked: What is wrong with a file, once it was looked at; and whether it was decoded.
+    """
+
+    root: Path
+    slices: Sequence[Slice]
+    files: Mapping[tuple[str, str], Numbers]
+    organs: int
+    looked: dict[tuple[str, bool], Fault | None] = field(default_factory=dict)
+
+    def neighbours(self, of: Slice, count: int) -> tuple[list[str], int]:
+        """List the files of a stack in the order of their numbers, ``of`` in the middle.
+
+        For a neighbour that is missing, the nearest slice on the way to it stands in.
+
+        Returns:
+            The files, and for how many of them another one stands in.
+        """
+        assert of.file is not None
+        numbers = self.files[of.case, of.day]
+        found: list[str] = []
+        replaced = 0
+        for step in range(-(count // 2), count // 2 + 1):
+            near = step
+            while near and of.number + near not in numbers:
+                near -= 1 if step > 0 else -1
+            replaced += near != step
+            found.append(numbers[of.number + near][0] if near else of.file)
+        return found, replaced
+
+    def look(self, file: str, size: Size, *, decode: bool) -> Fault | None:
+        """Say what is wrong with a file of which its name tells the size."""
+        key = (file, decode)
+        if key not in self.looked:
+            self.looked[key] = self._look(file, size, decode)
+        return self.looked[key]
+
+    def _look(self, file: str, size: Size, decode: bool) -> Fault | None:
+        path = self.root / file
+        try:
+            with Image.open(path) as image:
+                found = (image.height, image.width)
+                _check_mode(image)
+                if decode:
+                    image.load()
+                else:
+                    image.verify()
+        except DAMAGE as error:
+            told = f"cannot read image {path}: {reason(error)}"
+            return Fault("unreadable image", told, str(path))
+        if found != size:
+            told = (
+                f"{path} has {found[1]}x{found[0]} pixels, not the {size[1]}x{size[0]} of its name"
+            )
+            return Fault("size unlike the name", told, str(path))
+        return None
+
+
+class Slices(ScanTable):
+    """Slices with masks, some of a set or all.
+
+    Args:
+        whole: The set.
+        multilabel: Whether masks keep all organs of a pixel; otherwise the last one.
+        channels: Slices of a stack, an odd number.
+        rows: The slices' rows in the set; all by default.
+    """
+
+    def __init__(
+        self, whole: SliceSet, *, multilabel: bool, channels: int, rows: IntArray | None = None
+    ) -> None:
+        self.rows = np.arange(len(whole.slices), dtype=np.int64) if rows is None else rows
+        self.whole = whole
+        self.channels = channels
+        self._multilabel = multilabel
+        self._slices: list[Slice] = [whole.slices[row] for row in self.rows.tolist()]
+        self.labels = np.zeros(len(self.rows), dtype=np.int64)
+        self.groups = tuple(each.case for each in self._slices)
+
+    def select(self, rows: IntArray) -> Slices:
+        """Make the view of some rows."""
+        return Slices(
+            self.whole,
+            multilabel=self._multilabel,
+            channels=self.channels,
+            rows=self.rows[rows],
+        )
+
+    def name(self, i: int) -> str:
+        """Give the slice's file, or its id if that is missing."""
+        file = self._slices[i].file
+        return self._slices[i].id if file is None else str(self.whole.root / file)
+
+    def scan_id(self, i: int) -> str:
+        """Give the slice's id in the table of masks."""
+        return self._slices[i].id
+
+    def size(self, i: int) -> Size:
+        """Tell height and width by the file's name."""
+        return self._slices[i].size
+
+    def spacing(self, i: int) -> tuple[float, float] | None:
+        """Tell the millimetres from row to row and from column to column, by the file's name."""
+        return self._slices[i].spacing
+
+    def open(self, i: int) -> Image.Image:
+        """Open the slice's own file."""
+        one = self._slices[i]
+        if one.file is None:
+            raise FileNotFoundError(2, "the scan is missing", one.id)
+        return Image.open(self.whole.root / one.file)
+
+    def pixels(self, i: int) -> Pixels:
+        """Decode the slice and its neighbours, each scaled from its least and largest to 0..255.
+
+        A slice of one value is 0.
+
+        Raises:
+            UserError: If one is damaged, missing or of another size; it is named.
+        """
+        one = self._slices[i]
+        refuse([fault for fault in one.faults if one.file is None])
+        files, _ = self.whole.neighbours(one, self.channels)
+        planes = {}
+        for file in dict.fromkeys(files):
+            path = self.whole.root / file
+            try:
+                with Image.open(path) as image:
+                    _check_mode(image)
+                    planes[file] = _scaled(np.asarray(image))
+            except DAMAGE as error:
+                told = f"cannot read image {path}: {reason(error)}"
+                refuse([Fault("unreadable image", told, str(path))])
+            if planes[file].shape != one.size:
+                refuse(self.inspect(i, decode=False).faults)
+        return np.stack([planes[file] for file in files])
+
+    def mask(self, i: int) -> Pixels:
+        """Fill the runs.
+
+        Raises:
+            UserError: If a row of the slice is wrong; it is named.
+        """
+        one = self._slices[i]
+        refuse(one.faults)
+        if self._multilabel:
+            planes = np.zeros((self.whole.organs, *one.size), dtype=np.uint8)
+            for organ, runs in one.runs:
+                planes[organ] = rle.filled(runs, *one.size)
+            return planes
+        mask = np.zeros(one.size, dtype=np.uint8)
+        for organ, runs in one.runs:
+            mask[rle.filled(runs, *one.size)] = organ + 1
+        return mask
+
+    def inspect(self, i: int, *, decode: bool = True) -> Seen:
+        """Find all that is wrong with the slice's rows, its file and those of its neighbours."""
+        one = self._slices[i]
+        if one.file is None:
+            return Seen(faults=one.faults, empty=not one.runs)
+        found = list(one.faults)
+        files, replaced = self.whole.neighbours(one, self.channels)
+        for file in dict.fromkeys([one.file, *files]):
+            size = size_of(file)
+            fault = self.whole.look(file, size, decode=decode)
+            if fault is not None:
+                found.append(fault)
+            elif size != one.size:
+                path = self.whole.root / file
+                told = (
+                    f"{path} has another size than its neighbour in the stack, "
+                    f"{self.whole.root / one.file}"
+                )
+                found.append(Fault("size unlike the neighbours", told, str(path)))
+        overlap = 0
+        if not self._multilabel and len(one.runs) > 1:
+            organs = [rle.filled(runs, *one.size) for _, runs in one.runs]
+            overlap = int((np.sum(organs, axis=0, dtype=np.uint8) > 1).sum())
+        return Seen(faults=found, empty=not one.runs, overlap=overlap, replaced=replaced)
+
+    def digest(self, i: int, *, content: bool = True) -> bytes:
+        """Hash runs, names of the stack, length and, with ``content``, the file's first 64 KiB."""
+        one = self._slices[i]
+        if one.file is None:
+            return hashlib.sha256(one.id.encode()).digest()
+        files, _ = self.whole.neighbours(one, self.channels)
+        whole = hashlib.sha256("\n".join([one.id, one.file, *files]).encode())
+        for organ, runs in one.runs:
+            whole.update(f"\n{organ}\n".encode() + runs.astype("<i8").tobytes())
+        path = self.whole.root / one.file
+        head = b""
+        if content:
+            with path.open("rb") as stream:
+                head = stream.read(1 << 16)
+        return head_digest(path.stat().st_size, whole.digest() + head)
+
+
+def size_of(file: str) -> Size:
+    """Tell height and width by the name of a slice's file: number, width, height, spacing."""
+    width, height = file.rpartition("/")[2].split("_")[2:4]
+    return int(height), int(width)
+
+
+def spacing_of(file: str) -> tuple[float, float] | None:
+    """Tell the millimetres from row to row and from column to column by a file's name."""
+    across, down = file.removesuffix(".png").rpartition("/")[2].split("_")[4:6]
+    found = (float(down), float(across))
+    return found if min(found) > 0 else None
+
+
+def _check_mode(image: Image.Image) -> None:
+    if image.mode not in ("L", *SIXTEEN_BIT):
+        raise ValueError(f"its pixels are {image.mode}, not grey of 16 or 8 bits")
+
+
+def _scaled(values: NDArray[Any]) -> Pixels:
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return np.zeros(values.shape, dtype=np.uint8)
+    scaled: Pixels = np.rint((values.astype(np.float64) - low) * (255 / (high - low))).astype(
+        np.uint8
+    )
+    return scaled
