@@ -20,6 +20,7 @@ from keymix.data.segmentation.table import ScanSource, ScanTable, Seen, refuse
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
 from keymix.data.sources.base import Faults, Table
 from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
+from keymix.data.statistics import statistics_of
 from keymix.errors import UserError, unknown
 
 SIZE: Size = (224, 224)
@@ -95,7 +96,7 @@ def load_masks(
         )
         for name, table in tables.items()
     }
-    mean, std, measured_on = _statistics(splits["train"])
+    mean, std, measured_on = statistics_of(splits["train"])
     fingerprint, fingerprint_of = _fingerprint(tables, left_out)
     facts: dict[str, Any] = {
         "split_seed": split_seed,
@@ -195,19 +196,6 @@ def _held(tables: dict[str, ScanTable], source: ScanSource, size: Size) -> dict[
     if sum(map(len, tables.values())) * planes * size[0] * size[1] >= HELD_BYTES:
         return tables
     return {name: hold(table, size) for name, table in tables.items()}
-
-
-def _statistics(train: Split) -> tuple[tuple[float, ...], tuple[float, ...], str]:
-    if train.images is not None:
-        return *measure.mean_std([train.images.numpy()]), "all training images"
-    rows = measure.sample(len(train))
-    mean, std = measure.mean_std([train.read(int(i)).numpy()[None] for i in rows])
-    few = len(rows) < len(train)
-    return (
-        mean,
-        std,
-        f"a fixed sample of {len(rows)} training images" if few else ("all training images"),
-    )
 
 
 def _fingerprint(tables: Mapping[str, ScanTable], left_out: Sequence[LeftOut]) -> tuple[str, str]:

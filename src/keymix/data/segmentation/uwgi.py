@@ -28,9 +28,9 @@ from keymix.errors import UserError, unknown
 
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 _ID = re.compile(r"(case[0-9]+)_day([0-9]+)_slice_([0-9]{4}|[1-9][0-9]{4,})")
-_DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
+DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-_FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
+FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
 _SPLITS = ("train", "val", "test")
 
 
@@ -106,13 +106,13 @@ def _files(root: Path, faults: Faults) -> dict[tuple[str, str], dict[int, list[s
     """List the files of all slices below ``root``, by case and day, by number."""
     found: dict[tuple[str, str], dict[int, list[str]]] = {}
     for folder in sorted((root / "train").glob("case*/case*_day*/scans")):
-        day = _DAY.fullmatch(folder.parent.name)
+        day = DAY.fullmatch(folder.parent.name)
         if day is None or day[1] != folder.parent.parent.name:
             faults.stranger(folder)
             continue
         numbers: dict[int, list[str]] = {}
         for name in sorted(os.listdir(folder)):  # noqa: PTH208  # names alone, without a stat
-            match = _FILE.fullmatch(name)
+            match = FILE.fullmatch(name)
             if match is not None:
                 relative = (folder / name).relative_to(root).as_posix()
                 numbers.setdefault(int(match[1]), []).append(relative)
