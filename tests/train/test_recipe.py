@@ -68,6 +68,8 @@ def test_missing_required_key_is_named() -> None:
         ("schedule.cooldown_epochs", 99),
         ("schedule.cooldown_epochs", -1),
         ("schedule.name", "cosin"),
+        ("schedule.power", 0.0),
+        ("schedule.power", float("inf")),
         ("loss.label_smoothing", 1.0),
         ("loss.mixup", -0.1),
         ("loss.mixup_prob", 0.5),

@@ -125,6 +125,25 @@ def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary, tmp_path: Path) -> No
     assert rates[28:] == [1e-5] * 12
 
 
+@pytest.mark.parametrize(("options", "power"), [({}, 0.9), ({"schedule.power": 2.0}, 2.0)])
+def test_poly_falls_with_its_power(
+    options: dict[str, float], power: float, vary: Vary, tmp_path: Path
+) -> None:
+    recipe = vary(
+        {"schedule.name": "poly", "schedule.epochs": 5, "schedule.warmup_epochs": 0.0, **options}
+    )
+    model = _model(recipe)
+    losses = Losses(model, str, tmp_path, late=False)
+    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=4, losses=losses)
+    made = task.configure_optimizers()
+    assert isinstance(made, dict)
+    scheduler = made["lr_scheduler"]["scheduler"]  # type: ignore[index, typeddict-item]
+    for update in range(20):
+        scheduler.step_update(update)
+        (rate,) = {group["lr"] for group in scheduler.optimizer.param_groups}
+        assert rate == pytest.approx(recipe.optim.lr * (1 - update / 20) ** power)
+
+
 def test_mixing_ends_where_the_recipe_says(vary: Vary, tmp_path: Path) -> None:
     class At(ClassificationTask):
         current_epoch = 0  # Lightning's asks its trainer

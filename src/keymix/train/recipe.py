@@ -106,6 +106,7 @@ class ScheduleConfig:
             before them.
         warmup_lr: Learning rate of the first step of the warm-up.
         min_lr: Learning rate at the end.
+        power: Exponent of ``poly``, above 0: lr (1 - t/T)^power at update t of T.
     """
 
     name: str = "cosine"
@@ -114,12 +115,15 @@ class ScheduleConfig:
     cooldown_epochs: int = 0
     warmup_lr: float = 1e-6
     min_lr: float = 0.0
+    power: float = 0.9
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
             raise unknown("schedule.name", self.name, SCHEDULES)
         require_at_least(1, schedule__epochs=self.epochs)
         require_at_least(0, schedule__warmup_lr=self.warmup_lr, schedule__min_lr=self.min_lr)
+        require_finite("schedule.power", self.power)
+        require(self.power > 0, "schedule.power", self.power, "must be above 0")
         ok = 0 <= self.warmup_epochs <= self.epochs
         remedy = f"must be at least 0 and at most schedule.epochs = {self.epochs}; set both"
         require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)

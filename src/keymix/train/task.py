@@ -148,6 +148,7 @@ class TrainingTask(pl.LightningModule):
             warmup_lr=schedule.warmup_lr,
             min_lr=schedule.min_lr,
             decay_epochs=None,
+            decay_rate=schedule.power if schedule.name == "poly" else 0.1,
             step_on_epochs=False,
             updates_per_epoch=self._updates,
         )
