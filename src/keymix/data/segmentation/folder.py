@@ -169,7 +169,8 @@ def _pairs(place: Path, classes: list[str] | None, named: bool, faults: Faults) 
     for name in folders(base):
         if classes is None or name not in classes:
             raise UserError(
-                f"{base / name}: class {name!r} is not in classes.txt. Add it, or remove the folder."
+                f"{base / name}: class {name!r} is not in classes.txt. Add it there, or remove the "
+                "folder."
             )
     masks: dict[str, list[Path | None]] = {}
     for k, folder in enumerate(where):
