@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from keymix.cli import console
 from keymix.cli.parser import VerbParser
 from keymix.data.specs import is_events, named
 from keymix.errors import UserError, unknown
+from keymix.train.data_config import DataConfig
 
 if TYPE_CHECKING:
     from keymix.data.check import Progress
@@ -23,12 +24,25 @@ if TYPE_CHECKING:
 _SHOWN = 3  # places named in the table; --json and --out name all
 _SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
 
-_HELP = """\
-usage: keymix data check DATA [--time-steps T] [--json] [--out FILE] [--overwrite]
+_OF_MASKS: Mapping[str, tuple[type, str, str]] = {
+    "masks": (
+        str,
+        "KIND",
+        "of images with masks, as data.masks will be in training; like the next three: exclusive "
+        "or multilabel; default: exclusive",
+    ),
+    "stack": (int, "N", "slices that will be an image's channels; default: 1"),
+    "split_by": (str, "UNIT", "case or slice; default: case"),
+    "test_fraction": (float, "F", "share of the images that will become test; default: 0.04"),
+}
 
-  check     decode every image or recording of a data set and find what would stop training or
-            falsify its results: broken ones, ones in two splits, bad labels, empty classes, odd
-            files
+_HELP = """\
+usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--split-by UNIT]
+                         [--test-fraction F] [--json] [--out FILE] [--overwrite]
+
+  check     decode every image, mask or recording of a data set and find what would stop training
+            or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
+            classes, odd files
 
 `keymix data check --help` says more.
 """
@@ -55,13 +69,14 @@ def main(argv: list[str]) -> int:
 def _check(argv: list[str]) -> int:
     parser = VerbParser(
         prog="keymix data check",
-        description="Decode every image or recording of a data set and tell all that is wrong with "
-        "it.",
+        description="Decode every image, mask or recording of a data set and tell all that is "
+        "wrong with it.",
         epilog="The exit code is 0 for data that is fit for training, warnings or not; 1 if "
         "something would stop training or falsify its results; 2 for a mistake in the command.\n\n"
         "examples:\n  keymix data check photos\n  keymix data check cifar10\n"
         "  keymix data check parquet:birds --json\n"
-        "  keymix data check cifar10dvs:CIFAR10DVS --time-steps 16\n",
+        "  keymix data check cifar10dvs:CIFAR10DVS --time-steps 16\n"
+        "  keymix data check uwgi:uw-madison-gi --masks multilabel\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", metavar="DATA", help="a path, or a spec (`keymix list data`)")
@@ -71,6 +86,8 @@ def _check(argv: list[str]) -> int:
         metavar="T",
         help="frames a recording of events, as data.time_steps will be in training; default: 10",
     )
+    for name, (kind, metavar, told) in _OF_MASKS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=told)
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
@@ -83,9 +100,11 @@ def _check(argv: list[str]) -> int:
 
     from keymix.data.check import check, resolve
 
+    of_masks = {name: getattr(given, name) for name in _OF_MASKS}
+    DataConfig(spec=given.data, **of_masks)  # refuses what training would
     items = named("images", events=resolve(given.data)[0].events)
     with _watching(items) as progress:
-        report = check(given.data, progress=progress, time_steps=given.time_steps)
+        report = check(given.data, progress=progress, time_steps=given.time_steps, **of_masks)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
         try:
@@ -156,7 +175,11 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "images", counted(facts["images"])
     if "splits" in facts:
         yield "splits", counted(facts["splits"])
-    if "classes" in facts:
+    if "cases" in facts:
+        yield "cases", counted(facts["cases"])
+    if "masks" in facts:
+        yield from _of_masks(facts)
+    elif "classes" in facts:
         train = {name: of["train"] for name, of in facts["classes"].items()}
         least, most = min(train, key=train.__getitem__), max(train, key=train.__getitem__)
         yield (
@@ -176,8 +199,25 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if sizes["different"] > 1
             else (f"all {sizes['common']['width']}x{sizes['common']['height']}"),
         )
+    if "spacing" in facts:
+        spacing = facts["spacing"]
+        common = f"{spacing['common']['column_mm']:g}x{spacing['common']['row_mm']:g} mm"
+        more = f"{spacing['different']} different; common {common}"
+        yield "spacing", f"all {common}" if spacing["different"] == 1 else more
     for note in facts.get("notes", ()):
         yield "note", note
+
+
+def _of_masks(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Say what the masks are, and for each class in how many images and pixels it is."""
+    masks = facts["masks"]
+    told = f"{masks['kind']}; {masks['empty']} images without any class"
+    if masks["ignored"]:
+        told += f"; {masks['ignored']:.2%} of pixels ignored"
+    yield "masks", told
+    for name, of in facts["classes"].items():
+        splits = ", ".join(f"{split} {of[split]}" for split in facts["splits"])
+        yield "class", f"{name}: {of['share_of_pixels']:.2%} of pixels, in images of {splits}"
 
 
 def _places(finding: Finding) -> str:

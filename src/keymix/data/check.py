@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -25,30 +25,46 @@ from keymix.data.specs import (
     parse,
 )
 from keymix.data.survey import survey
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int, int], None]
 
-_ON_DISK = ("folder", "imagenet", "parquet", "events", "cifar10dvs", "dvs128")
+_ON_DISK = ("folder", "imagenet", "parquet", "events", "cifar10dvs", "dvs128", "uwgi", "masks")
 
-_TELL_WHERE = ("cifar10dvs", "dvs128")  # they say themselves where to get a set that is not there
+# they say themselves where to get a set that is not there, or how it is laid out
+_TELL_WHERE = ("cifar10dvs", "dvs128", "uwgi", "masks")
 
 
-def check(what: str, *, progress: Progress | None = None, time_steps: int | None = None) -> Report:
+def check(
+    what: str,
+    *,
+    progress: Progress | None = None,
+    time_steps: int | None = None,
+    masks: str | None = None,
+    stack: int | None = None,
+    split_by: str | None = None,
+    test_fraction: float | None = None,
+) -> Report:
     """Decode every image of a data set and tell all that is wrong with it.
 
     Images are compared by their decoded pixels, in the splits that training uses: the source's own,
-    or those carved by `keymix.data.load` without options. Sizes and hashes stay in memory, images
+    or those carved by `keymix.data.load` without options; of images with masks, validation is a
+    sixth of what test leaves, as in the recipes for them. Sizes and hashes stay in memory, images
     do not.
 
     Args:
         what: A data spec, or a path, whose kind is found out.
         progress: Called with the number of images done and of all.
         time_steps: Of recordings of events, frames that would be made of each; 10 by default.
+        masks: Of images with masks, as in `keymix.data.load`; like the next three.
+        stack: Slices that would be the channels of an image.
+        split_by: How they would be split.
+        test_fraction: Share that would become test.
 
     Raises:
-        UserError: If there is no such data set, or it cannot be had; or time steps are given for
-            images.
+        UserError: If there is no such data set, or it cannot be had; or a setting is given for data
+            that have none.
     """
     entry, argument = resolve(what)
     if time_steps is not None and not entry.events:
@@ -56,23 +72,27 @@ def check(what: str, *, progress: Progress | None = None, time_steps: int | None
             f"time_steps={time_steps} is for recordings of events; data {what} holds images. Leave "
             "--time-steps out."
         )
+    of_masks = {"masks": masks, "stack": stack, "split_by": split_by}
+    entry.check_settings(what, of_masks | {"test_fraction": test_fraction})
     report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
-    faults = Faults(collect=True)
+    faults, kinds = Faults(collect=True), FAULTS
+    segments = entry.task == SEGMENTATION.name
+    if segments:
+        from keymix.data.segmentation.table import KINDS
+
+        kinds = {**FAULTS, **KINDS}
     try:
-        source = entry.open(argument, faults)
+        source = entry.open(argument, faults, **(of_masks if segments else {}))
     except UserError as error:
         if entry.name not in _ON_DISK or not Path(argument).expanduser().exists():
             raise
-        _add_faults(report, faults)
+        _add_faults(report, faults, kinds)
         report.add(STOPS, "sets that cannot be opened", [str(error)], "")
         return report
-    _add_faults(report, faults)
     given = {"train": source.train, "val": source.val, "test": source.test}
     tables = {name: table for name, table in given.items() if table is not None}
     report.facts["images"] = {name: len(table) for name, table in tables.items()}
     report.facts["notes"] = list(source.notes)
-    splits = _splits(report, tables, source if not faults.found else None)
-
     total, done = sum(map(len, tables.values())), 0
 
     def count(more: int) -> None:
@@ -81,6 +101,34 @@ def check(what: str, *, progress: Progress | None = None, time_steps: int | None
         if progress is not None:
             progress(done, total)
 
+    if segments:
+        from keymix.data.segmentation.check import Settings, check_scans
+
+        settings = Settings(stack=stack, split_by=split_by, test_fraction=test_fraction)
+        check_scans(report, source, faults, settings, count)
+        _add_faults(report, faults, kinds)
+    else:
+        _add_faults(report, faults, kinds)
+        _check_images(report, source, tables, faults, count, time_steps)
+    remedy = "they are not read: move them, or give them an image's ending"
+    if source.events:
+        remedy = "they are not read: move them, or store them as .npz"
+    report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
+    if source.events:
+        report.findings = [_of_recordings(found) for found in report.findings]
+    return report
+
+
+def _check_images(
+    report: Report,
+    source: Source,
+    tables: dict[str, Table],
+    faults: Faults,
+    count: Callable[[int], None],
+    time_steps: int | None,
+) -> None:
+    """Look at every image or recording that has a class."""
+    splits = _splits(report, tables, source if not faults.found else None)
     if source.events:
         from keymix.data.events.loading import TIME_STEPS
         from keymix.data.events.survey import survey_events
@@ -98,13 +146,6 @@ def check(what: str, *, progress: Progress | None = None, time_steps: int | None
     contents.add_classes(report, images, empty_told=bool(known & {"empty class", "unknown class"}))
     contents.add_sizes(report, images)
     contents.add_traits(report, images)
-    remedy = "they are not read: move them, or give them an image's ending"
-    if source.events:
-        remedy = "they are not read: move them, or store them as .npz"
-    report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
-    if source.events:
-        report.findings = [_of_recordings(found) for found in report.findings]
-    return report
 
 
 def _of_recordings(found: Finding) -> Finding:
@@ -150,8 +191,8 @@ def _splits(
     return splits
 
 
-def _add_faults(report: Report, faults: Faults) -> None:
-    for kind, (what, remedy) in FAULTS.items():
+def _add_faults(report: Report, faults: Faults, kinds: Mapping[str, tuple[str, str]]) -> None:
+    for kind, (what, remedy) in kinds.items():
         found = [fault for fault in faults.found if fault.kind == kind]
         details = [{"id": fault.culprit, "reason": fault.message} for fault in found]
         report.add(STOPS, what, [fault.message for fault in found], remedy, details)

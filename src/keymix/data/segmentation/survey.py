@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads every image with its mask once and keeps what a check needs; goes on after a fault."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keymix.data.segmentation.table import Pixels, ScanTable, Seen
+from keymix.data.sources.base import Fault
+from keymix.data.streams import IntArray
+from keymix.data.survey import HASH, Progress
+from keymix.data.tasks import IGNORE
+from keymix.errors import UserError
+
+_CHUNK = 16  # images a task
+
+
+@dataclass(frozen=True, eq=False)
+class ScanSurvey:
+    """What was seen of a table's images and masks.
+
+    Args:
+        hashes: Of the decoded pixels and their size, ``[N]`` of 16 bytes each; zero if broken.
+        mask_hashes: Of the masks, likewise.
+        sizes: Width and height in pixels, ``[N, 2]``; zero if broken.
+        pixels: Pixels of each class, ``[N, K]``; zero where the mask is broken.
+        ignored: Pixels of the value 255, in any plane, ``[N]``.
+        area: Pixels of the masks, ``[N]``; zero where broken.
+        blank: Whether all pixels of an image are the same, ``[N]``.
+        seen: What each table says of its images, ``N`` of them.
+        broken: What makes an image or a mask unreadable, by position.
+    """
+
+    hashes: NDArray[np.void]
+    mask_hashes: NDArray[np.void]
+    sizes: IntArray
+    pixels: IntArray
+    ignored: IntArray
+    area: IntArray
+    blank: NDArray[np.bool_]
+    seen: list[Seen]
+    broken: dict[int, list[Fault]] = field(default_factory=dict)
+
+
+def survey_scans(
+    table: ScanTable, classes: int, progress: Progress, *, stack: int | None = None
+) -> ScanSurvey:
+    """Read every image and mask of a table.
+
+    Args:
+        table: The images.
+        classes: K, number of classes.
+        progress: Called with the number of images done since the last call.
+        stack: Slices of an image; the one in the middle is the image itself.
+    """
+    count = len(table)
+    found = ScanSurvey(
+        hashes=np.zeros(count, dtype=f"V{HASH}"),
+        mask_hashes=np.zeros(count, dtype=f"V{HASH}"),
+        sizes=np.zeros((count, 2), dtype=np.int64),
+        pixels=np.zeros((count, classes), dtype=np.int64),
+        ignored=np.zeros(count, dtype=np.int64),
+        area=np.zeros(count, dtype=np.int64),
+        blank=np.zeros(count, dtype=np.bool_),
+        seen=[Seen()] * count,
+    )
+
+    def look(rows: range) -> int:
+        for i in rows:
+            found.seen[i] = table.inspect(i)
+            faults = list(found.seen[i].faults)
+            try:
+                _see_image(found, i, table.pixels(i), stack)
+                _see_mask(found, i, table.mask(i))
+            except UserError as error:
+                if not faults:  # else it was told by its kind
+                    faults.append(Fault("unreadable image", str(error), table.name(i)))
+            if faults:
+                found.broken[i] = faults
+        return len(rows)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")  # Pillow's remarks on odd files that it reads all the same
+        chunks = [range(at, min(count, at + _CHUNK)) for at in range(0, count, _CHUNK)]
+        for done in pool.map(look, chunks):
+            progress(done)
+    return found
+
+
+def joined(surveys: Sequence[ScanSurvey]) -> ScanSurvey:
+    """Make one survey of those of several tables, in their order."""
+    starts = np.cumsum([0, *(len(each.seen) for each in surveys)]).tolist()
+    return ScanSurvey(
+        **{
+            name: np.concatenate([getattr(each, name) for each in surveys])
+            for name in ("hashes", "mask_hashes", "sizes", "pixels", "ignored", "area", "blank")
+        },
+        seen=[seen for each in surveys for seen in each.seen],
+        broken={
+            start + i: found
+            for start, each in zip(starts, surveys, strict=False)
+            for i, found in each.broken.items()
+        },
+    )
+
+
+def _see_image(found: ScanSurvey, i: int, pixels: Pixels, stack: int | None) -> None:
+    if stack is not None:
+        pixels = pixels[len(pixels) // 2][None]
+    found.sizes[i] = pixels.shape[:0:-1]
+    found.hashes[i] = np.void(_hash(pixels))
+    found.blank[i] = pixels.min() == pixels.max()
+
+
+def _see_mask(found: ScanSurvey, i: int, mask: Pixels) -> None:
+    classes = found.pixels.shape[1]
+    if mask.ndim == 2:
+        counts = np.bincount(mask.ravel(), minlength=IGNORE + 1)
+        found.pixels[i], found.ignored[i] = counts[:classes], counts[IGNORE]
+    else:
+        found.pixels[i] = (mask == 1).sum(axis=(1, 2))
+        found.ignored[i] = (mask == IGNORE).any(axis=0).sum()
+    found.area[i] = mask.shape[-2] * mask.shape[-1]
+    found.mask_hashes[i] = np.void(_hash(mask))
+
+
+def _hash(array: Pixels) -> bytes:
+    whole = hashlib.blake2b(f"{array.shape}".encode(), digest_size=HASH)
+    whole.update(array.tobytes())
+    return whole.digest()
