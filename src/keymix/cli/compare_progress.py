@@ -62,7 +62,7 @@ class Lines:
     def __init__(self) -> None:
         self._ended = self._total = 0
         self._left = _Left()
-        self._accuracy: dict[tuple[str, int], float] = {}
+        self._scores: dict[tuple[str, int], str] = {}
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -75,13 +75,10 @@ class Lines:
         elif event.kind in ("estimate", "note"):
             _line(event.text)
         elif event.kind == "epoch" and event.value is not None:
-            self._accuracy[run] = event.value
+            self._scores[run] = f"validation {event.text} {event.value * 100:.1f} %"
         elif event.kind in ("done", "failed"):
             self._ended += 1
-            seen = self._accuracy.get(run)
-            told = event.text if event.kind == "failed" else ""
-            if event.kind == "done" and seen is not None:
-                told = f"validation accuracy {seen * 100:.1f} %"
+            told = event.text if event.kind == "failed" else self._scores.get(run, "")
             _line(
                 f"{self._ended}/{self._total} {event.kind}: {event.mixer}, seed {event.seed}"
                 + (f": {told}" if told else "")

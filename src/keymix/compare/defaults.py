@@ -2,7 +2,7 @@
 """The recipe of a comparison for which nobody named one: by the data, the model and the mixers.
 
 Recordings of events and mixers of spiking tokens want a spiking model, and recordings a recipe
-whose augmentation is for frames.
+whose augmentation is for frames. Images with masks want a model that answers every pixel.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keymix.data.specs import is_events
+from keymix.data.specs import is_events, task_name
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.train.recipe import Recipe
 
 DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
-EVENTS_RECIPE = "moving_digits_qkformer"
+EVENTS_RECIPE, MASKS_RECIPE = "moving_digits_qkformer", "small_masks_setr"
 SPIKING_MODEL = "qkformer_micro_32"
 _SIDE = 32  # pixels a side of the images and frames that the spiking model is made for
 
@@ -83,6 +84,8 @@ def default_for(
 
     if is_events(data):
         return Default(recipe=recipes.get(EVENTS_RECIPE), why=f"{data} holds recordings of events")
+    if task_name(data) == SEGMENTATION.name:
+        return Default(recipe=recipes.get(MASKS_RECIPE), why=f"{data} holds images with masks")
     spiking = model is None and [*_by_tokens(mixers)] == ["spiking"]
     why = "these mixers take spiking tokens" if spiking else ""
     if spiking and data is None:

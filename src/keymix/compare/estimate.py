@@ -188,11 +188,17 @@ class _Steps:
         import torch
         from torch.nn import functional
 
+        from keymix.train.mask_scoring import mean_loss
         from keymix.train.scoring import autocast
 
         with autocast(self.device, self.recipe.precision):
-            logits = self.model(images)
-        torch.autograd.backward(functional.cross_entropy(logits.float(), targets))
+            logits = self.model(images).float()
+        masks = self.data.masks
+        if masks is None:
+            loss = functional.cross_entropy(logits, targets)
+        else:
+            loss = mean_loss(logits, targets, multilabel=masks.multilabel)
+        torch.autograd.backward(loss)
         if self.recipe.optim.clip_grad:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip_grad)
         self._optimizer.step()

@@ -45,8 +45,8 @@ class Event:
         seed: Which run.
         epoch: Epochs done in it.
         epochs: Epochs planned.
-        value: Validation accuracy, a fraction.
-        text: Why it failed, or what is being done.
+        value: The score on validation, a fraction, such as accuracy.
+        text: Why it failed, what is being done, or what the score of an epoch is.
         done: Runs that are finished.
         total: Runs of the comparison.
         trial: What the mixer's steps took, ``None`` if they failed.

@@ -7,11 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from keymix.compare import environments, spike_costs, words
-from keymix.compare.answers import confusions, counts
+from keymix.compare.answers import Answers, confusions, counts
+from keymix.compare.mask_answers import MaskAnswers
 from keymix.compare.outcome import caution, lead, outcome
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Reading, read_run
+from keymix.data.tasks import SEGMENTATION, scored_classes, task_of
 from keymix.report.html import FORMAT
 
 if TYPE_CHECKING:
@@ -62,14 +66,20 @@ def make_record(
     spikes: Mapping[str, Any] | None,
     processes: int,
     threads: int,
+    gallery: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make the content of ``results.json``: all that the report shows, plain values."""
     from keymix.train.environment import environment
 
+    task = task_of(data)
     done = [r for r in readings if r.answers is not None]
     rows = {
         which: outcome(
-            plan.labels, baseline=plan.baseline, seeds=plan.seeds, scores=_scores(plan, done, which)
+            plan.labels,
+            baseline=plan.baseline,
+            seeds=plan.seeds,
+            scores=_scores(plan, done, which),
+            task=task,
         )
         for which in ("last", "best")
     }
@@ -80,12 +90,14 @@ def make_record(
     finished = [run for run in runs if run["status"] == "done"]
     for run, place in zip(finished, places, strict=True):
         run["trained_with"] = place
+    told_of_masks = _of_masks(data, done, gallery) if task is SEGMENTATION else {}
     return {
         "format": FORMAT,
+        **({"task": task.name} if task is SEGMENTATION else {}),
         "title": words.title(data),
         "facts": words.of_data(words.facts(plan, data), data),
-        "lead": words.of_data(lead(rows["last"], baseline=plan.baseline), data),
-        "caution": words.of_data(caution(len(plan.seeds)), data),
+        "lead": words.of_data(lead(rows["last"], baseline=plan.baseline, task=task), data),
+        "caution": words.of_data(caution(len(plan.seeds), task=task), data),
         "created": time.strftime("%Y-%m-%d %H:%M %Z"),
         "command": command,
         "environment": {key: line for key, line in here.items() if key != "threads"},
@@ -106,7 +118,7 @@ def make_record(
             for e in plan.entrants
         ],
         "outcome": words.of_data(rows, data),
-        **_class_by_class(plan, data, done),
+        **(told_of_masks or _class_by_class(plan, data, done)),
         "costs": dict(costs),
         "measured": dict(measured),
         **({} if told_spikes is None else {"spikes": words.of_data(told_spikes, data)}),
@@ -138,7 +150,7 @@ def _scores(plan: Plan, done: Sequence[Reading], which: Any) -> dict[str, dict[i
 def _class_by_class(plan: Plan, data: Mapping[str, Any], done: Sequence[Reading]) -> dict[str, Any]:
     """Tell how many test images each class has, and what was taken for what."""
     names = list(data["classes"])
-    answers = [(r.run["mixer"], r.answers) for r in done if r.answers is not None]
+    answers = [(r.run["mixer"], r.answers) for r in done if isinstance(r.answers, Answers)]
     return {
         "test_images": int(data["sizes"]["test"]),
         "classes": {
@@ -150,4 +162,23 @@ def _class_by_class(plan: Plan, data: Mapping[str, Any], done: Sequence[Reading]
             for label in plan.labels
             if any(mixer == label for mixer, _ in answers)
         },
+    }
+
+
+def _of_masks(
+    data: Mapping[str, Any], done: Sequence[Reading], gallery: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Tell how many test images and cases each class is in, and the pictures of some masks."""
+    answers = next((r.answers for r in done if isinstance(r.answers, MaskAnswers)), None)
+    unit = next((str(r.run["hausdorff_unit"]) for r in done), "mm")
+    names = [data["classes"][c] for c in scored_classes(data)]
+    return {
+        "test_images": int(data["sizes"]["test"]),
+        "test_cases": None if answers is None else len(np.unique(answers.group)),
+        "classes": {
+            "names": names,
+            "test_images": None if answers is None else (answers.truth > 0).sum(axis=0).tolist(),
+        },
+        "hausdorff_unit": unit,
+        "gallery": None if gallery is None else dict(gallery),
     }

@@ -56,7 +56,12 @@ def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
 
 
 def attention(
-    models: Mapping[str, nn.Module], data: ImageData, *, pooling: str, seed: int
+    models: Mapping[str, nn.Module],
+    data: ImageData,
+    *,
+    pooling: str,
+    seed: int,
+    chosen: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Record where every mixer's trained model looks on the same few test images.
 
@@ -71,14 +76,16 @@ def attention(
         data: The images.
         pooling: How the models read out, timm's word.
         seed: Whose weights they are, for the record.
+        chosen: Which test images; `spread_out` chooses if None.
 
     Returns:
-        ``images`` (PNG, class, origin), ``layers``, ``query``, ``maps`` (label to heads, grid and
-        packed weights, see `packed`), ``missing`` (label to reason).
+        ``images`` (PNG, class, or name where images have masks, and origin), ``layers``, ``query``,
+        ``maps`` (label to heads, grid and packed weights, see `packed`), ``missing`` (label to
+        reason).
     """
     from keymix.hosts import find_mixers
 
-    chosen = spread_out(data.test, PICTURES)
+    chosen = spread_out(data.test, PICTURES) if chosen is None else chosen
     images = normalised(data, data.test, chosen)
     found = [list(find_mixers(model).values()) for model in models.values()]
     depth = max(map(len, found), default=0)
@@ -96,7 +103,7 @@ def attention(
         "images": [
             {
                 "png": image_uri(data.test.picture(i).numpy()),
-                "label": data.classes[int(data.test.labels[i])],
+                "label": _label(data, i),
                 "id": data.test.ids(i),
             }
             for i in chosen
@@ -106,6 +113,12 @@ def attention(
         "maps": maps,
         "missing": missing,
     }
+
+
+def _label(data: ImageData, i: int) -> str:
+    """Say what a test image is of: its class, or its name where it has a mask of classes."""
+    scans = data.test.scans
+    return data.classes[int(data.test.labels[i])] if scans is None else scans.scan_id(i)
 
 
 def _stages(models: Mapping[str, nn.Module]) -> list[list[int]]:

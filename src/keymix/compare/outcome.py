@@ -10,11 +10,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from keymix.compare import statistics
-from keymix.compare.statistics import VERDICT_SEEDS
+from keymix.compare import statistics, statistics_cases
+from keymix.compare.statistics import VERDICT_SEEDS, Interval
 from keymix.compare.verdicts import judge
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind
 
 Which = Literal["last", "best"]
+
+SUMMARIES = {
+    CLASSIFICATION.name: ("top1", "top5", "val_top1"),
+    SEGMENTATION.name: ("jaccard", "weighted_jaccard", "dice", "hausdorff_mm", "val_jaccard"),
+}
+"""What a row tells over seeds, by task: fields of `Scores` or `MaskScores`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,46 +41,77 @@ class Scores:
     correct: npt.NDArray[np.bool_]
 
 
-Table = Mapping[str, Mapping[int, Scores]]
+@dataclass(frozen=True, kw_only=True)
+class MaskScores:
+    """What one finished run scored where images have masks, with its weights of one epoch.
+
+    Args:
+        val_jaccard: Mean Jaccard index on the validation split, a fraction.
+        jaccard: That on the test split, as are the rest.
+        weighted_jaccard: Each class weighted by its true pixels.
+        dice: Mean Dice coefficient.
+        hausdorff_mm: Mean Hausdorff distance, ``None`` where there is none.
+        cases: Pixels of each test case and class, shared, predicted and true, ``[G, K, 3]``.
+        scored: Numbers of the classes that count.
+    """
+
+    val_jaccard: float
+    jaccard: float
+    weighted_jaccard: float
+    dice: float
+    hausdorff_mm: float | None
+    cases: npt.NDArray[np.int64]
+    scored: tuple[int, ...]
+
+
+Runs = Mapping[int, Any]
+"""Seed to `Scores`, or to `MaskScores`."""
+Table = Mapping[str, Runs]
 """Mixer's label to seed to scores; failed runs are absent."""
 
 
 def outcome(
-    labels: Sequence[str], *, baseline: str, seeds: Sequence[int], scores: Table
+    labels: Sequence[str],
+    *,
+    baseline: str,
+    seeds: Sequence[int],
+    scores: Table,
+    task: TaskKind = CLASSIFICATION,
 ) -> list[dict[str, Any]]:
     """Compute the rows of the result, one a mixer, in the order given.
 
     Holm's correction takes each question (seeds, images) as one family over all mixers other than
-    the baseline, controls included.
+    the baseline, controls included. Where images have masks, the second is of test cases.
 
     Args:
         labels: The mixers compared.
         baseline: The one that all others are compared with.
         seeds: The seeds that were asked for.
         scores: What the finished runs scored.
+        task: What was learned.
 
     Returns:
-        Plain rows: ``mixer, top1, top5, val_top1`` (n, mean, sd), ``seeds, images`` (intervals or
+        Plain rows: ``mixer``, the task's `SUMMARIES` (n, mean, sd), ``seeds, images`` (intervals or
         ``None``), ``verdict, headline, detail``.
     """
     others = [label for label in labels if label != baseline]
     base = scores.get(baseline, {})
     by_seed = statistics.correct_over_mixers(
-        [statistics.over_seeds(_top1(scores.get(m, {})), _top1(base)) for m in others]
+        [
+            statistics.over_seeds(*(_each(runs, task.score) for runs in (scores.get(m, {}), base)))
+            for m in others
+        ]
     )
-    by_image = statistics.correct_over_mixers(
-        [statistics.over_images(_correct(scores.get(m, {})), _correct(base)) for m in others]
-    )
+    over_test = _over_cases if task is SEGMENTATION else _over_images
+    by_image = statistics.correct_over_mixers([over_test(scores.get(m, {}), base) for m in others])
+    unit = "case" if task is SEGMENTATION else "image"
     compared = dict(zip(others, zip(by_seed, by_image, strict=True), strict=True))
     rows = []
     for label in labels:
         runs = scores.get(label, {})
-        top5 = [s.top5 for s in runs.values() if s.top5 is not None]
         row: dict[str, Any] = {
             "mixer": label,
-            "top1": asdict(statistics.summarize([s.top1 for s in runs.values()])),
-            "top5": asdict(statistics.summarize(top5)),
-            "val_top1": asdict(statistics.summarize([s.val_top1 for s in runs.values()])),
+            **{key: _summary(runs, key) for key in SUMMARIES[task.name]},
             "seeds": None,
             "images": None,
             "verdict": None,
@@ -82,7 +120,9 @@ def outcome(
         }
         if label in compared:
             over_seeds, over_images = compared[label]
-            judgement = judge(label, baseline, over_seeds, over_images, planned=len(seeds))
+            judgement = judge(
+                label, baseline, over_seeds, over_images, planned=len(seeds), unit=unit
+            )
             row["seeds"] = over_seeds.to_dict() if over_seeds else None
             row["images"] = over_images.to_dict() if over_images else None
             row |= asdict(judgement)
@@ -90,18 +130,21 @@ def outcome(
     return rows
 
 
-def lead(rows: Sequence[Mapping[str, Any]], *, baseline: str) -> str:
+def lead(
+    rows: Sequence[Mapping[str, Any]], *, baseline: str, task: TaskKind = CLASSIFICATION
+) -> str:
     """Say where the baseline stands and which mixers are ahead or behind."""
-    base = next(row for row in rows if row["mixer"] == baseline)
-    if base["top1"]["mean"] is None:
+    base = next(row for row in rows if row["mixer"] == baseline)[task.score]
+    if base["mean"] is None:
         return f"No run of the baseline {baseline} finished, so there is nothing to compare with."
-    spread = "" if base["top1"]["sd"] is None else f" ± {base['top1']['sd'] * 100:.1f}"
-    n = base["top1"]["n"]
-    runs = "one seed" if n == 1 else f"{n} seeds"
-    text = (
-        f"The baseline {baseline} gets {base['top1']['mean'] * 100:.1f}{spread}\u00a0% of the test "
-        f"images right ({runs})."
-    )
+    spread = "" if base["sd"] is None else f" ± {base['sd'] * 100:.1f}"
+    runs = "one seed" if base["n"] == 1 else f"{base['n']} seeds"
+    share = f"{base['mean'] * 100:.1f}{spread}\u00a0%"
+    if task is CLASSIFICATION:
+        told = f"gets {share} of the test images right"
+    else:
+        told = f"reaches a {task.told} of {share} on the test images"
+    text = f"The baseline {baseline} {told} ({runs})."
     for word in ("better", "worse"):
         names = [row["mixer"] for row in rows if row["verdict"] == word]
         if names:
@@ -114,14 +157,15 @@ def lead(rows: Sequence[Mapping[str, Any]], *, baseline: str) -> str:
     return text
 
 
-def caution(seeds: int) -> str:
+def caution(seeds: int, *, task: TaskKind = CLASSIFICATION) -> str:
     """Say what too few seeds leave open, and the remedy; empty from five seeds up."""
     if seeds >= VERDICT_SEEDS:
         return ""
     count = "One seed" if seeds == 1 else f"{seeds} seeds"
     verb = "allows" if seeds == 1 else "allow"
+    score = task.told if task is CLASSIFICATION else f"the {task.told}"
     return (
-        f"{count} {verb} no verdict: how much accuracy changes from one training to the next "
+        f"{count} {verb} no verdict: how much {score} changes from one training to the next "
         f"is hardly known. Run the same command with --seeds {VERDICT_SEEDS} for one; "
         "finished runs are kept."
     )
@@ -131,9 +175,19 @@ def _listing(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
-def _top1(runs: Mapping[int, Scores]) -> dict[int, float]:
-    return {seed: s.top1 for seed, s in runs.items()}
+def _each(runs: Runs, key: str) -> dict[int, Any]:
+    return {seed: getattr(s, key) for seed, s in runs.items()}
 
 
-def _correct(runs: Mapping[int, Scores]) -> dict[int, npt.NDArray[np.bool_]]:
-    return {seed: s.correct for seed, s in runs.items()}
+def _summary(runs: Runs, key: str) -> dict[str, Any]:
+    known = [value for value in _each(runs, key).values() if value is not None]
+    return asdict(statistics.summarize(known))
+
+
+def _over_images(runs: Runs, base: Runs) -> Interval | None:
+    return statistics.over_images(_each(runs, "correct"), _each(base, "correct"))
+
+
+def _over_cases(runs: Runs, base: Runs) -> Interval | None:
+    scored = next((s.scored for s in base.values()), ())
+    return statistics_cases.over_cases(_each(runs, "cases"), _each(base, "cases"), scored)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.compare.defaults import default_for, refuse_two_kinds
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.recipe import Recipe, replace_path
 
@@ -63,7 +64,8 @@ class Plan:
         seeds: The training seeds, shared by all mixers.
         baseline: Label of the mixer that the others are compared with.
         match: ``"params"`` if widths were matched, else ``None``.
-        pooling: How every model reads out, timm's word (``avg``, ``token``, …).
+        pooling: How every model reads out, timm's word (``avg``, ``token``, …); empty where it
+            answers every pixel.
         unheard: Labels of the mixers that bring nothing to a class token, if that decided it.
         imports: The user's files that register mixers.
         out: The comparison's folder.
@@ -339,8 +341,13 @@ def make_plan(
         raise unknown("match", str(match), ["params"])
     build = meta_builder(recipe, data)
     models = {spec.label: build(spec) for spec in specs}
-    deaf = tuple(spec.label for spec in specs if not _mixes_prefix(spec, models[spec.label]))
+    masks = data.task is SEGMENTATION  # whose models read out every patch token
+    deaf = tuple(
+        spec.label for spec in specs if not masks and not _mixes_prefix(spec, models[spec.label])
+    )
     pooling = str(getattr(models[baseline.label], "global_pool", "") or "token")
+    if masks:
+        pooling = ""
     unheard: tuple[str, ...] = ()
     if deaf and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):

@@ -25,6 +25,8 @@ from typing import IO, TYPE_CHECKING, Any
 from keymix.compare.estimate import Trial
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.worker import Runner
+from keymix.data.specs import task_name
+from keymix.data.tasks import TASKS
 from keymix.errors import Interrupted, KeymixWarning, WriteError
 from keymix.train.signals import interruptible
 
@@ -243,13 +245,15 @@ class _Pool:
 
 
 def _epoch(job: Job, metrics: Any) -> Event:
+    task = TASKS[task_name(job.recipe.data.spec)]
     return Event(
         kind="epoch",
         mixer=job.mixer,
         seed=job.seed,
         epoch=int(metrics["epoch"]) + 1,
         epochs=int(metrics["epochs"]),
-        value=float(metrics["val_top1"]),
+        value=float(metrics[f"val_{task.score}"]),
+        text=task.told,
     )
 
 

@@ -18,6 +18,9 @@ from keymix.compare.worker import FAILURES, reason
 from keymix.errors import UserError
 from keymix.report.html import FORMAT
 
+PICTURES = ("attention", "collapse", "gallery")
+"""What of the record is read off the models and the images."""
+
 
 def rebuild(
     out: str | Path, *, imports: Sequence[str | Path] = (), progress: Watcher | None = None
@@ -130,8 +133,8 @@ def _number(key: str, there: Manifest, before: dict[str, Any]) -> int:
 def _maps(
     plan: Plan, there: Manifest, runs: Sequence[Reading], before: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """Read attention and collapse; where that cannot be done, keep the earlier ones and say why."""
-    from keymix.compare import maps
+    """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
+    from keymix.compare.gallery import pictures
     from keymix.mixers.registry import import_file
     from keymix.train.model import load_data
 
@@ -142,14 +145,10 @@ def _maps(
         found = images.record()
         if any(found[key] != value for key, value in there.images.items()):
             raise UserError(f"the data {images.spec!r} has changed since")
-        seed, models = gather.trained_models(plan, runs)
-        read = {
-            "attention": maps.attention(models, images, pooling=plan.pooling, seed=seed),
-            "collapse": maps.collapse(models, images, seed=seed),
-        }
+        read = pictures(plan, runs, images)
     except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
         same = before.get("format") == FORMAT
-        kept = {key: before.get(key) if same else None for key in ("attention", "collapse")}
+        kept = {key: before.get(key) if same else None for key in PICTURES}
         what = "kept as they were" if kept["attention"] else "left out"
         return kept, f"attention maps are {what}: {reason(error)}"
     return read, ""

@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One row a mixer: accuracy of the last epoch, intervals, verdict."""
+        """One row a mixer: accuracy, or overlap, of the last epoch, intervals, verdict."""
         found: list[dict[str, Any]] = self.record["outcome"]["last"]
         return found
 
@@ -102,7 +102,7 @@ def compare(
         seeds: A number N for seeds 0 … N-1, or the seeds.
         recipe: A recipe, its name or file; if None, ``digits_vit`` for digits,
             ``moving_digits_qkformer`` for recordings of events and for mixers of spiking tokens
-            alone, else ``small_images_vit``.
+            alone, ``small_masks_setr`` for images with masks, else ``small_images_vit``.
         overrides: Recipe fields by dotted key, e.g. ``{"optim.lr": 1e-3}``.
         epochs: Epochs of each run.
         limit: Training and validation images together.
@@ -129,7 +129,8 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.compare import gather, maps
+    from keymix.compare import gather
+    from keymix.compare.gallery import pictures
     from keymix.mixers.registry import import_file
     from keymix.train.fits import check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, warn_of_data
@@ -215,7 +216,6 @@ def compare(
             plan, images, runs, say=lambda text: watch(Event(kind="stage", text=text))
         )
         watch(Event(kind="stage", text="reading attention maps"))
-        seed, models = gather.trained_models(plan, runs)
         record = gather.make_record(
             plan,
             told,
@@ -223,11 +223,10 @@ def compare(
             command=command,
             costs=table,
             measured=measured,
-            attention=maps.attention(models, images, pooling=plan.pooling, seed=seed),
-            collapse=maps.collapse(models, images, seed=seed),
             spikes=spikes,
             processes=processes,
             threads=threads,
+            **pictures(plan, runs, images),
         )
         write(record, out)
     return Comparison(out=out, record=record)

@@ -9,13 +9,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from keymix.compare import mask_answers
 from keymix.compare.answers import Answers, counts, packed, read_answers
 from keymix.compare.environments import Lines, lines
-from keymix.compare.outcome import Scores
+from keymix.compare.mask_answers import MaskAnswers, read_mask_answers
+from keymix.compare.outcome import MaskScores, Scores
 from keymix.compare.plan import Entrant, Plan
+from keymix.data.tasks import SEGMENTATION, TaskKind, task_of
 from keymix.errors import UserError
 
 NOT_STARTED = "it has not started"
+_OF_EACH_CLASS = ("jaccard", "dice", "hausdorff_mm", "missed")
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
 
 
@@ -32,15 +36,22 @@ class Reading:
     """
 
     run: dict[str, Any]
-    answers: Answers | None
+    answers: Answers | MaskAnswers | None
     environment: Lines
     data: dict[str, Any]
 
-    def scores(self, which: Literal["last", "best"]) -> Scores:
+    def scores(self, which: Literal["last", "best"]) -> Scores | MaskScores:
         """Return what a run that is done scored at one epoch."""
         if self.answers is None:
             raise ValueError(f"run {self.run['folder']} is {self.run['status']}: it has no scores")
         told = self.run[which]
+        if isinstance(self.answers, MaskAnswers):
+            return MaskScores(
+                val_jaccard=told["val"]["jaccard"],
+                **{key: told["test"][key] for key in (*SEGMENTATION.scores[1:], "hausdorff_mm")},
+                cases=self.answers.cases(which),
+                scored=self.answers.scored,
+            )
         return Scores(
             val_top1=told["val"]["top1"],
             top1=told["test"]["top1"],
@@ -104,7 +115,9 @@ def _read_done(
     summary = read_json(folder / SUMMARY)
     try:
         data = dict(summary["data"])
-        seconds, marks = summary["seconds"], {w: _mark(summary[w]) for w in ("last", "best")}
+        task = task_of(data)
+        seconds, marks = summary["seconds"], {w: _mark(summary[w], task) for w in ("last", "best")}
+        told = _told_of_masks(summary) if task is SEGMENTATION else {}
         changed = [key for key in images if data[key] != images[key]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{str(folder / SUMMARY)!r} is damaged: {error!r}") from None
@@ -113,27 +126,29 @@ def _read_done(
             f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "
             "away to train it anew."
         )
-    answers = read_answers(folder / PREDICTIONS)
+    answers: Answers | MaskAnswers
+    if task is SEGMENTATION:
+        answers = read_mask_answers(folder / PREDICTIONS, data)
+        told["overlaps"] = mask_answers.packed(answers.images("last"))
+    else:
+        answers = read_answers(folder / PREDICTIONS)
+        correct = answers.correct("last")
+        told["correct"] = packed(correct)
+        told["class_correct"] = counts(answers.target[correct], len(data["classes"]))
     history = [
         {
             "epoch": line["epoch"] + 1,
-            **{key: _finite(line.get(key)) for key in ("train_loss", "val_loss", "val_top1")},
+            **{
+                key: _finite(line.get(key))
+                for key in ("train_loss", "val_loss", f"val_{task.score}")
+            },
         }
         for line in read_metrics(folder / METRICS)
     ]
-    correct = answers.correct("last")
     found = folder / ENVIRONMENT
-    told = {
-        "status": "done",
-        "reason": None,
-        "seconds": seconds,
-        **marks,
-        "correct": packed(correct),
-        "class_correct": counts(answers.target[correct], len(data["classes"])),
-        "history": history,
-    }
+    done = {"status": "done", "reason": None, "seconds": seconds, **marks, **told}
     return Reading(
-        run=run | told,
+        run=run | done | {"history": history},
         answers=answers,
         environment=lines(read_json(found) if found.exists() else {}),
         data=data,
@@ -173,13 +188,24 @@ def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
     return f"it is not finished: {done} of {plan.recipe.schedule.epochs} epochs are done"
 
 
-def _mark(told: Mapping[str, Any]) -> dict[str, Any]:
+def _mark(told: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
+    keys = (*task.scores[1:], task.scores[0])
+    of_test = (*keys, "hausdorff_mm", "hausdorff_missed") if task is SEGMENTATION else keys
     return {
         "epoch": told["epoch"] + 1,
         **{
-            split: {metric: _finite(told[split].get(metric)) for metric in ("top1", "top5", "loss")}
-            for split in ("val", "test")
+            split: {metric: _finite(told[split].get(metric)) for metric in metrics}
+            for split, metrics in (("val", keys), ("test", of_test))
         },
+    }
+
+
+def _told_of_masks(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a summary tells of each class, last epoch, and the unit of its distances."""
+    test = summary["last"]["test"]
+    return {
+        "classes": [{key: row[key] for key in _OF_EACH_CLASS} for row in test["classes"]],
+        "hausdorff_unit": test["hausdorff_unit"],
     }
 
 

@@ -109,7 +109,7 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
     if missing:
         notes.append(f"{_plural(missing, 'seed')} left out because one run of the pair is missing")
     d: FloatArray = np.array([mixer[s] - baseline[s] for s in seeds], dtype=np.float64)
-    n, mean = len(d), _tidy(float(d.mean()))
+    n, mean = len(d), tidy(float(d.mean()))
     if n < 2:
         notes.append("one seed has no spread, so nothing can be said about retraining")
         return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
@@ -163,7 +163,7 @@ def over_images(
         notes.append(f"only {n} test images, so the interval is rough")
     return Interval(
         n=n,
-        difference=_tidy(float(x.mean())),
+        difference=tidy(float(x.mean())),
         low=max(-1.0, center - half),
         high=min(1.0, center + half),
         p=float(2 * stats.norm.sf(abs(center) / error)),
@@ -197,7 +197,7 @@ def correct_over_mixers(intervals: Sequence[Interval | None]) -> list[Interval |
     ]
 
 
-def _tidy(difference: float) -> float:
+def tidy(difference: float) -> float:
     """Drop the last digits, where the same mean by two roads may differ and round apart."""
     return round(difference, 10)
 

@@ -59,21 +59,23 @@ def _direction(difference: float) -> str:
     return "better" if difference > 0 else "worse"
 
 
-def _images_sentence(images: Interval | None) -> str:
+def _images_sentence(images: Interval | None, unit: str) -> str:
     if images is None:
-        return "There is no pair of runs to compare image by image."
-    text = (
-        f"Over the {images.n} test images the difference is {points(images.difference)} points "
-        f"(95\u00a0% interval {span(images)})"
-    )
+        return f"There is no pair of runs to compare {unit} by {unit}."
+    over = f"the {images.n} test {unit}s" if images.n > 1 else f"the one test {unit}"
+    text = f"Over {over} the difference is {points(images.difference)} points"
+    if images.low is None:
+        return f"{text}: {images.note}."
+    rough = "; few cases, so it is rough" if unit == "case" and images.note else ""
+    text += f" (95\u00a0% interval {span(images)}{rough})"
     if _clear(images):
-        return f"{text}, more than the choice of images explains."
+        return f"{text}, more than the choice of {unit}s explains."
     if images.low is not None and images.high is not None and images.low * images.high > 0:
         return (
             f"{text}; the interval leaves out zero by itself, but not after correction for the "
             "number of mixers."
         )
-    return f"{text}, which the choice of images alone could explain."
+    return f"{text}, which the choice of {unit}s alone could explain."
 
 
 def _seeds_sentence(seeds: Interval) -> str:
@@ -87,7 +89,13 @@ def _seeds_sentence(seeds: Interval) -> str:
 
 
 def judge(
-    mixer: str, baseline: str, seeds: Interval | None, images: Interval | None, *, planned: int
+    mixer: str,
+    baseline: str,
+    seeds: Interval | None,
+    images: Interval | None,
+    *,
+    planned: int,
+    unit: str = "image",
 ) -> Judgement:
     """Say in words how a mixer stands to the baseline.
 
@@ -98,8 +106,9 @@ def judge(
         mixer: The mixer's label.
         baseline: The baseline's label.
         seeds: The paired difference over seeds, ``None`` if no pair of runs finished.
-        images: The paired difference over test images.
+        images: The paired difference over test images, or cases.
         planned: Seeds that the comparison asked for.
+        unit: What the second question is of: ``image`` or ``case``.
     """
     if seeds is None:
         return Judgement(
@@ -108,8 +117,8 @@ def judge(
             detail="",
         )
     if seeds.n < VERDICT_SEEDS:
-        return _no_verdict(mixer, baseline, seeds, images, planned=planned)
-    both = f"{_seeds_sentence(seeds)} {_images_sentence(images)}"
+        return _no_verdict(mixer, baseline, seeds, images, planned=planned, unit=unit)
+    both = f"{_seeds_sentence(seeds)} {_images_sentence(images, unit)}"
     retrained, more_images = _clear(seeds), _clear(images)
     agree = images is not None and seeds.difference * images.difference > 0
     if retrained and more_images and agree:
@@ -121,8 +130,8 @@ def judge(
         )
     if retrained:
         why = (
-            f"retrained models would again be {_direction(seeds.difference)} on these test images, "
-            "but other test images might not show it"
+            f"retrained models would again be {_direction(seeds.difference)} on these test {unit}s,"
+            f" but other test {unit}s might not show it"
         )
     elif more_images and images is not None:
         why = (
@@ -141,7 +150,13 @@ def judge(
 
 
 def _no_verdict(
-    mixer: str, baseline: str, seeds: Interval, images: Interval | None, *, planned: int
+    mixer: str,
+    baseline: str,
+    seeds: Interval,
+    images: Interval | None,
+    *,
+    planned: int,
+    unit: str,
 ) -> Judgement:
     count = "1 seed" if seeds.n == 1 else f"{seeds.n} seeds"
     if seeds.n < planned:
@@ -164,5 +179,7 @@ def _no_verdict(
     if seeds.note and "one seed has" not in seeds.note:
         seeds_text += f" Note: {seeds.note}."
     return Judgement(
-        verdict="no verdict", headline=headline, detail=f"{seeds_text} {_images_sentence(images)}"
+        verdict="no verdict",
+        headline=headline,
+        detail=f"{seeds_text} {_images_sentence(images, unit)}",
     )

@@ -8,7 +8,9 @@ from typing import Any
 
 from keymix.compare.plan import Plan
 from keymix.compare.statistics import VERDICT_SEEDS
+from keymix.compare.words_masks import SCORE, over_cases, split_by
 from keymix.data.specs import named
+from keymix.data.tasks import SEGMENTATION, scored_classes, task_of
 
 Data = Mapping[str, Any]
 
@@ -53,7 +55,8 @@ def facts(plan: Plan, data: Data) -> list[str]:
         f"{len(plan.entrants)} mixers × {_plural(seeds, 'seed')}",
         _plural(epochs, "epoch"),
         f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test images",
-        f"{height}×{width} px, {_plural(len(data['classes']), 'class', 'classes')}",
+        f"{height}×{width} px, {_plural(len(scored_classes(data)), 'class', 'classes')}"
+        + (" of masks" if task_of(data) is SEGMENTATION else ""),
         *([f"{_plural(left_out, 'broken image')} left out"] if left_out else []),
     ]
 
@@ -89,6 +92,7 @@ def method(
     """Tell how it was done, one paragraph a question."""
     sizes = data["sizes"]
     left_out = int(data.get("left_out_count", 0))
+    masks = task_of(data) is SEGMENTATION
     items = [
         (
             "What was held equal.",
@@ -105,6 +109,7 @@ def method(
             f"({data.get('split_seed', 0)}). The test images were touched once, at the end of each "
             "run. The headline is the last epoch, which needs no choice; the epoch that was best "
             "on validation is told beside it."
+            + (split_by(plan.recipe.data.split_by) if masks else "")
             + (
                 f" {_plural(left_out, 'broken image')} {'was' if left_out == 1 else 'were'} left "
                 "out; the splits stayed as they were chosen, and every mixer saw the same images."
@@ -118,7 +123,9 @@ def method(
             "t, 95 %. It covers new weights and new data order, on these same test images. From "
             "two or three seeds it is wide, and rightly so.",
         ),
-        (
+        ("Would it hold on more cases?", over_cases())
+        if masks
+        else (
             "Would it hold on more images?",
             "The interval over test images: for each image how often mixer minus baseline gets it "
             "right, averaged over seeds; the mean with a normal interval, 95 %, adjusted after "
@@ -133,6 +140,8 @@ def method(
             "mean equal: the interval says how large a difference could hide.",
         ),
     ]
+    if masks:
+        items.insert(2, ("Score.", SCORE))
     if plan.match == "params":
         items.insert(
             1,
@@ -175,6 +184,8 @@ def _readout(plan: Plan) -> str:
         return "Every model reads out by the mean of its patch tokens."
     if plan.pooling == "token":
         return "Every model reads out by its class token."
+    if not plan.pooling:
+        return "Every model reads out all of its patch tokens, to answer every pixel."
     return f"Every model reads out in the same way (pooling: {plan.pooling})."
 
 

@@ -23,25 +23,27 @@ OPACITY = 240
 MAX_SIDE = 128
 
 
-def _uri(picture: Image.Image) -> str:
+def png_uri(picture: Image.Image) -> str:
+    """Encode a picture as the data URI of a PNG."""
     stream = io.BytesIO()
     picture.save(stream, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
-def image_uri(pixels: npt.NDArray[np.uint8]) -> str:
-    """Encode an image, at most 128 pixels wide or high.
+def image_uri(pixels: npt.NDArray[np.uint8], *, most: int = MAX_SIDE) -> str:
+    """Encode an image.
 
     Args:
         pixels: ``[C, H, W]`` with one or three channels.
+        most: Most pixels wide or high; a larger image is made smaller.
     """
     grey = pixels.shape[0] == 1
     picture = Image.fromarray(
         pixels[0] if grey else np.ascontiguousarray(pixels.transpose(1, 2, 0))
     )
-    if max(picture.size) > MAX_SIDE:
-        picture.thumbnail((MAX_SIDE, MAX_SIDE))
-    return _uri(picture)
+    if max(picture.size) > most:
+        picture.thumbnail((most, most))
+    return png_uri(picture)
 
 
 def heat_uri(values: Sequence[Sequence[float]]) -> str:
@@ -58,4 +60,4 @@ def heat_uri(values: Sequence[Sequence[float]]) -> str:
     rgba = np.zeros((*weights.shape, 4), dtype=np.uint8)
     rgba[..., :3] = HEAT
     rgba[..., 3] = np.round(OPACITY * np.clip(alpha, 0, 1))
-    return _uri(Image.fromarray(rgba))
+    return png_uri(Image.fromarray(rgba))
