@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on masks: what they leave behind, how they resume, what they refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keymix.analysis import overlap
+from keymix.data.augment import Augment
+from keymix.data.tasks import scored_classes
+from keymix.errors import KeymixWarning, UserError
+from keymix.train import files
+from keymix.train.engine import train
+from keymix.train.one_answer import warn_of_no_overlap
+from keymix.train.recipe import (
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    Recipe,
+    ScheduleConfig,
+    replace_path,
+)
+from keymix.train.runs import Run, evaluate, load_run
+from keymix.train.segmentation import SegmentationTask
+from made_masks import ORGANS, write_uwgi
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_uwgi(tmp_path_factory.mktemp("uwgi"))
+
+
+def recipe_on(scans: Path, **changes: Any) -> Recipe:
+    """Return a run of a second: two blocks, 24 pixels, the five augmentations."""
+    recipe = Recipe(
+        name="masks",
+        data=DataConfig(
+            spec=f"uwgi:{scans}", image_size=24, batch_size=4, val_fraction=0.2, test_fraction=0.3
+        ),
+        augment=Augment(
+            flip=True,
+            vertical_flip=True,
+            shift_scale_rotate=True,
+            coarse_dropout=True,
+            brightness_contrast=True,
+        ),
+        model=ModelConfig(
+            name="setr_micro", options={"depth": 2, "embed_dim": 24, "decoder_widths": (16, 8, 8)}
+        ),
+        optim=OptimConfig(lr=3e-3),
+        schedule=ScheduleConfig(name="poly", epochs=2),
+    )
+    return replace_path(recipe, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@pytest.fixture(scope="module")
+def run(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(recipe_on(scans, loss__dice=0.5), tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
+    told, data = run.summary["last"]["test"], run.summary["data"]
+    assert run.summary["task"] == data["task"] == "segmentation"
+    assert data["classes"] == ["background", *ORGANS]
+    with np.load(run.folder / files.PREDICTIONS) as kept:
+        counts, distances = kept["last_counts"], kept["last_hausdorff"]
+        assert sorted(kept["index"]) == list(range(data["sizes"]["test"]))
+        assert len(set(kept["group"].tolist())) == data["cases"]["test"]
+    scored = scored_classes(data)
+    assert scored == [1, 2, 3]
+    pooled = counts.sum(0)
+    assert told["jaccard"] == overlap.mean_jaccard(pooled, scored)
+    assert told["weighted_jaccard"] == overlap.weighted_jaccard(pooled, scored)
+    assert told["dice"] == overlap.mean_dice(pooled, scored)
+    pixels = 24 * 24 * data["sizes"]["test"]
+    assert pooled[:, 1].sum() == pooled[:, 2].sum() == pixels
+    one_alone = (counts[:, 1:, 1] > 0) != (counts[:, 1:, 2] > 0)
+    assert told["hausdorff_missed"] == one_alone.sum() == sum(c["missed"] for c in told["classes"])
+    assert [each["name"] for each in told["classes"]] == list(ORGANS)
+    assert told["hausdorff_unit"] == "mm"
+    both = (counts[..., 1] > 0) & (counts[..., 2] > 0)
+    assert (np.isfinite(distances[:, 1:]) == both[:, 1:]).all()
+    assert np.isnan(distances[:, 0]).all()
+
+
+def test_an_epoch_tells_the_losses_and_the_scores_of_validation(run: Run) -> None:
+    lines = run.metrics()
+    names = {"train_loss", "train_dice_loss", "val_loss", "val_jaccard", "val_dice"}
+    assert all(names | {"val_weighted_jaccard"} <= line.keys() for line in lines)
+    assert not any("val_top1" in line for line in lines)
+    assert 0 < lines[0]["train_dice_loss"] < 1
+    best = max(lines, key=lambda line: (line["val_jaccard"], -line["val_loss"]))
+    assert run.summary["best"]["epoch"] == best["epoch"]
+
+
+def test_distances_are_in_millimetres_of_the_scan_at_any_size_of_the_model(run: Run) -> None:
+    near = evaluate(run, split="train")
+    far = evaluate(run, split="train", image_size=48)
+    assert near["hausdorff_mm"] < 24 * 1.5 * 2**0.5
+    assert far["hausdorff_mm"] < 24 * 1.5 * 2**0.5  # 48 pixels of 0.75 mm
+    assert far["image_size"] == [48, 48]
+
+
+def test_evaluation_repeats_the_test(run: Run) -> None:
+    told = evaluate(run)
+    assert {key: told[key] for key in ("jaccard", "dice", "loss")} == {
+        key: run.summary["last"]["test"][key] for key in ("jaccard", "dice", "loss")
+    }
+    assert told["classes"] == run.summary["last"]["test"]["classes"]
+
+
+def test_a_run_that_was_broken_off_ends_with_the_same_weights(
+    scans: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = SegmentationTask.training_step
+
+    def breaking(self: SegmentationTask, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.current_epoch == 1:
+            raise RuntimeError("power is gone")
+        return step(self, batch, batch_idx)
+
+    recipe = recipe_on(scans, loss__dice=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentationTask, "training_step", breaking)
+        with pytest.raises(RuntimeError, match="power is gone"):
+            train(recipe, tmp_path / "run")
+    resumed = train(recipe, tmp_path / "run").weights()[0]
+    whole = run.weights()[0]
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes", "channels"),
+    [
+        ({"data__masks": "multilabel", "loss__dice": 0.5}, 3, 1),
+        ({"data__stack": 3, "model__mixer": "key_value(pos_dim=6)"}, 4, 3),
+    ],
+)
+def test_masks_of_several_classes_and_stacks_train(
+    scans: Path, tmp_path: Path, changes: dict[str, Any], classes: int, channels: int
+) -> None:
+    done = train(recipe_on(scans, schedule__epochs=1, **changes), tmp_path / "run")
+    state, _ = done.weights()
+    assert state["decoder.head.weight"].shape[0] == classes == len(done.summary["data"]["classes"])
+    assert state["encoder.patch_embed.proj.weight"].shape[1] == channels
+    assert 0 <= done.summary["last"]["test"]["jaccard"] <= 1
+    assert evaluate(done)["jaccard"] == done.summary["last"]["test"]["jaccard"]
+
+
+def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
+    scans: Path, tmp_path: Path
+) -> None:
+    recipe = replace(recipe_on(scans, schedule__epochs=15), augment=Augment())
+    done = train(recipe, tmp_path / "run")
+    first, last = done.metrics()[0], done.metrics()[-1]
+    assert last["train_loss"] < 0.8 * first["train_loss"]
+    assert evaluate(done, split="train")["jaccard"] > 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"model__name": "vit_nano_p2_12", "model__options": {}},
+            "is not for data .* which has masks",
+        ),
+        ({"data__spec": "digits"}, "data.val_fraction|data.test_fraction = 0.3: data digits holds"),
+        ({"loss__mixup": 0.2}, "loss.mixup = 0.2: is for classes of whole images"),
+        ({"loss__label_smoothing": 0.1}, "loss.label_smoothing = 0.1: is for classes"),
+        ({"model__global_pool": "avg"}, "model.global_pool = 'avg': is for classifiers"),
+        ({"augment__crop_padding": 2}, "augment.crop_padding=2 changes images"),
+        ({"data__masks": "both"}, "data.masks 'both'"),
+        ({"data__stack": 2}, "data.stack = 2: must be an odd number"),
+        ({"loss__dice": 1.5}, r"loss.dice = 1.5: must lie in \[0, 1\]"),
+    ],
+)
+def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
+    scans: Path, tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        train(recipe_on(scans, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
+    tiny: Recipe, scans: Path, tmp_path: Path
+) -> None:
+    for changes, told in (
+        ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
+        ({"loss.dice": 0.5}, "loss.dice = 0.5: is for masks, and data digits has none"),
+        ({"augment.vertical_flip": True}, "augment.vertical_flip=True is for images with masks"),
+        ({"data.masks": "exclusive"}, "data.masks = 'exclusive': data digits holds no masks"),
+    ):
+        with pytest.raises(UserError, match=told):
+            train(replace_path(tiny, changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_evaluated_on_data_of_another_task(run: Run) -> None:
+    with pytest.raises(UserError, match="'digits' is for classification; the run was trained for"):
+        evaluate(run, "digits")
+
+
+def test_a_run_is_not_evaluated_on_other_organs(run: Run, scans: Path, tmp_path: Path) -> None:
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    (renamed / "train").symlink_to(scans / "train")
+    text = (scans / "train.csv").read_text().replace("stomach", "liver")
+    (renamed / "train.csv").write_text(text)
+    with pytest.raises(UserError, match="liver"):
+        evaluate(run, f"uwgi:{renamed}")
+
+
+def test_masks_that_cover_nothing_are_told() -> None:
+    with pytest.warns(KeymixWarning, match="5 test images cover nothing of the true ones: probab"):
+        warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": 1.0})
+    with pytest.warns(KeymixWarning, match="training diverged"):
+        warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": float("nan")})
+    warn_of_no_overlap("test", 5, {"dice": 0.1, "loss": 1.0})  # warnings are errors in these tests
+
+
+def test_the_record_of_a_run_opens_again(run: Run) -> None:
+    opened = load_run(run.folder)
+    model, data = opened.model_and_data()
+    assert json.loads(json.dumps(data)) == data
+    logits = model(torch.zeros(1, 1, 24, 24))
+    assert logits.shape == (1, 4, 24, 24)
