@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
+from keymix.data.specs import task_name
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.time_steps import take_time_steps
@@ -171,10 +173,10 @@ def evaluate(
         UserError: If weights or data are unfit, the data has classes that the run never saw, or
             the model, or the memory, cannot take the image size or the time steps.
     """
-    _refuse_lone(resize, image_size)
+    refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
-        model, seen, size = _at_size(run, which, image_size, resize)
+        model, seen, size = at_size(run, which, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, classes = data_for(run, seen, data_spec, size, time_steps)
@@ -201,12 +203,13 @@ def evaluate(
     }
 
 
-def _refuse_lone(resize: str | None, image_size: object) -> None:
+def refuse_lone(resize: str | None, image_size: object) -> None:
+    """Refuse what mixers do at another size where no other size is given."""
     if resize is not None and image_size is None:
         raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
 
 
-def _at_size(
+def at_size(
     run: Run, which: Which, image_size: int | tuple[int, int] | None, resize: str | None
 ) -> tuple[nn.Module, dict[str, Any], tuple[int, int]]:
     """A run's model for an image size, the record of its data, and the height and width."""
@@ -284,12 +287,16 @@ def predict(
         UserError: If a path does not exist, the weights are unfit, or the model, or the memory,
             cannot take the image size or the time steps.
     """
-    _refuse_lone(resize, image_size)
+    refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     if top < 1:
         raise UserError(f"top = {top}: name at least one class.")
+    if task_name(run.recipe.data.spec) == SEGMENTATION.name:
+        raise UserError(
+            f"the run {str(run.folder)!r} predicts masks: use keymix.train.predict_masks."
+        )
     with enough_memory(image_size):
-        model, seen, size = _at_size(run, which, image_size, resize)
+        model, seen, size = at_size(run, which, image_size, resize)
         frames = "time_steps" in seen
         if time_steps is not None:
             take_time_steps(model, time_steps)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of predicted masks: PNG masks, overlays, run lengths as CSV, and what was done."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from keymix.analysis import mask_pictures
+from keymix.data.segmentation import rle
+from keymix.errors import UserError
+from keymix.train import files
+
+MASKS, OVERLAYS = "masks", "overlays"
+RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
+COLUMNS = ("id", "class", "segmentation")
+
+
+@dataclass
+class MaskFolder:
+    """Writes masks as they are predicted; every file is whole or not there.
+
+    - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
+      where a pixel may have several classes;
+    - ``overlays/<id>.png``: the image in grey, predicted organs filled, true ones outlined;
+    - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
+    - ``predictions.json``, the manifest: what was predicted by which run.
+
+    Args:
+        path: The folder.
+        classes: Names of the classes.
+        organs: Numbers of those that are no background.
+        multilabel: Whether a pixel may have several classes.
+    """
+
+    path: Path
+    classes: Sequence[str]
+    organs: Sequence[int]
+    multilabel: bool
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def colours(self) -> list[mask_pictures.Colour | None]:
+        """A colour for each class, None for the background."""
+        number = len(self.classes)
+        left = [k for k in range(number) if k not in self.organs]
+        return mask_pictures.class_colours(number, left[0] if left else None)
+
+    def begin(self, ids: Sequence[str], facts: Mapping[str, Any]) -> None:
+        """Make the folder, take out the predictions of before, and note what will be written.
+
+        Args:
+            ids: Names of all images.
+            facts: What the manifest tells beside.
+
+        Raises:
+            UserError: If something else is in the folder, or the disk does not take it.
+        """
+        checked(self.path, overwrite=True)
+        for file in _of_before(self.path):
+            file.unlink(missing_ok=True)
+        inside = [f"{MASKS}/{self.classes[k]}" for k in self.organs] if self.multilabel else [MASKS]
+        for name in (OVERLAYS, *inside):
+            files.make_folder(self.path / name)
+        planned = [{"id": name} for name in ids]
+        files.write_json(self.path / MANIFEST, {**facts, "complete": False, "images": planned})
+
+    def write(
+        self,
+        name: str,
+        image: NDArray[np.uint8],
+        mask: NDArray[np.uint8],
+        truth: NDArray[np.uint8] | None,
+    ) -> dict[str, int]:
+        """Write an image's mask and overlay, and keep its run lengths.
+
+        Args:
+            name: The image's id.
+            image: ``[C, h, w]``, as it is drawn.
+            mask: What is predicted: ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0 and 1.
+            truth: What is true, likewise; None where nobody knows.
+
+        Returns:
+            Pixels of each class but the background.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        planes = mask_pictures.planes(mask, len(self.classes))
+        if self.multilabel:
+            for k in self.organs:
+                plane = Image.fromarray(planes[k].astype(np.uint8) * 255)
+                _write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
+        else:
+            picture = mask_pictures.mask_picture(mask, self.colours)
+            _write_picture(self.path / MASKS / f"{name}.png", picture)
+        drawn = Image.fromarray(mask_pictures.overlay(image, mask, self.colours, truth))
+        _write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
+        self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
+        return {self.classes[k]: int(planes[k].sum()) for k in self.organs}
+
+    def finish(self, images: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+        """Write the run lengths of all, and the manifest.
+
+        Args:
+            images: What the manifest tells of each image.
+            facts: What it tells beside.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(self.rows)
+        files.write_text(self.path / RUN_LENGTHS, text.getvalue())
+        told = {**facts, "complete": True, "images": list(images)}
+        files.write_json(self.path / MANIFEST, told)
+
+
+def checked(path: Path, *, overwrite: bool) -> Path:
+    """Check where predictions go, before any work.
+
+    Args:
+        path: The folder.
+        overwrite: Whether predictions there may be replaced.
+
+    Raises:
+        UserError: If it is a file, or a folder with other things or predictions in it.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--out {str(path)!r} is a file. Masks need a folder: name one.")
+    if not path.exists() or not any(path.iterdir()):
+        return path
+    if not (path / MANIFEST).exists():
+        raise UserError(
+            f"the folder {str(path)!r} is not empty and holds no predicted masks ({MANIFEST}). "
+            "Name another with --out."
+        )
+    if not overwrite:
+        raise UserError(
+            f"--out {str(path)!r} holds predicted masks: name another or add --overwrite."
+        )
+    return path
+
+
+def _of_before(path: Path) -> list[Path]:
+    """List the files of an earlier prediction, as its manifest tells them."""
+    if not (path / MANIFEST).exists():
+        return []
+    told = files.read_json(path / MANIFEST)
+    names = [str(image.get("id", "")) for image in told.get("images", [])]
+    folders = [path / OVERLAYS, path / MASKS]
+    folders += [path / MASKS / str(each["name"]) for each in told.get("classes", [])]
+    inside = [folder / f"{Path(name).name}.png" for name in names for folder in folders]
+    return [*inside, path / RUN_LENGTHS]
+
+
+def _write_picture(path: Path, picture: Image.Image) -> None:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    files.write_bytes(path, stream.getvalue())
