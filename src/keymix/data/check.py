@@ -86,6 +86,8 @@ def check(
     except UserError as error:
         if entry.name not in _ON_DISK or not Path(argument).expanduser().exists():
             raise
+        if any(of_masks.values()) and _opens(entry, argument):
+            raise  # a setting is at fault, not the data
         _add_faults(report, faults, kinds)
         report.add(STOPS, "sets that cannot be opened", [str(error)], "")
         return report
@@ -117,6 +119,14 @@ def check(
     if source.events:
         report.findings = [_of_recordings(found) for found in report.findings]
     return report
+
+
+def _opens(entry: DataSpec, argument: str) -> bool:
+    try:
+        entry.open(argument, Faults(collect=True))
+    except UserError:
+        return False
+    return True
 
 
 def _check_images(

@@ -48,7 +48,7 @@ class Loader:
         rank: This process's number, 0 to ``world_size - 1``.
         world_size: Number of processes that share the split.
         workers: Processes that decode and augment ahead; 0 works in this process, and so do sets
-            held in memory, for which this is faster.
+            held in memory without masks, for which this is faster.
         drop_last: Drop the last batch if it is not full.
         device: Where batches come out.
 
@@ -103,7 +103,8 @@ class Loader:
         if self.augment is not None and self.augment.erasing_fill == "noise":
             size = (split.in_chans, *split.image_size)
             self._noise = Noise(*size, seed, self.device)
-        self.workers = workers if split.images is None else 0
+        held = split.images is not None and split.scans is None  # masks are augmented on the host
+        self.workers = 0 if held else workers
         if self.augment is not None:
             check_augment(
                 self.augment, events=split.frames is not None, masks=split.scans is not None
