@@ -74,12 +74,27 @@ def test_an_argument_in_brackets_may_be_left_out() -> None:
         (["train/n01440764", "train/cat", "val"], "folder"),
         (["train/n01440764"], "folder"),
         (["n01440764"], "folder"),
+        (["images", "masks"], "masks"),
+        (["train/images", "train/masks", "val/images", "val/masks"], "masks"),
+        (["train/images", "test/images", "test/masks"], "masks"),
+        (["masks", "hats"], "folder"),  # classes of these names
+        (["train/masks", "train/hats"], "folder"),
+        (["train/case1/case1_day0/scans"], "folder"),
     ],
 )
 def test_the_kind_of_a_folder_is_told(tmp_path: Path, folders: list[str], kind: str) -> None:
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     assert kind_of(tmp_path) == kind
+
+
+def test_run_lengths_beside_cases_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").touch()
+    assert kind_of(tmp_path) == "folder"
+    (tmp_path / "train" / "case1").mkdir(parents=True)
+    assert kind_of(tmp_path) == "uwgi"
+    with pytest.raises(UserError, match=f"Write uwgi:{tmp_path}"):
+        parse(str(tmp_path))
 
 
 def test_specs_and_augment_load_without_torch() -> None:

@@ -307,7 +307,7 @@ def kind_of(path: Path) -> str:
         return "parquet"
     if (path / "train.csv").is_file() and any((path / "train").glob("case*/")):
         return "uwgi"
-    if any((path / part / "masks").is_dir() for part in ("", "train", "val", "test")):
+    if any(_holds_masks(path / part) for part in ("", "train", "val", "test")):
         return "masks"
     if (path / "ILSVRC").is_dir():
         return "imagenet"
@@ -326,6 +326,10 @@ def _holds_events(path: Path) -> bool:
     )
     first = next((file for folder in inside[:1] for file in folder.iterdir()), None)
     return first is not None and first.suffix.lower() == ".npz"
+
+
+def _holds_masks(path: Path) -> bool:
+    return (path / "images").is_dir() and (path / "masks").is_dir()
 
 
 def _holds_parquet(path: Path) -> bool:
