@@ -174,8 +174,8 @@ def _notes(seen: Mapping[str, Sequence[Seen]]) -> list[str]:
     over = [each.overlap for each in every if each.overlap]
     if over:
         notes.append(
-            f"classes overlap in {sum(over):,} pixels of {len(over):,} images: the later class is "
-            "kept (data.masks=multilabel keeps all)"
+            f"classes overlap in {sum(over):,} pixels of {len(over):,} image{'s' * (len(over) > 1)}"
+            ": the later class is kept (data.masks=multilabel keeps all)"
         )
     if replaced := sum(each.replaced for each in every):
         notes.append(

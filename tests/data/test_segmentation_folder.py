@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scan_sets import mask_set, write_rows
+
+from keymix.data import load
+from keymix.data.segmentation.folder import open_source
+from keymix.data.segmentation.table import KINDS, ScanTable
+from keymix.data.sources.base import Faults
+from keymix.errors import UserError
+
+
+def table_of(root: Path) -> ScanTable:
+    return open_source(str(root), Faults()).train
+
+
+def mask_of(root: Path, values: NDArray[Any] | Image.Image) -> NDArray[np.uint8]:
+    """The mask that is read where a file of these pixels is."""
+    image = values if isinstance(values, Image.Image) else Image.fromarray(values)
+    image.save(root / "masks" / "p0.png")
+    return table_of(root).mask(0)
+
+
+def test_values_are_classes_whatever_the_mode(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"": 1}, size=(2, 3))
+    told = np.array([[0, 1, 2], [255, 1, 0]], dtype=np.uint8)
+    assert (mask_of(root, told) == told).all()
+    assert (mask_of(root, told.astype(np.uint16)) == told).all()
+    palette = Image.fromarray(told).convert("L")
+    coloured = Image.frombytes("P", palette.size, told.tobytes())
+    coloured.putpalette([k * 37 % 256 for k in range(768)])
+    assert (mask_of(root, coloured) == told).all()
+    assert (mask_of(root, told == 1) == (told == 1)).all()  # a picture of one bit
+
+
+def test_data_of_a_folder_tell_classes_channels_and_what_is_empty(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"": 12})
+    Image.fromarray(np.full((6, 9), 255, dtype=np.uint8)).save(root / "masks" / "p3.png")
+    Image.fromarray(np.zeros((6, 9), dtype=np.uint8)).save(root / "masks" / "p4.png")
+    data = load(f"masks:{root}", val_fraction=0.2, test_fraction=0.2)
+    record = data.record()
+    assert (data.classes, data.in_chans, data.image_size) == (
+        ("background", "leaf", "root"),
+        1,
+        (6, 9),
+    )
+    assert data.masks is not None
+    assert (data.masks.multilabel, data.masks.background) == (False, 0)
+    assert sum(record["empty"].values()) == 2
+    assert record["masks"] == "exclusive"
+    assert "no groups.csv: each image is taken for a case of its own" in record["notes"]
+    Image.new("RGB", (9, 6)).save(root / "images" / "p3.png")
+    assert load(f"masks:{root}").in_chans == 3
+
+
+def test_given_splits_are_kept_and_stems_may_come_again(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"train": 5, "val": 2, "test": 3})
+    data = load(f"masks:{root}")
+    assert [len(split) for split in data.splits] == [5, 2, 3]
+    assert len({group for split in data.splits for group in split.scans.groups}) == 10  # type: ignore[union-attr]
+    assert data.test.ids(0) == str(root / "test" / "images" / "p0.png")
+    assert data.test.scans.scan_id(0) == "p0"  # type: ignore[union-attr]
+
+
+def test_a_folder_a_class_is_multilabel(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"": 4})
+    (root / "classes.txt").write_text("leaf\nroot")
+    for file in sorted((root / "masks").iterdir()):
+        values = np.asarray(Image.open(file))
+        for k, name in enumerate(("leaf", "root")):
+            (root / "masks" / name).mkdir(exist_ok=True)
+            inside = ((values > k) * 255).astype(np.uint8)
+            Image.fromarray(inside).save(root / "masks" / name / file.name)
+        file.unlink()
+    data = load(f"masks:{root}", val_fraction=0.3)
+    assert data.classes == ("leaf", "root")
+    assert data.record()["masks"] == "multilabel"
+    planes = data.train.mask(0)
+    assert planes.shape == (2, 6, 9)
+    assert planes.unique().tolist() == [0, 1]
+    assert (planes[0] >= planes[1]).all()
+    assert planes[0].sum() > planes[1].sum()
+    with pytest.raises(UserError, match=r"has a folder for each class, so its masks are multila"):
+        load(f"masks:{root}", masks="exclusive")
+    (root / "masks" / "root" / "p2.png").unlink()
+    with pytest.raises(UserError, match=r"p2\.png: its mask .*masks/root/p2\.png is missing"):
+        load(f"masks:{root}")
+    (root / "masks" / "seed").mkdir()
+    with pytest.raises(UserError, match=r"masks/seed: class 'seed' is not in classes\.txt"):
+        load(f"masks:{root}")
+
+
+def file(kind: str) -> Callable[[Path], Path]:
+    return lambda root: root / kind / "p2.png"
+
+
+def put(kind: str, image: Image.Image) -> Callable[[Path], None]:
+    return lambda root: image.save(root / kind / "p2.png")
+
+
+def pixels(value: int, size: tuple[int, int] = (6, 9), kind: type = np.uint8) -> Image.Image:
+    values = np.ones(size, dtype=kind)
+    values[0, :2] = value
+    return Image.fromarray(values)
+
+
+# what is done to p2.png: the kind of the fault, and what its line says
+OF_AN_IMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no mask": (
+        lambda root: (root / "masks" / "p2.png").unlink(),
+        "missing mask",
+        "{root}/images/p2.png: its mask {root}/masks/p2.png is missing",
+    ),
+    "no image": (
+        lambda root: (root / "images" / "p2.png").unlink(),
+        "missing image",
+        "{root}/masks/p2.png: the mask has no image of its name",
+    ),
+    "two images": (
+        lambda root: pixels(3).save(root / "images" / "p2.jpg"),
+        "images of one stem",
+        "images of one stem: {root}/images/p2.jpg, {root}/images/p2.png",
+    ),
+    "value": (
+        put("masks", pixels(7)),
+        "undeclared value",
+        "{root}/masks/p2.png has values that classes.txt does not declare: 7 (2 pixels); it "
+        "declares 0 to 2, and 255 is ignored",
+    ),
+    "wide value": (
+        put("masks", pixels(258, kind=np.uint16)),  # 2 in its lower byte
+        "undeclared value",
+        "does not declare: 258 (2 pixels)",
+    ),
+    "colour": (
+        put("masks", Image.new("RGB", (9, 6))),
+        "colour mask",
+        "{root}/masks/p2.png is RGB: a mask has one channel with the class numbers",
+    ),
+    "size": (
+        put("masks", pixels(1, (9, 6))),
+        "size unlike the image",
+        "{root}/masks/p2.png has 6x9 pixels, its image 9x6",
+    ),
+    "broken mask": (
+        lambda root: (root / "masks" / "p2.png").write_bytes(b"no picture"),
+        "unreadable mask",
+        "cannot read mask {root}/masks/p2.png: not an image",
+    ),
+    "broken image": (
+        lambda root: (root / "images" / "p2.png").write_bytes(b"no picture"),
+        "unreadable image",
+        "cannot read image {root}/images/p2.png: not an image",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_AN_IMAGE)
+def test_a_fault_of_an_image_is_named_once_refused_or_left_out(tmp_path: Path, what: str) -> None:
+    spoil, kind, told = OF_AN_IMAGE[what]
+    root = mask_set(tmp_path / "set", {"": 9})
+    spoil(root)
+    told = told.format(root=root)
+    assert kind in KINDS
+    table = table_of(root)
+    found = [(fault.kind, fault.message) for i in range(9) for fault in table.inspect(i).faults]
+    assert len(found) == 1
+    assert found[0][0] == kind
+    assert told in found[0][1]
+    with pytest.raises(UserError) as caught:
+        load(f"masks:{root}")
+    assert told in str(caught.value)
+    assert str(caught.value).endswith("`keymix data check` names them all.")
+    with pytest.raises(UserError) as caught:
+        table.read(2, (6, 9))
+    assert told in str(caught.value)
+    record = load(f"masks:{root}", skip_corrupt=True).record()
+    assert record["left_out_count"] == 1
+    assert told in record["left_out"][0]["reason"]
+    assert sum(record["sizes"].values()) == 8
+
+
+def write(text: str) -> Callable[[Path], object]:
+    return lambda root: (root / "classes.txt").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda root: (root / "classes.txt").unlink(), "{root}/classes.txt is missing."),
+        (write("background\n\nleaf\n"), "{root}/classes.txt: line 2 is empty;"),
+        (write("leaf\nroot\nleaf\n"), "{root}/classes.txt: 'leaf' stands there twice."),
+        (write("leaf\n"), "{root}/classes.txt: it has one class only;"),
+        (
+            write("\n".join(f"c{k}" for k in range(256))),
+            "{root}/classes.txt: it has 256 classes; 255 are the most",
+        ),
+        (lambda root: (root / "train" / "images").mkdir(parents=True), "{root} has images/ and t"),
+        (lambda root: (root / "images").rename(root / "x"), "data masks:{root}: {root} has no i"),
+        (lambda root: (root / "masks").rename(root / "x"), "{root} has images/, but no masks/."),
+        (
+            lambda root: [path.unlink() for path in (root / "images").iterdir()],
+            "{root}/images has no images.",
+        ),
+    ],
+)
+def test_a_mistake_of_the_folder_is_one_line(
+    tmp_path: Path, spoil: Callable[[Path], object], told: str
+) -> None:
+    root = mask_set(tmp_path / "set", {"": 9})
+    spoil(root)
+    with pytest.raises(UserError) as caught:
+        load(f"masks:{root}")
+    assert str(caught.value).startswith(told.format(root=root))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"stack": 3}, r"data\.stack = 3: images of masks:.* have no neighbours"),
+        ({"masks": "multilabel"}, r"data\.masks = 'multilabel': .* has no folders for the classes"),
+        ({"masks": "many"}, r"unknown data\.masks 'many'"),
+        ({"split_by": "day"}, r"unknown data\.split_by 'day'"),
+        ({"test_fraction": 1.0}, r"test_fraction=1\.0 is not between 0 and 1"),
+        ({"limit": 1}, r"limit=1 is below two images"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    root = mask_set(tmp_path / "set", {"": 9})
+    with pytest.raises(UserError, match=told):
+        load(f"masks:{root}", **options)
+
+
+def groups(root: Path, rows: list[list[str]]) -> Path:
+    write_rows(root / "groups.csv", rows, ("image", "group"))
+    return root
+
+
+def test_a_group_stays_in_one_split(tmp_path: Path) -> None:
+    rows = [[f"p{k}.png" if k % 2 else f"p{k}", f"plant{k // 3}"] for k in range(12)]
+    root = groups(mask_set(tmp_path / "set", {"": 12}), rows)
+    data = load(f"masks:{root}", val_fraction=0.3, test_fraction=0.3)
+    assert data.record()["cases"] == {"train": 2, "val": 1, "test": 1}
+    assert [len(split) for split in data.splits] == [6, 3, 3]
+
+
+def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"train": 3, "test": 2})
+    (root / "test" / "images" / "p1.png").rename(root / "test" / "images" / "q1.png")
+    (root / "test" / "masks" / "p1.png").rename(root / "test" / "masks" / "q1.png")
+    groups(root, [["p0", "a"], ["p1", "b"], ["p2", "c"], ["q1", "c"]])
+    faults = Faults(collect=True)
+    open_source(str(root), faults)
+    # p0 is in both folders, c by two names
+    assert [(f.kind, f.culprit) for f in faults.found] == [
+        ("case in two splits", "a"),
+        ("case in two splits", "c"),
+    ]
+    with pytest.raises(UserError, match=r"case 'a' is in train .* and in test"):
+        load(f"masks:{root}")
+    assert len(load(f"masks:{root}", split_by="slice").test) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([["p0", "a"], ["p1", "a"]], "has no group for 1 images: p2. Add their rows."),
+        ([["p0", "a"], ["p9", "a"]], "line 3: there is no image 'p9'."),
+        ([["p0", ""], ["p1", "a"]], "line 2: image 'p0' has no group."),
+        ([["p0", "a"], ["p0", "b"]], "line 3: image 'p0' is in 'b', but in 'a' by line 2."),
+    ],
+)
+def test_mistakes_in_a_list_of_groups_are_named(
+    tmp_path: Path, rows: list[list[str]], told: str
+) -> None:
+    root = groups(mask_set(tmp_path / "set", {"": 3}), rows)
+    with pytest.raises(UserError) as caught:
+        load(f"masks:{root}")
+    assert str(caught.value).startswith(f"{root}/groups.csv")
+    assert told in str(caught.value)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from keymix.data.segmentation import rle
+
+SIDES = st.integers(1, 9)
+
+
+def test_runs_count_from_one_row_by_row() -> None:
+    mask = rle.decode("2 2 7 3", 3, 4)
+    told = [[0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]
+    assert mask.dtype == np.bool_
+    assert (mask == np.array(told)).all()
+    assert rle.encode(np.array(told)) == "2 2 7 3"
+    assert rle.encode(np.ones((2, 5))) == "1 10"
+
+
+@pytest.mark.parametrize("text", ["", "  ", None, math.nan, "nan", "NaN"])
+def test_nothing_is_an_empty_mask(text: str | float | None) -> None:
+    mask = rle.decode(text, 2, 3)
+    assert mask.shape == (2, 3)
+    assert not mask.any()
+    assert rle.encode(mask) == ""
+
+
+@given(arrays(np.bool_, st.tuples(SIDES, SIDES)))
+def test_a_mask_comes_back_exactly(mask: np.ndarray[Any, Any]) -> None:
+    text = rle.encode(mask)
+    assert (rle.decode(text, *mask.shape) == mask).all()
+    numbers = list(map(int, text.split()))
+    starts, lengths = numbers[::2], numbers[1::2]
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    # canonical: in order, and a pixel at least between two runs
+    assert all(end < start for end, start in zip(ends, starts[1:], strict=False))
+    assert sum(lengths) == mask.sum()
+
+
+@given(st.lists(st.integers(1, 6), max_size=6), st.randoms(use_true_random=False))
+def test_runs_in_any_order_and_touching_runs_mean_the_same(lengths: list[int], random) -> None:  # type: ignore[no-untyped-def]
+    start, runs = 1, []
+    for length in lengths:  # each touches the one before
+        runs.append((start, length))
+        start += length
+    random.shuffle(runs)
+    mask = rle.decode(" ".join(f"{a} {b}" for a, b in runs), 6, 7)
+    assert rle.encode(mask) == (f"1 {sum(lengths)}" if lengths else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        ("1 2 3", "odd run lengths", "3 numbers, an odd count: starts and lengths come in pairs."),
+        ("1 2 x 4", "bad run lengths", "'x' is not a whole number of 1 or more."),
+        ("1 2.5", "bad run lengths", "'2.5' is not a whole number of 1 or more."),
+        ("1 2 -3 4", "bad run lengths", "'-3' is not a whole number of 1 or more."),
+        ("1_0 2", "bad run lengths", "'1_0' is not a whole number of 1 or more."),
+        ("\u0661 2", "bad run lengths", "'\u0661' is not a whole number of 1 or more."),
+        ("3 1 0 2", "bad run lengths", "run 2 (start 0, length 2): its start is below 1."),
+        ("3 1 5 0", "bad run lengths", "run 2 (start 5, length 0): its length is below 1."),
+        ("1 " + "9" * 30, "bad run lengths", "a number has 30 digits."),
+        (
+            "1 1 11 3",
+            "run beyond the image",
+            "run 2 (start 11, length 3) ends beyond the image, which has 4x3 = 12 pixels.",
+        ),
+        (
+            "7 2 2 2 3 1",
+            "overlapping runs",
+            "run 3 (start 3, length 1) overlaps run 2 (start 2, length 2).",
+        ),
+    ],
+)
+def test_what_is_no_mask_is_said(text: str, kind: str, told: str) -> None:
+    with pytest.raises(rle.RunsError) as caught:
+        rle.decode(text, 3, 4)
+    assert (caught.value.kind, str(caught.value)) == (kind, told)
+
+
+def test_the_last_pixel_is_of_the_image() -> None:
+    assert rle.decode("12 1", 3, 4)[2, 3]
+
+
+def test_the_competitions_rows_come_back_exactly(real_data: Path) -> None:
+    with (real_data / "uw-madison-gi" / "train.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    texts = [row["segmentation"] for row in rows]
+    assert [rle.encode(rle.decode(text, 266, 266)) for text in texts] == texts
+    assert sum(map(bool, texts)) == 89

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from scan_sets import mask_set, scan_path, scan_set
+
+from keymix.data import load
+from keymix.data.dataset import ImageData
+from keymix.data.segmentation import loading
+from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
+from keymix.data.segmentation.splits import carve_scans, choose_groups
+from keymix.data.segmentation.table import ScanSource
+from keymix.data.streams import Stream
+from keymix.data.tasks import MaskKind
+from keymix.errors import UserError
+
+COUNTS = st.lists(st.integers(1, 12), min_size=3, max_size=12)
+
+
+def source_of(counts: list[int]) -> ScanSource:
+    """Cases of so many images, which are not there."""
+    pairs = [
+        Pair(stem=f"{case}_{k}", images=(), masks=(None,), wanted=(Path(),), group=f"case{case}")
+        for case, count in enumerate(counts)
+        for k in range(count)
+    ]
+    meaning = Meaning(classes=2, multilabel=False, background=0)
+    return ScanSource(
+        classes=("background", "leaf"),
+        train=Pairs(pairs, meaning, 1),
+        masks=MaskKind(multilabel=False, background=0),
+    )
+
+
+@given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.6), st.floats(0.01, 0.6))
+def test_no_case_is_in_two_splits(counts: list[int], seed: int, test: float, val: float) -> None:
+    source = source_of(counts)
+    parts, _ = carve_scans(source, "x", seed=seed, test_fraction=test, val_fraction=val)
+    groups = {name: {source.train.groups[i] for i in part.rows} for name, part in parts.items()}
+    assert all(groups.values())
+    assert sum(map(len, groups.values())) == len(counts)  # each in one
+    rows = np.concatenate([part.rows for part in parts.values()])
+    assert sorted(rows.tolist()) == list(range(sum(counts)))
+    again, _ = carve_scans(source, "x", seed=seed, test_fraction=test, val_fraction=val)
+    assert all((again[name].rows == parts[name].rows).all() for name in parts)
+    other, _ = carve_scans(source, "x", seed=seed + 1, test_fraction=test, val_fraction=val)
+    assert (other["test"].rows == parts["test"].rows).all()  # whatever the split seed
+
+
+@given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.9))
+def test_no_further_case_would_bring_the_share_nearer(
+    counts: list[int], seed: int, share: float
+) -> None:
+    groups = [f"case{case}" for case, count in enumerate(counts) for _ in range(count)]
+    chosen = choose_groups(groups, share, seed=seed, stream=Stream.VALIDATION)
+    taken = Counter(groups[i] for i in chosen)
+    sizes = Counter(groups)
+    assert all(taken[name] == sizes[name] for name in taken)  # whole cases
+    off = abs(len(chosen) - share * len(groups))
+    left = [name for name in sizes if name not in taken]
+    assert left
+    if len(left) > 1:
+        assert all(abs(len(chosen) + sizes[name] - share * len(groups)) >= off for name in left)
+
+
+def test_the_split_seed_changes_validation() -> None:
+    source = source_of([3] * 10)
+    chosen = {
+        tuple(carve_scans(source, "x", seed=seed, val_fraction=0.2)[0]["val"].rows)
+        for seed in range(8)
+    }
+    assert len(chosen) > 4
+
+
+def test_a_large_set_is_split_eighty_sixteen_four() -> None:
+    sizes = np.random.default_rng(0).integers(200, 700, 85).tolist()  # as in the competition
+    parts, _ = carve_scans(source_of(sizes), "x")  # the shares that recipes ask for
+    whole = sum(sizes)
+    shares = [len(parts[name].rows) / whole for name in ("train", "val", "test")]
+    assert shares == pytest.approx([0.8, 0.16, 0.04], abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([5], "data x: 1 case to make train, val and test of; 3 are needed. Add some, or take d"),
+        ([5, 5], "data x: 2 cases to make train, val and test of; 3 are needed."),
+    ],
+)
+def test_too_few_cases_are_told(counts: list[int], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        carve_scans(source_of(counts), "x")
+    assert str(caught.value).startswith(told)
+    parts, _ = carve_scans(source_of(counts), "x", split_by="slice")
+    assert sum(len(part.rows) for part in parts.values()) == sum(counts)
+
+
+def test_slices_of_a_case_may_part() -> None:
+    source = source_of([10, 10, 10])
+    parts, _ = carve_scans(source, "x", split_by="slice", test_fraction=0.2, val_fraction=0.25)
+    assert [len(parts[name].rows) for name in ("train", "val", "test")] == [18, 6, 6]
+    shared = [{source.train.groups[i] for i in part.rows} for part in parts.values()]
+    assert set.intersection(*shared)
+
+
+def test_a_limit_takes_images_and_moves_no_case() -> None:
+    source = source_of([6] * 10)
+    whole, _ = carve_scans(source, "x", val_fraction=0.2, test_fraction=0.3)
+    some, _ = carve_scans(source, "x", val_fraction=0.2, test_fraction=0.3, limit=21)
+    assert len(some["train"].rows) + len(some["val"].rows) == 21
+    assert len(some["val"].rows) == 3  # 6 of 42 are
+    assert len(some["test"].rows) == 18
+    for name, part in some.items():
+        assert set(part.rows) <= set(whole[name].rows)
+
+
+def test_images_are_held_or_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = scan_set(tmp_path, {1: 3, 2: 3, 3: 3, 4: 3})
+    options = {"image_size": (4, 5), "val_fraction": 0.3, "stack": 3}
+    held = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(loading, "HELD_BYTES", 0)
+    read = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
+    assert held.record()["cached"]
+    assert not read.record()["cached"]
+    assert (held.mean, held.std) == (read.mean, read.std)
+    for ours, theirs in zip(held.splits, read.splits, strict=True):
+        for i in range(len(ours)):
+            assert torch.equal(ours.read(i), theirs.read(i))
+            assert torch.equal(ours.mask(i), theirs.mask(i))
+    image = held.train.read(0)
+    assert image.shape == (3, 4, 5)
+    kept = image.clone()
+    image.zero_()  # a copy
+    assert torch.equal(held.train.read(0), kept)
+    assert held.train.scans is not None
+    assert held.train.scans.read(0, (6, 9))[0].shape == (3, 6, 9)
+    rows = np.array([1])
+    assert torch.equal(held.train.scans.select(rows).read(0, (4, 5))[1], held.train.mask(1))
+
+
+def sha(data: ImageData) -> str:
+    return str(data.record()["fingerprint"])
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_fingerprint_is_of_images_and_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    if not held:
+        monkeypatch.setattr(loading, "HELD_BYTES", 0)
+    scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2})
+    files = mask_set(tmp_path / "files", {"": 6})
+    first = [sha(load(f"uwgi:{scans}")), sha(load(f"masks:{files}"))]
+    assert first == [sha(load(f"uwgi:{scans}")), sha(load(f"masks:{files}"))]
+    text = (scans / "train.csv").read_text()
+    (scans / "train.csv").write_text(text.replace("11 2", "11 3", 1))
+    mask = np.array(Image.open(files / "masks" / "p0.png"))
+    mask[0, 0] = 1 - (mask[0, 0] == 1)
+    Image.fromarray(mask).save(files / "masks" / "p0.png")
+    second = [sha(load(f"uwgi:{scans}")), sha(load(f"masks:{files}"))]
+    (scans / "train.csv").write_text(text)
+    path = scan_path(scans, 1, 0, 1, (6, 9))
+    pixels = np.array(Image.open(path))
+    pixels[3, 3] = 0
+    Image.fromarray(pixels).save(path)
+    assert len({*first, *second, sha(load(f"uwgi:{scans}"))}) == 5
+
+
+def test_images_of_several_sizes_become_224(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"": 6})
+    for kind in ("images", "masks"):
+        path = root / kind / "p0.png"
+        Image.open(path).resize((5, 5), Image.Resampling.NEAREST).save(path)
+    assert load(f"masks:{root}").image_size == (224, 224)
+
+
+def test_the_real_cases_are_split_whole(real_data: Path) -> None:
+    spec = f"uwgi:{real_data}/uw-madison-gi"
+    for seed in range(3):
+        data = load(spec, split_seed=seed, image_size=32, val_fraction=1 / 6, test_fraction=0.2)
+        groups = [set(split.scans.groups) for split in data.splits if split.scans]
+        assert not groups[0] & groups[1]
+        assert not groups[0] & groups[2]
+        assert not groups[1] & groups[2]
+        assert (
+            sum(map(len, groups))
+            == len(set().union(*groups))
+            == sum(data.record()["cases"].values())
+        )
