@@ -212,7 +212,7 @@ def _looked(
     origin = ""
     for i, one in enumerate(loaded):
         console.note(f"looking at {one.label}")
-        photos, mine, origin = _photos(one, loaded, given, left_out)
+        photos, shown, mine, origin = _photos(one, loaded, given, left_out)
         if names and mine != names:
             raise UserError("the models were shown other images: give --images")
         names = mine
@@ -233,7 +233,7 @@ def _looked(
         asked = seen.queries
         models.append(_model(i, one, seen, arrays))
         if given.view == "image":
-            arrays[f"m{i}.photos"] = photos.numpy()
+            arrays[f"m{i}.photos"] = shown.numpy()
     if given.rollout and all(m["rollout"] is None for m in models):
         raise UserError(f"{models[0]['label']}: no rollout: {models[0]['no_rollout']}")
     for m in models:
@@ -264,8 +264,8 @@ def _photos(
     loaded: Sequence[Loaded],
     given: argparse.Namespace,
     left_out: dict[str, str],
-) -> tuple[Tensor, tuple[str, ...], str]:
-    """Read the images as one model sees them: pixels, names, where they come from."""
+) -> tuple[Tensor, Tensor, tuple[str, ...], str]:
+    """Read the images as one model sees them: pixels, what is shown, names, where from."""
     import torch
 
     source = one
@@ -283,7 +283,8 @@ def _photos(
         names.append(name)
     if not pixels:
         raise UserError(f"no image of {images.origin} can be read: {next(iter(left_out.values()))}")
-    return torch.stack(pixels), tuple(names), images.origin
+    shown = torch.stack([images.picture(each) for each in pixels])
+    return torch.stack(pixels), shown, tuple(names), images.origin
 
 
 def _model(

@@ -30,7 +30,7 @@ class View:
 
     Attributes:
         size: Height and width, pixels.
-        in_chans: Channels, 1 or 3.
+        in_chans: Channels: 1, 3 or the slices of a stack.
         mean: Mean of each channel, of values 0..1.
         std: Standard deviation of each channel.
         crop_pct: Share of the resized image's side that the centre crop keeps.
@@ -223,6 +223,10 @@ def load_images(
     Raises:
         UserError: If there are none, or a word is neither a path nor a data spec.
     """
+    from keymix.cli.scans import load_scans, takes_scans
+
+    if takes_scans(loaded, words):
+        return load_scans(loaded, words, limit=limit, split=split)
     if words is None:
         if loaded.run is None:
             raise UserError(
@@ -387,8 +391,7 @@ def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
             )
     found = image_files(words)
     chosen = [found[i] for i in evenly(len(found), limit)]
-    few = len(words) == 1
-    origin = one_line(words[0]) if few else f"{formats.count(len(found))} files"
+    origin = one_line(words[0]) if len(words) == 1 else f"{formats.count(len(found))} files"
     return Images(
         origin=origin,
         names=tuple(map(str, chosen)),

@@ -185,19 +185,28 @@ def refuse(faults: Sequence[Fault]) -> None:
         raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
 
 
+def resized_image(pixels: Pixels, size: Size) -> Tensor:
+    """Resize an image (bilinear, antialiased) to height and width, proportions or not.
+
+    Shape: uint8 ``[C, h, w]`` -> the same at ``size``.
+    """
+    image = torch.from_numpy(pixels.copy())
+    if image.shape[-2:] == size:
+        return image
+    small = F.interpolate(
+        image[None].float(), size, mode="bilinear", antialias=True, align_corners=False
+    )
+    return small[0].round().clamp(0, 255).to(torch.uint8)
+
+
 def resized(pixels: Pixels, mask: Pixels, size: Size) -> tuple[Tensor, Tensor]:
-    """Resize an image (bilinear, antialiased) and its mask (nearest) to height and width.
+    """Resize an image as `resized_image` does, and its mask (nearest).
 
     Shape: uint8 ``[C, h, w]`` and ``[h, w]`` or ``[K, h, w]`` -> the same at ``size``.
     """
-    image, labels = torch.from_numpy(pixels.copy()), torch.from_numpy(mask.copy())
-    if image.shape[-2:] != size:
-        small = F.interpolate(
-            image[None].float(), size, mode="bilinear", antialias=True, align_corners=False
-        )
-        image = small[0].round().clamp(0, 255).to(torch.uint8)
+    labels = torch.from_numpy(mask.copy())
     if labels.shape[-2:] != size:
         planes = labels[None] if labels.ndim == 2 else labels
         planes = F.interpolate(planes[None].float(), size, mode="nearest-exact")[0]
         labels = (planes[0] if labels.ndim == 2 else planes).to(torch.uint8)
-    return image, labels
+    return resized_image(pixels, size), labels
