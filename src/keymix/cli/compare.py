@@ -35,7 +35,8 @@ _FLAGS = ("--no-controls", "--twin", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
-Train several token mixers under one recipe, paired by seed, and tell accuracy, cost and doubt.
+Train several token mixers under one recipe, paired by seed, and tell accuracy (of masks: their
+overlap with the truth), cost and doubt.
 Without options: scikit-learn's digits, every dense mixer and the identity control, three seeds.
 Run again on the same folder it goes on; further mixers and seeds join the runs that are done."""
 
@@ -155,7 +156,7 @@ def _help() -> str:
         metavar="NAME",
         help="a recipe, a YAML or JSON file, or a run's folder "
         "(default: digits_vit for digits, moving_digits_qkformer for events and spiking mixers, "
-        "else small_images_vit)",
+        "small_masks_setr for images with masks, else small_images_vit)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only so many training images, a stratified choice")
@@ -199,6 +200,7 @@ examples:
   keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5 --out photos-cmp
   keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
   keymix compare --data moving_digits
+  keymix compare --data uwgi:PATH --mixers "mhsa,kv,kv(pos_dim=50)"
   keymix compare --mixers qkta,ssa --twin --data parquet:cifar10
   keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
 """

@@ -15,18 +15,10 @@ if TYPE_CHECKING:
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
 
-COLUMNS = (
-    "mixer",
-    "accuracy %",
-    "difference",
-    "95% seeds",
-    "95% images",
-    "params",
-    "MACs",
-    "ms",
-    "images/s",
-    "MiB",
-)
+BESIDE = ("weighted_jaccard", "dice", "hausdorff_mm")
+"""Scores of masks that stand beside the Jaccard index."""
+
+COSTS = ("params", "MACs", "ms", "images/s", "MiB")
 
 SPIKE_COLUMNS = {
     "spikes/neuron/step": "rate_told",
@@ -51,22 +43,34 @@ def tell(result: Comparison) -> None:
     Args:
         result: The comparison.
     """
+    from keymix.data.tasks import SEGMENTATION, task_of
     from keymix.report import formats
     from keymix.report.views.spikes import dense_over
+    from keymix.report.views.wording import columns, wording
 
     record = result.record
+    task = task_of(record)
+    words = wording(task)
+    masks = task is SEGMENTATION
+    beside = [column for column in columns(record) if column.key in BESIDE] if masks else []
     dense, at = dense_over(record)
     rows = []
     for row in result.rows:
         label = row["mixer"]
         cost = record["costs"][label]
-        top1, seeds, images = row["top1"], row["seeds"], row["images"]
-        spread = "" if top1["sd"] is None else f" ± {formats.percent(top1['sd'])}"
+        score, seeds, images = row[task.score], row["seeds"], row["images"]
+        spread = "" if score["sd"] is None else f" ± {formats.percent(score['sd'])}"
         base = label == record["baseline"]
         rows.append(
             [
                 label,
-                formats.percent(top1["mean"]) + spread,
+                formats.percent(score["mean"]) + spread,
+                *(
+                    (formats.percent if column.percent else formats.distance)(
+                        row[column.key]["mean"]
+                    )
+                    for column in beside
+                ),
                 "baseline" if base else formats.points(seeds and seeds["difference"]),
                 formats.span(seeds["low"], seeds["high"]) if seeds else formats.MISSING,
                 formats.span(images["low"], images["high"]) if images else formats.MISSING,
@@ -78,9 +82,17 @@ def tell(result: Comparison) -> None:
             ]
         )
     events = "time_steps" in record.get("data", {})
-    heads = [f"MACs, {dense}" if dense and head == "MACs" else head for head in COLUMNS]
+    heads = [
+        "mixer",
+        f"{words.short} %",
+        *(column.head.replace(", %", " %").replace(", ", " ") for column in beside),
+        "difference",
+        "95% seeds",
+        f"95% {words.units}",
+        *(f"MACs, {dense}" if dense and head == "MACs" else head for head in COSTS),
+    ]
     heads = [named(head, events=events) for head in heads]
-    console.table(heads, rows, title=f"{record['title']}: test accuracy, last epoch")
+    console.table(heads, rows, title=f"{record['title']}: test {words.score}, last epoch")
     _tell_spikes(record)
     console.say()
     console.say(record["lead"])
@@ -150,6 +162,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "results": str(result.out / "results.json"),
         "baseline": record["baseline"],
         "seeds": record["seeds"],
+        **{key: record[key] for key in ("task", "hausdorff_unit") if key in record},
         "mixers": [
             {**row, "costs": record["costs"][row["mixer"]], **_spikes(record, row["mixer"])}
             for row in result.rows

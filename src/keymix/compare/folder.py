@@ -177,6 +177,7 @@ def write_csv(path: Path, record: Mapping[str, Any]) -> None:
 def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
     spikes, steps = record.get("spikes"), steps_of(record)
+    in_pixels = {"hausdorff_mm": "hausdorff_px"} if record.get("hausdorff_unit") == "px" else {}
     for run in record["runs"]:
         if run["status"] != "done":
             continue
@@ -192,7 +193,7 @@ def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
                             run["seed"],
                             epoch,
                             split,
-                            metric,
+                            in_pixels.get(metric, metric),
                             value,
                             *(cost.get(name) for name in COLUMNS[6:]),
                             *told,

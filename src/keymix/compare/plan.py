@@ -64,8 +64,7 @@ class Plan:
         seeds: The training seeds, shared by all mixers.
         baseline: Label of the mixer that the others are compared with.
         match: ``"params"`` if widths were matched, else ``None``.
-        pooling: How every model reads out, timm's word (``avg``, ``token``, …); empty where it
-            answers every pixel.
+        pooling: How every model reads out, timm's word (``avg``, ``token``, …); empty for masks.
         unheard: Labels of the mixers that bring nothing to a class token, if that decided it.
         imports: The user's files that register mixers.
         out: The comparison's folder.
@@ -341,13 +340,10 @@ def make_plan(
         raise unknown("match", str(match), ["params"])
     build = meta_builder(recipe, data)
     models = {spec.label: build(spec) for spec in specs}
-    masks = data.task is SEGMENTATION  # whose models read out every patch token
-    deaf = tuple(
-        spec.label for spec in specs if not masks and not _mixes_prefix(spec, models[spec.label])
-    )
-    pooling = str(getattr(models[baseline.label], "global_pool", "") or "token")
-    if masks:
-        pooling = ""
+    masks = data.task is SEGMENTATION  # every patch token is read out
+    deaf = tuple(s.label for s in specs if not masks and not _mixes_prefix(s, models[s.label]))
+    found = getattr(models[baseline.label], "global_pool", "")
+    pooling = "" if masks else str(found or "token")
     unheard: tuple[str, ...] = ()
     if deaf and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):
@@ -365,8 +361,8 @@ def make_plan(
     for spec in specs:
         note, chosen, params = "", spec, trainable(models[spec.label])
         if match == "params" and spec != baseline and not spec.control:
-            found = matched(spec, target, build, models[spec.label], baseline)
-            note, chosen, params = found.note, found.spec, found.params
+            match_ = matched(spec, target, build, models[spec.label], baseline)
+            note, chosen, params = match_.note, match_.spec, match_.params
         elif match == "params" and spec != baseline:
             note = f"not matched: a control keeps its size, {params:,} parameters."
         all_chosen.append(chosen)

@@ -32,6 +32,11 @@ def no_spread(interval: Mapping[str, Any]) -> str:
     return str(interval["note"]) if interval["low"] is None and interval["n"] > 1 else ""
 
 
+def distance(value: float | None) -> str:
+    """Write a distance with one decimal, without its unit."""
+    return MISSING if value is None else f"{value:.1f}"
+
+
 def count(value: float | None) -> str:
     """Write a count with three digits and a unit: 5,384 · 53.8 k · 1.23 M · 4.60 G."""
     if value is None:

@@ -10,17 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from keymix.data.tasks import SEGMENTATION, task_of
 from keymix.errors import UserError
 from keymix.report import plots
 from keymix.report.page import render_page
-from keymix.report.views import attention, classes, learning, outcome, runs, spikes
+from keymix.report.views import (
+    attention,
+    classes,
+    gallery,
+    learning,
+    mask_classes,
+    outcome,
+    runs,
+    spikes,
+)
 from keymix.report.views.payload import payload
+from keymix.report.views.wording import columns, wording
 
 FORMAT = 2
 """Version of the record that this page understands (``record["format"]``)."""
 
-SCRIPTS = ("core", "tables", "attention", "pair")
+SCRIPTS = ("core", "tables", "attention", "answers", "pair")
 """Files of ``templates/script``, in the order they are joined."""
+MASK_SCRIPTS = tuple("overlaps" if name == "answers" else name for name in SCRIPTS)
+"""Those where images have masks."""
 
 Record = Mapping[str, Any]
 
@@ -45,8 +58,12 @@ def render(record: Record) -> str:
     labels = [m["label"] for m in record["mixers"]]
     controls = [m["label"] for m in record["mixers"] if m["control"]]
     looks = plots.looks(labels, baseline=record["baseline"], controls=controls)
+    masks = task_of(record) is SEGMENTATION
     return render_page(
-        "report.html.j2", _view(record, looks), payload=payload(record, looks), scripts=SCRIPTS
+        "report.html.j2",
+        _view(record, looks),
+        payload=payload(record, looks),
+        scripts=MASK_SCRIPTS if masks else SCRIPTS,
     )
 
 
@@ -54,6 +71,8 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
     labels = [m["label"] for m in record["mixers"]]
     last = record["outcome"]["last"]
     dense, at = spikes.dense_over(record)
+    task = task_of(record)
+    masks = task is SEGMENTATION
     return {
         "r": record,
         "looks": looks,
@@ -65,7 +84,10 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "ratio": {label: runs.ratio(record, label) for label in labels},
         "status": runs.STATUS,
         "environments": runs.environments(record),
-        "top5": any(row["top5"]["mean"] is not None for row in last),
+        "masks": masks,
+        "score": task.score,
+        "w": wording(task),
+        "columns": columns(record),
         "forest": outcome.forest(record, looks),
         "scatters": outcome.scatters(record, looks),
         "spikes": spikes.sheet(record),
@@ -73,7 +95,8 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "at": at,
         "curves": learning.curves(record, looks),
         "collapse": learning.collapse(record, looks),
-        "classes": classes.by_class(record, looks),
+        "classes": (mask_classes if masks else classes).by_class(record, looks),
+        "gallery": gallery.sheet(record),
         "attention": attention.sheet(record),
         "seconds": sum(run.get("seconds") or 0 for run in record["runs"]),
     }

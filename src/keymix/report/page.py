@@ -52,6 +52,7 @@ def environment() -> jinja2.Environment:
     filters: dict[str, Callable[..., Any]] = {
         "percent": formats.percent,
         "points": formats.points,
+        "distance": formats.distance,
         "count": formats.count,
         "ms": formats.milliseconds,
         "rate": formats.rate,

@@ -9,23 +9,29 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from keymix.data.tasks import TaskKind, task_of
 from keymix.report import plots
 from keymix.report.plots import Line, Look
 from keymix.report.views.runs import finished
+from keymix.report.views.wording import wording
 
 Record = Mapping[str, Any]
 
-HISTORY = (
-    ("train_loss", "training loss", False),
-    ("val_loss", "validation loss", False),
-    ("val_top1", "validation accuracy, %", True),
-)
+
+def history(task: TaskKind) -> tuple[tuple[str, str, bool], ...]:
+    """Tell what is drawn by epoch: its key, the title of its axis, whether it is a fraction."""
+    score = wording(task).short
+    return (
+        ("train_loss", "training loss", False),
+        ("val_loss", "validation loss", False),
+        (f"val_{task.score}", f"validation {score}, %", True),
+    )
 
 
 def curves(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw the mean over seeds by epoch with its band, one chart a quantity."""
     charts = []
-    for key, y_label, is_percent in HISTORY:
+    for key, y_label, is_percent in history(task_of(record)):
         lines = []
         for mixer in looks:
             histories = [run["history"] for run in finished(record, mixer) if run["history"]]

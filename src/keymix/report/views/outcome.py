@@ -8,9 +8,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from keymix.data.tasks import task_of
 from keymix.report import plots
 from keymix.report.formats import points
 from keymix.report.plots import Look, Point, Row
+from keymix.report.views.wording import wording
 
 Record = Mapping[str, Any]
 
@@ -63,8 +65,10 @@ def _costs(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
-    """Draw accuracy against each cost that was measured."""
+    """Draw accuracy, or overlap, against each cost that was measured."""
     charts = []
+    task = task_of(record)
+    score, short = task.score, wording(task).short
     costs = _costs(record)
     for key, x_label in COSTS:
         most = max((c[key] for c in costs.values() if c.get(key) is not None), default=0)
@@ -76,11 +80,11 @@ def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
                 label=row["mixer"],
                 look=looks[row["mixer"]],
                 x=costs[row["mixer"]][key] / scale,
-                y=row["top1"]["mean"],
-                spread=row["top1"]["sd"],
+                y=row[score]["mean"],
+                spread=row[score]["sd"],
             )
             for row in record["outcome"]["last"]
-            if row["top1"]["mean"] is not None
+            if row[score]["mean"] is not None
             and row["mixer"] in costs
             and costs[row["mixer"]].get(key) is not None
         ]
@@ -89,8 +93,8 @@ def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
                 plots.scatter(
                     points,
                     x_label=shown,
-                    y_label="test accuracy, %",
-                    name=f"Test accuracy against {shown}",
+                    y_label=f"test {short}, %",
+                    name=f"Test {short} against {shown}",
                 )
             )
     return charts

@@ -9,10 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from keymix.data.tasks import SEGMENTATION, TaskKind, task_of
 from keymix.report import pictures
 from keymix.report.plots import Look
 from keymix.report.views.attention import LEVELS
-from keymix.report.views.learning import HISTORY
+from keymix.report.views.learning import history
 from keymix.report.views.runs import STATUS
 
 Record = Mapping[str, Any]
@@ -20,13 +21,18 @@ Record = Mapping[str, Any]
 DIGITS = 5
 """Significant digits of the curves' values."""
 
+SHARES = 65535
+"""A stored Jaccard index of this many is 1."""
+
 
 def payload(record: Record, looks: Mapping[str, Look]) -> Markup:
     """Make the JSON that stands in the page; no text in it can end its element."""
+    task = task_of(record)
     content = {
+        "kind": "name" if task is SEGMENTATION else "class",
         "baseline": record["baseline"],
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
-        "runs": [_run(run) for run in record["runs"]],
+        "runs": [_run(run, task) for run in record["runs"]],
         "testImages": record["test_images"],
         "classes": {
             "names": record["classes"]["names"],
@@ -34,10 +40,13 @@ def payload(record: Record, looks: Mapping[str, Look]) -> Markup:
         },
         "environments": [group["lines"] for group in record["trained_with"]],
         "curves": [
-            {"key": key, "label": label, "percent": percent} for key, label, percent in HISTORY
+            {"key": key, "label": label, "percent": percent}
+            for key, label, percent in history(task)
         ],
         "attention": _attention(record),
     }
+    if task is SEGMENTATION:
+        content |= {"levels": SHARES, "names": (record["gallery"] or {}).get("names")}
     return as_element_text(content)
 
 
@@ -49,20 +58,28 @@ def as_element_text(content: object) -> Markup:
     return Markup(text)
 
 
-def _run(run: Mapping[str, Any]) -> dict[str, Any]:
+def _run(run: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
     told = {"mixer": run["mixer"], "seed": run["seed"], "status": STATUS[run["status"]]}
     if run["status"] != "done":
         return told | {"done": False}
     return told | {
         "done": True,
-        "top1": run["last"]["test"]["top1"],
+        "score": run["last"]["test"][task.score],
         "seconds": run["seconds"],
-        "correct": run["correct"],
-        "classCorrect": run["class_correct"],
+        **_answers(run, task),
         "environment": run["trained_with"],
         "epochs": [entry["epoch"] for entry in run["history"]],
-        "history": {key: [_short(entry[key]) for entry in run["history"]] for key, _, _ in HISTORY},
+        "history": {
+            key: [_short(entry[key]) for entry in run["history"]] for key, _, _ in history(task)
+        },
     }
+
+
+def _answers(run: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
+    if task is SEGMENTATION:
+        classes = [row["jaccard"] for row in run["classes"]]
+        return {"overlaps": run["overlaps"], "classes": classes}
+    return {"correct": run["correct"], "classCorrect": run["class_correct"]}
 
 
 def _short(value: float | None) -> float | None:

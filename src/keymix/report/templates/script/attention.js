@@ -77,8 +77,8 @@ function startAttention() {
     if (labels.length === 1) {
       const { label, id } = images[image];
       stage.append(make("div", { class: "plain" }, make("h3", {}, "test image"),
-        make("div", { class: `cell p${image}`, role: "img", "aria-label": `test image, class ${label}` }),
-        make("p", {}, "Class ", make("bdi", {}, label), ", ", make("bdi", {}, id))));
+        make("div", { class: `cell p${image}`, role: "img", "aria-label": `test image, ${data.kind} ${label}` }),
+        make("p", {}, `${data.kind[0].toUpperCase()}${data.kind.slice(1)} `, make("bdi", {}, label), ", ", make("bdi", {}, id))));
     }
   };
 

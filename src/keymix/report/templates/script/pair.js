@@ -1,88 +1,9 @@
-// Part 4: two runs side by side: answers by image, McNemar's exact test, classes, curves.
-
-/** Probability, both tails, of so uneven a split of b + c disputed images by fair coins. */
-function mcnemar(b, c) {
-  const n = b + c;
-  const smaller = Math.min(b, c);
-  if (b === c) return 1;
-  let log = -n * Math.LN2; // of C(n, smaller) / 2^n
-  for (let i = 1; i <= smaller; i += 1) log += Math.log((n - smaller + i) / i);
-  let term = 1;
-  let tail = 1;
-  for (let k = smaller; k > 0 && term > tail * 1e-18; k -= 1) {
-    term *= k / (n - k + 1);
-    tail += term;
-  }
-  return Math.min(1, 2 * tail * Math.exp(log));
-}
-
-function inWords(p) {
-  if (p < 0.001) return "p < 0.001";
-  return `p = ${p.toFixed(p < 0.1 ? 3 : 2)}`;
-}
-
-const BITS = Uint8Array.from({ length: 256 }, (_, byte) => [...byte.toString(2)].filter((b) => b === "1").length);
-
-/** Count test images by who had them right; the packed bits' padding is zero in both. */
-function agreement(a, b) {
-  const [first, second] = [bytes(a.correct), bytes(b.correct)];
-  let both = 0;
-  let onlyA = 0;
-  let onlyB = 0;
-  first.forEach((byte, i) => {
-    both += BITS[byte & second[i]];
-    onlyA += BITS[byte & ~second[i] & 255];
-    onlyB += BITS[~byte & second[i] & 255];
-  });
-  return { both, onlyA, onlyB, neither: data.testImages - both - onlyA - onlyB };
-}
+// Part 5: two runs side by side: who did better where, as part 4 tells it, curves, environments.
 
 const runName = (run) => `${isolated(run.mixer)}, seed ${run.seed}`;
 
 function cells(row) {
   return row.map(([label, text, value]) => make("td", { "data-label": label, "data-value": value }, text));
-}
-
-function agreementTable(counts) {
-  const rows = [
-    ["both", "both right", counts.both],
-    ["a", "only A right", counts.onlyA],
-    ["b", "only B right", counts.onlyB],
-    ["neither", "neither right", counts.neither],
-  ];
-  const bar = make("div", { class: "share", "aria-hidden": "true" });
-  for (const [kind, , n] of rows) {
-    const part = make("i", { class: kind });
-    part.style.flexGrow = n;
-    bar.append(part);
-  }
-  const body = rows.map(([kind, name, n]) =>
-    make("tr", { "data-kind": kind }, make("th", { scope: "row" }, make("span", { class: `key ${kind}` }), name),
-      ...cells([["images", count(n), n], ["share, %", percent(n / data.testImages), n / data.testImages]])));
-  const head = make("thead", {}, make("tr", {}, ...["answers", "images", "share, %"].map((t) => make("th", { scope: "col" }, t))));
-  return [bar, make("table", { id: "pair-agreement" }, head, make("tbody", {}, ...body))];
-}
-
-const MOST = 10;
-
-function classTable(a, b) {
-  const rows = data.classes.names
-    .map((name, i) => ({ name, n: data.classes.images[i], a: a.classCorrect[i], b: b.classCorrect[i] }))
-    .filter((row) => row.a !== row.b)
-    .sort((x, y) => Math.abs(y.b - y.a) / y.n - Math.abs(x.b - x.a) / x.n)
-    .slice(0, MOST);
-  if (rows.length === 0) return make("p", { class: "note" }, "None: both have as many right in every class.");
-  const heads = ["class", "test images", "A, %", "B, %", "B minus A, points"];
-  const head = make("thead", {}, make("tr", {}, ...heads.map((t) => make("th", { scope: "col" }, t))));
-  const body = rows.map((row) =>
-    make("tr", {}, make("th", { scope: "row" }, make("bdi", {}, row.name)),
-      ...cells([
-        [heads[1], count(row.n), row.n],
-        [heads[2], percent(row.a / row.n), row.a / row.n],
-        [heads[3], percent(row.b / row.n), row.b / row.n],
-        [heads[4], points((row.b - row.a) / row.n), (row.b - row.a) / row.n],
-      ])));
-  return make("table", { id: "pair-classes" }, head, make("tbody", {}, ...body));
 }
 
 function ticks(low, high) {
@@ -163,17 +84,8 @@ function legend(a, b) {
 }
 
 function compareRuns(a, b) {
-  const counts = agreement(a, b);
-  const p = mcnemar(counts.onlyA, counts.onlyB);
-  const lead = make("p", { class: "lead", role: "status" },
-    `A, ${runName(a)}, has ${percent(a.top1)}\u00a0% right and B, ${runName(b)}, ${percent(b.top1)}\u00a0%: ` +
-    `a difference of ${points(b.top1 - a.top1)} points (B minus A). They disagree on who is right for ` +
-    `${count(counts.onlyA + counts.onlyB)} of ${count(data.testImages)} images; McNemar's exact test gives `,
-    make("data", { id: "pair-p", value: p }, inWords(p)), ".");
+  const [lead, halves] = contrast(a, b);
   const charts = data.curves.map((curve) => curveChart(a, b, curve)).filter((chart) => chart);
-  const halves = make("div", { class: "split even" },
-    make("div", {}, make("h3", {}, "Who was right"), ...agreementTable(counts)),
-    make("div", {}, make("h3", {}, "Classes they differ on most"), classTable(a, b)));
   return [lead, legend(a, b), halves, make("div", { class: "grid3" }, ...charts),
     make("h3", {}, "What they were trained with"), ...environmentLines(a, b)];
 }

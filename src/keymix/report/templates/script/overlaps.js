@@ -1,0 +1,51 @@
+// Part 4 where images have masks: the Jaccard index by image and by class.
+
+const MOST = 10;
+
+/** Unpack a run's mean Jaccard index of every test image: little-endian uint16, `levels` is 1. */
+function unpackShares(stored) {
+  const raw = bytes(stored);
+  const view = new DataView(raw.buffer);
+  return Array.from({ length: raw.length / 2 }, (_, i) => view.getUint16(2 * i, true) / data.levels);
+}
+
+function tableOf(id, heads, rows) {
+  const head = make("thead", {}, make("tr", {}, ...heads.map((t) => make("th", { scope: "col" }, t))));
+  const body = rows.map(([name, ...row]) =>
+    make("tr", {}, make("th", { scope: "row" }, make("bdi", {}, name)),
+      ...cells(row.map((value, i) => [heads[i + 1], i === 2 ? points(value) : percent(value), value]))));
+  return make("table", { id }, head, make("tbody", {}, ...body));
+}
+
+const minus = (b, a) => (a === null || b === null ? null : b - a);
+
+function classTable(a, b) {
+  const heads = ["class", "A, %", "B, %", "B minus A, points"];
+  const rows = data.classes.names.map((name, i) => [name, a.classes[i], b.classes[i], minus(b.classes[i], a.classes[i])])
+    .sort((x, y) => Math.abs(y[3] ?? 0) - Math.abs(x[3] ?? 0));
+  return tableOf("pair-classes", heads, rows.slice(0, MOST));
+}
+
+function imageTable(first, second) {
+  const heads = ["test image", "A, %", "B, %", "B minus A, points"];
+  const rows = first.map((share, i) => [data.names?.[i] ?? `number ${i + 1}`, share, second[i], second[i] - share])
+    .filter((row) => row[3] !== 0)
+    .sort((x, y) => Math.abs(y[3]) - Math.abs(x[3]));
+  if (rows.length === 0) return make("p", { class: "note" }, "None: both overlap equally on every image.");
+  return tableOf("pair-images", heads, rows.slice(0, MOST));
+}
+
+/** Say how two runs differ: a sentence, and two columns of figures. */
+function contrast(a, b) {
+  const [first, second] = [a, b].map((run) => unpackShares(run.overlaps));
+  const [better, worse] = [1, -1].map((sign) => first.filter((share, i) => sign * (second[i] - share) > 0).length);
+  const lead = make("p", { class: "lead", role: "status" },
+    `A, ${runName(a)}, reaches a mean Jaccard index of ${percent(a.score)}\u00a0% and B, ${runName(b)}, ` +
+    `${percent(b.score)}\u00a0%: a difference of ${points(b.score - a.score)} points (B minus A). Image by image, ` +
+    `B overlaps better on ${count(better)} of ${count(first.length)}, worse on ${count(worse)} and equally on ` +
+    `${count(first.length - better - worse)}.`);
+  const halves = make("div", { class: "split even" },
+    make("div", {}, make("h3", {}, "By class"), classTable(a, b)),
+    make("div", {}, make("h3", {}, "Images they differ on most"), imageTable(first, second)));
+  return [lead, halves];
+}
