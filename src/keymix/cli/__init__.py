@@ -20,7 +20,7 @@ VERBS = {
     "report": "make the page and tables of a comparison anew from its runs",
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
-    "predict": "classify images or a folder with a trained run",
+    "predict": "classify images, or predict their masks, with a trained run",
     "swap": "put a mixer into a trained model, near what it was; search which layers",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
     "analyze": "where a model looks, whether its layers collapse, what mixers cost",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix predict``: classify images or folders with a trained run, as a table, CSV or JSON."""
+"""``keymix predict``: classify images or folders with a trained run, or predict their masks."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,27 @@ from typing import TYPE_CHECKING
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser, image_size_of
-from keymix.data.specs import is_events, named
+from keymix.data.specs import is_events, named, task_name
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.report import csv_cells
 
 if TYPE_CHECKING:
     from keymix.train.runs import Prediction
+
+
+EXAMPLES = """\
+examples:
+  keymix predict my-run some-image.png a-folder --format csv
+  keymix predict my-run a-folder --top 2 --out answers.json --format json
+  keymix predict my-masks-run                             its own test split, into predictions/
+  keymix predict my-masks-run case20_day0/scans --out case20
+  keymix predict my-masks-run --data uwgi:PATH --split val --out val-masks
+
+A run on masks writes a folder: masks/<id>.png with class numbers (masks/<class>/<id>.png with 0 and
+255 where a pixel may have several classes), overlays/<id>.png, predictions.csv with run lengths at
+the size of each image (id,class,segmentation), and predictions.json. A run on stacks of slices
+finds the neighbours beside a file."""
 
 
 def main(argv: list[str]) -> int:
@@ -27,38 +43,32 @@ def main(argv: list[str]) -> int:
     Returns:
         0, or 2 if an image was broken (it is named; the others are answered).
     """
-    parser = VerbParser(
-        prog="keymix predict",
-        description="Classify images with a trained run. A broken image is named, the others are "
-        "answered, and the exit code is then 2.",
-    )
-    parser.add_argument("run", metavar="RUN", help="the folder given as --out to train")
-    parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files and folders")
-    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
-    parser.add_argument("--out", metavar="FILE", help="write there instead of standard output")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="classes an image; 5")
-    parser.add_argument(
-        "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
-    )
-    parser.add_image_size()
-    parser.add_time_steps("as it was trained")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-    parser.add_imports()
-    given = parser.parse_args(argv)
-    target = None if given.out is None else Path(given.out)
-    if target is not None and target.exists() and not given.overwrite:
-        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+    given = _parsed(argv)
     size = image_size_of(given)
-    parser.run_imports(given)
 
     from keymix.train.runs import load_run, predict
 
     run = load_run(given.run)
+    if task_name(run.recipe.data.spec) == SEGMENTATION.name:
+        from keymix.cli import predict_masks
+
+        return predict_masks.predict(run, given, size)
+    for option, value in (("--data", given.data), ("--split", given.split)):
+        if value is not None:
+            raise UserError(
+                f"{option} {value} is for runs that predict masks; {given.run!r} classifies. Name "
+                "image files or folders, or score it with `keymix eval`."
+            )
+    if not given.images:
+        raise UserError(f"no IMAGE: name image files or folders for {given.run!r} to classify.")
+    target = None if given.out is None else Path(given.out)
+    if target is not None and target.exists() and not given.overwrite:
+        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
     answers = predict(
         run,
         given.images,
         which=given.weights,
-        top=given.top,
+        top=5 if given.top is None else given.top,
         image_size=size,
         resize=given.resize,
         time_steps=given.time_steps,
@@ -73,6 +83,42 @@ def main(argv: list[str]) -> int:
     for answer in broken:
         console.err.print(f"keymix: error: {answer.error}", markup=False, soft_wrap=True)
     return 2 if broken else 0
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    parser = VerbParser(
+        prog="keymix predict",
+        description="Classify images, or predict their masks, with a trained run. A broken image "
+        "is named, the others are answered, and the exit code is then 2.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    parser.add_argument("images", metavar="IMAGE", nargs="*", help="image files and folders")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="the file to write instead of standard output; of masks the folder, default: "
+        "predictions",
+    )
+    parser.add_argument("--top", type=int, metavar="K", help="classes an image; 5")
+    parser.add_argument(
+        "--data", metavar="SPEC", help="of masks, data to predict a split of; default: the run's"
+    )
+    parser.add_argument(
+        "--split", choices=("test", "val", "train"), help="of masks, which; default: test"
+    )
+    parser.add_argument(
+        "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
+    )
+    parser.add_image_size()
+    parser.add_time_steps("as it was trained")
+    parser.add_argument("--overwrite", action="store_true", help="replace what --out holds")
+    parser.add_imports()
+    given: argparse.Namespace = parser.parse_args(argv)
+    parser.run_imports(given)
+    return given
 
 
 def _table(answers: Sequence[Prediction], item: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.data.decode import Size
 from keymix.data.segmentation.files import ScanFile
-from keymix.data.segmentation.table import Pixels, resized
+from keymix.data.segmentation.table import Pixels, resized_image
 from keymix.data.specs import parse
 from keymix.data.tasks import SEGMENTATION, scored_classes
 from keymix.errors import UserError
@@ -165,7 +165,7 @@ class _Answering:
     def batch(self, items: Sequence[_Item], folder: MaskFolder) -> Iterator[MaskPrediction]:
         """Answer some images and write what is predicted."""
         read = [_read(item) for item in items]
-        shown = [self._shown(image) for image, _ in read if not isinstance(image, str)]
+        shown = [resized_image(image, self.size) for image, _ in read if not isinstance(image, str)]
         logits = iter(self._logits(torch.stack(shown)) if shown else ())
         for item, (image, truth) in zip(items, read, strict=True):
             if isinstance(image, str):
@@ -189,10 +189,6 @@ class _Answering:
                 pixels=pixels,
                 area=area,
             )
-
-    def _shown(self, image: Pixels) -> Tensor:
-        """Resize an image as training did."""
-        return resized(image, image[0], self.size)[0]
 
     @torch.inference_mode()
     def _logits(self, pixels: Tensor) -> Tensor:

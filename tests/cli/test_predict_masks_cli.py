@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix predict`` with a run on masks: what it tells, writes and refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from written_run import written_run
+
+from keymix.cli import main
+from made_masks import ORGANS, write_uwgi
+from written_masks_run import written_masks_run
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_uwgi(tmp_path_factory.mktemp("uwgi"), cases=4, slices=2, side=20)
+
+
+@pytest.fixture(scope="module")
+def masks_run(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return str(written_masks_run(folder, f"uwgi:{scans}", test_fraction=0.3).folder)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where predictions/ goes
+
+
+def test_the_own_test_split_is_told_as_pixels_and_areas(
+    masks_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", masks_run]) == 0
+    said = capsys.readouterr()
+    head, *rows = [line.split("\t") for line in said.out.splitlines()]
+    assert head == ["image", "class", "pixels", "area mm2"]
+    names = list(dict.fromkeys(row[0] for row in rows))
+    assert [row[:2] for row in rows] == [[name, organ] for name in names for organ in ORGANS]
+    for name, organ, pixels, area in rows:
+        mask = np.asarray(Image.open(tmp_path / "predictions" / "masks" / f"{name}.png"))
+        assert int(pixels) == (mask == 1 + ORGANS.index(organ)).sum()
+        assert float(area) == pytest.approx(2.25 * int(pixels), abs=0.05)
+    assert f"masks of {len(names)} images" in said.err
+    assert "predictions.csv" in said.err
+    told = json.loads((tmp_path / "predictions" / "predictions.json").read_text())
+    assert (told["split"], told["weights"]) == ("test", "last")
+
+
+def test_a_split_of_data_and_its_files_are_the_same(
+    masks_run: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", masks_run, "--data", f"uwgi:{scans}", "--split", "val", "--out", "split"]
+    assert main([*words, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told
+    files = [each["path"] for each in told]
+    assert main(["predict", masks_run, *files, "--format", "json", "--out", "files"]) == 0
+    assert json.loads(capsys.readouterr().out) == told
+    one, other = (tmp_path / name / "predictions.csv" for name in ("split", "files"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_csv_is_a_line_an_organ(
+    masks_run: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(np.arange(400, dtype=np.uint16).reshape(20, 20)).save(tmp_path / "lone.png")
+    named = next(scans.rglob("slice_0001_*.png"))
+    assert main(["predict", masks_run, str(named), "lone.png", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert list(rows[0]) == ["id", "class", "pixels", "area_mm2"]
+    assert [row["class"] for row in rows] == [*ORGANS, *ORGANS]
+    for row in rows:
+        known = row["id"] != "lone"
+        assert row["area_mm2"] == (str(2.25 * int(row["pixels"])) if known else "")
+
+
+def test_areas_are_left_out_where_no_spacing_is_known(
+    masks_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(np.arange(400, dtype=np.uint16).reshape(20, 20)).save(tmp_path / "lone.png")
+    assert main(["predict", masks_run, "lone.png"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "image\tclass\tpixels"
+
+
+def test_a_broken_image_is_named_and_the_others_are_answered(
+    masks_run: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    good = next(scans.rglob("slice_0001_*.png"))
+    assert main(["predict", masks_run, "broken.png", str(good)]) == 2
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 1 + len(ORGANS)
+    errors = [line for line in said.err.splitlines() if line.startswith("keymix: error: ")]
+    assert len(errors) == 1
+    assert "broken.png" in errors[0]
+    assert len(list((tmp_path / "predictions" / "overlays").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--top", "3"], "--top 3 is not for the run"),
+        (["--time-steps", "4"], "--time-steps 4 is not for the run"),
+        (["gone.png"], "gone.png"),
+        (["lone.png", "--split", "val"], "not both"),
+        (["--data", "digits"], "digits"),
+        (["--split", "all"], "--split"),
+        (["--out", "lone.png"], "is a file"),
+        (["--out", "full"], "full"),
+        (["--out", "full", "--overwrite"], "not empty"),
+        (["--resize", "interpolate"], "--image-size"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(
+    words: list[str],
+    named: str,
+    masks_run: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("all of it")
+    Image.new("L", (20, 20)).save(tmp_path / "lone.png")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["predict", masks_run, *words]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert named in said.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_options_of_masks_are_refused_where_a_run_classifies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(written_run(tmp_path / "digits", depth=1))
+    Image.new("L", (12, 12)).save(tmp_path / "0.png")
+    for words, named in (
+        (["--data", "digits"], "--data digits is for runs that predict masks"),
+        (["0.png", "--split", "val"], "--split val is for runs that predict masks"),
+        ([], "no IMAGE"),
+    ):
+        assert main(["predict", run, *words]) == 2
+        said = capsys.readouterr().err
+        assert named in said
+        assert said.count("\n") == 1

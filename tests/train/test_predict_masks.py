@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks that a run predicts: as files, as run lengths, of files and of splits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from keymix.analysis.mask_pictures import PALETTE, rim
+from keymix.data.dataset import load
+from keymix.data.segmentation.files import ScanFile
+from keymix.errors import UserError
+from keymix.train.mask_files import COLUMNS, MANIFEST
+from keymix.train.predict_masks import predict_masks
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.runs import Run, predict
+from made_masks import ORGANS, write_uwgi
+from written_masks_run import written_masks_run
+
+SIDE, SEEN = 31, 24  # pixels of a slice, and of the images that the model sees
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_uwgi(tmp_path_factory.mktemp("uwgi"), cases=5, slices=4, side=SIDE)
+
+
+@pytest.fixture(scope="module")
+def runs(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run on exclusive masks, one on masks of several classes, one on stacks."""
+    folder, spec = tmp_path_factory.mktemp("runs"), f"uwgi:{scans}"
+    kinds = {"exclusive": {}, "multilabel": {"masks": "multilabel"}, "stack": {"stack": 3}}
+    return {
+        name: written_masks_run(folder / name, spec, test_fraction=0.4, **given)
+        for name, given in kinds.items()
+    }
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "predictions.csv").open(newline="") as stream:
+        reader = csv.DictReader(stream)
+        assert tuple(reader.fieldnames or ()) == COLUMNS == ("id", "class", "segmentation")
+        return list(reader)
+
+
+def painted(text: str, height: int, width: int) -> np.ndarray:
+    """Paint run lengths pixel by pixel: starts from 1, row after row."""
+    flat = [0] * (height * width)
+    numbers = [int(word) for word in text.split()]
+    for start, length in zip(numbers[::2], numbers[1::2], strict=True):
+        for place in range(start - 1, start - 1 + length):
+            flat[place] = 1
+    return np.array(flat).reshape(height, width)
+
+
+def mask_of(folder: Path, name: str) -> np.ndarray:
+    return np.asarray(Image.open(folder / "masks" / name))
+
+
+def logits_of(run: Run, planes: list[np.ndarray]) -> torch.Tensor:
+    """Show a model slices of 16 bits as training does, and bring its logits to their size."""
+    model, seen = run.model_and_data()
+    low_high = [(p.min(), p.max()) for p in planes]
+    grey = [
+        np.rint((p.astype(np.float64) - low) * 255 / (high - low))
+        for p, (low, high) in zip(planes, low_high, strict=True)
+    ]
+    image = torch.tensor(np.stack(grey), dtype=torch.float32)[None]
+    image = F.interpolate(image, (SEEN, SEEN), mode="bilinear", antialias=True).round()
+    mean, std = (torch.tensor(seen[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    with torch.inference_mode():
+        logits = model((image / 255 - mean) / std)
+    return F.interpolate(logits, (SIDE, SIDE), mode="bilinear", align_corners=False)[0]
+
+
+def slice_of(scans: Path, case: int, number: int) -> Path:
+    folder = scans / "train" / f"case{case}" / f"case{case}_day1" / "scans"
+    return folder / f"slice_{number:04d}_{SIDE}_{SIDE}_1.50_1.50.png"
+
+
+def test_masks_are_the_models_classes_at_the_size_of_each_image(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    path = slice_of(scans, 2, 1)
+    predict_masks(runs["exclusive"], [path], out=tmp_path / "one")
+    logits = logits_of(runs["exclusive"], [np.asarray(Image.open(path))])
+    found = mask_of(tmp_path / "one", "case2_day1_slice_0001.png")
+    assert len(np.unique(found)) > 2
+    np.testing.assert_array_equal(found, logits.argmax(0).numpy())
+    predict_masks(runs["multilabel"], [path], out=tmp_path / "several")
+    logits = logits_of(runs["multilabel"], [np.asarray(Image.open(path))])
+    for k, organ in enumerate(ORGANS):
+        found = mask_of(tmp_path / "several", f"{organ}/case2_day1_slice_0001.png")
+        np.testing.assert_array_equal(found, np.where(logits[k].numpy() > 0, 255, 0))
+
+
+def test_run_lengths_read_back_are_the_masks(runs: dict[str, Run], tmp_path: Path) -> None:
+    empty = 0
+    for kind, run in runs.items():
+        out = tmp_path / kind
+        told = predict_masks(run, out=out)
+        rows = rows_of(out)
+        assert [(r["id"], r["class"]) for r in rows] == [(t.id, o) for t in told for o in ORGANS]
+        empty += sum(row["segmentation"] == "" for row in rows)
+        for row in rows:
+            back = painted(row["segmentation"], SIDE, SIDE)
+            if kind == "multilabel":
+                wanted = mask_of(out, f"{row['class']}/{row['id']}.png") == 255
+            else:
+                wanted = mask_of(out, f"{row['id']}.png") == 1 + ORGANS.index(row["class"])
+            np.testing.assert_array_equal(back, wanted)
+    assert 0 < empty < len(rows)
+
+
+def test_predicted_run_lengths_are_a_data_set_again(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    told = predict_masks(runs["multilabel"], [scans / "train"], out=tmp_path / "out")
+    shutil.copytree(scans / "train", tmp_path / "again" / "train")
+    shutil.copy(tmp_path / "out" / "predictions.csv", tmp_path / "again" / "train.csv")
+    data = load(f"uwgi:{tmp_path / 'again'}", masks="multilabel", test_fraction=0.2)
+    seen = 0
+    for split in data.splits:
+        assert split.scans is not None
+        for i in range(len(split)):
+            for organ, plane in zip(ORGANS, split.scans.mask(i), strict=True):
+                wanted = mask_of(tmp_path / "out", f"{organ}/{split.scans.scan_id(i)}.png")
+                np.testing.assert_array_equal(plane * 255, wanted)
+            seen += 1
+    assert seen == len(told)
+
+
+def test_files_are_answered_as_the_split_that_they_are_of(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    for kind in ("exclusive", "stack"):
+        of_split = predict_masks(runs[kind], out=tmp_path / f"{kind}-split", split="val")
+        assert of_split
+        assert len(of_split) % 4 == 0
+        files = [answer.path for answer in of_split]
+        of_files = predict_masks(runs[kind], files, out=tmp_path / f"{kind}-files")
+        assert of_files == of_split
+        for name in ("predictions.csv", *(f"masks/{each.id}.png" for each in of_split)):
+            ours, theirs = (tmp_path / f"{kind}-{how}" / name for how in ("files", "split"))
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_stack_is_made_of_the_slices_beside_the_file(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    path = slice_of(scans, 3, 2)
+    planes = [np.asarray(Image.open(slice_of(scans, 3, number))) for number in (1, 2, 3)]
+    predict_masks(runs["stack"], [path], out=tmp_path / "out")
+    found = mask_of(tmp_path / "out", "case3_day1_slice_0002.png")
+    np.testing.assert_array_equal(found, logits_of(runs["stack"], planes).argmax(0).numpy())
+    alone = tmp_path / path.name
+    shutil.copy(path, alone)
+    read = ScanFile(path=alone, slices=True, channels=3).pixels()
+    assert (read[0] == read[1]).all()
+    assert (read[2] == read[1]).all()
+
+
+def test_a_name_that_tells_no_neighbours_is_refused_and_the_others_are_answered(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    unnamed = tmp_path / "scan.png"
+    shutil.copy(slice_of(scans, 1, 1), unnamed)
+    bad, good = predict_masks(runs["stack"], [unnamed, slice_of(scans, 1, 1)], out=tmp_path / "out")
+    assert "stacks of 3 slices" in (bad.error or "")
+    assert "slice_0078_266_266_1.50_1.50.png" in (bad.error or "")
+    assert good.error is None
+    (told,) = predict_masks(runs["exclusive"], [unnamed], out=tmp_path / "one")
+    assert (told.id, told.size, told.spacing, told.area) == ("scan", (SIDE, SIDE), None, None)
+
+
+def test_a_broken_image_is_answered_with_its_error(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    half = tmp_path / "half" / "slice_0001_31_31_1.50_1.50.png"
+    half.parent.mkdir()
+    half.write_bytes(slice_of(scans, 1, 1).read_bytes()[:600])
+    other = tmp_path / "slice_0002_40_40_1.50_1.50.png"  # of 31 pixels
+    shutil.copy(slice_of(scans, 1, 2), other)
+    colour = tmp_path / "colour.png"
+    Image.new("RGB", (SIDE, SIDE), "red").save(colour)
+    out = tmp_path / "out"
+    paths = [half, other, colour, slice_of(scans, 1, 1)]
+    *broken, good = predict_masks(runs["exclusive"], paths, out=out)
+    for answer, why in zip(broken, ("cannot read", "40x40 of its name", "RGB"), strict=True):
+        assert why in (answer.error or "")
+        assert answer.path in (answer.error or "")
+        assert "skip_corrupt" not in (answer.error or "")
+        assert answer.pixels is None
+    assert {row["id"] for row in rows_of(out)} == {good.id} == {"case1_day1_slice_0001"}
+    assert [path.name for path in (out / "masks").iterdir()] == [f"{good.id}.png"]
+    told = json.loads((out / MANIFEST).read_text())
+    assert (told["complete"], told["answered"], told["broken"]) == (True, 1, 3)
+    assert [image.get("error") for image in told["images"]] == [*(b.error for b in broken), None]
+
+
+def test_pixels_and_areas_are_those_of_the_masks(runs: dict[str, Run], tmp_path: Path) -> None:
+    path = tmp_path / "slice_0007_20_33_0.50_3.00.png"  # 20 columns of 0.5 mm, 33 rows of 3 mm
+    pixels = np.random.default_rng(0).integers(0, 65536, (33, 20)).astype(np.uint16)
+    Image.fromarray(pixels).save(path)
+    (told,) = predict_masks(runs["exclusive"], [path], out=tmp_path / "out")
+    assert (told.size, told.spacing) == ((33, 20), (3.0, 0.5))
+    mask = mask_of(tmp_path / "out", f"{path.stem}.png")
+    assert mask.shape == (33, 20)
+    counts = {organ: int((mask == k).sum()) for k, organ in enumerate(ORGANS, start=1)}
+    assert told.pixels == counts
+    assert sum(counts.values()) > 0
+    assert told.area == {organ: 1.5 * number for organ, number in counts.items()}
+
+
+def test_overlays_outline_the_truth_where_it_is_known(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    predict_masks(runs["exclusive"], out=tmp_path / "split", split="train")
+    data = load(f"uwgi:{scans}", test_fraction=0.4, val_fraction=0.2)
+    assert data.train.scans is not None
+    name, truth = data.train.scans.scan_id(0), data.train.scans.mask(0)
+    drawn = np.asarray(Image.open(tmp_path / "split" / "overlays" / f"{name}.png"))
+    last = rim(truth == 3)
+    assert last.any()
+    assert (drawn[last] == PALETTE[2]).all()
+    path = data.train.scans.name(0)
+    predict_masks(runs["exclusive"], [path], out=tmp_path / "files")
+    plain = np.asarray(Image.open(tmp_path / "files" / "overlays" / f"{name}.png"))
+    assert not (plain[last] == PALETTE[2]).all(-1).any()
+
+
+def test_overlays_of_stacks_show_the_slice_itself(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    path = slice_of(scans, 3, 2)
+    predict_masks(runs["stack"], [path], out=tmp_path / "out")
+    drawn = np.asarray(Image.open(tmp_path / "out" / "overlays" / "case3_day1_slice_0002.png"))
+    ground = mask_of(tmp_path / "out", "case3_day1_slice_0002.png") == 0
+    assert ground.any()
+    middle = ScanFile(path=path, slices=True, channels=1).pixels()[0]
+    np.testing.assert_array_equal(drawn[ground], middle[ground][:, None].repeat(3, axis=1))
+
+
+def test_colour_images_and_masks_of_any_class(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (tmp_path / "set" / kind).mkdir(parents=True)
+    (tmp_path / "set" / "classes.txt").write_text("soil\nleaf\nroot\n")
+    for k in range(6):
+        image, mask = rng.integers(0, 256, (20, 28, 3)), rng.integers(0, 3, (20, 28))
+        Image.fromarray(image.astype(np.uint8)).save(tmp_path / "set" / "images" / f"p{k}.png")
+        Image.fromarray(mask.astype(np.uint8)).save(tmp_path / "set" / "masks" / f"p{k}.png")
+    run = written_masks_run(tmp_path / "run", f"masks:{tmp_path / 'set'}", test_fraction=0.4)
+    told = predict_masks(run, [tmp_path / "set" / "images"], out=tmp_path / "out")
+    assert [answer.id for answer in told] == [f"p{k}" for k in range(6)]
+    for answer in told:
+        assert (answer.error, answer.size, answer.area) == (None, (20, 28), None)
+        assert sum((answer.pixels or {}).values()) == 20 * 28  # no class is the background
+        assert mask_of(tmp_path / "out", f"{answer.id}.png").max() < 3
+    assert {row["class"] for row in rows_of(tmp_path / "out")} == {"soil", "leaf", "root"}
+
+
+def test_a_folder_with_other_things_is_left_as_it_is(runs: dict[str, Run], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="not empty and holds no predicted masks"):
+            predict_masks(runs["exclusive"], out=tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(UserError, match="is a file"):
+        predict_masks(runs["exclusive"], out=tmp_path / "thesis.tex", overwrite=True)
+
+
+def test_overwriting_leaves_nothing_of_the_predictions_before(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    predict_masks(runs["multilabel"], [slice_of(scans, 1, 1)], out=out)
+    with pytest.raises(UserError, match="--overwrite"):
+        predict_masks(runs["exclusive"], [slice_of(scans, 2, 1)], out=out)
+    (out / "notes.txt").write_text("mine")
+    predict_masks(runs["exclusive"], [slice_of(scans, 2, 1)], out=out, overwrite=True)
+    left = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    name = "case2_day1_slice_0001.png"
+    assert left == [
+        f"masks/{name}",
+        "notes.txt",
+        f"overlays/{name}",
+        "predictions.csv",
+        "predictions.json",
+    ]
+
+
+def test_two_images_of_one_name_are_refused_before_anything_is_written(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(slice_of(scans, 1, 1), tmp_path / folder / "scan.png")
+    with pytest.raises(UserError, match="same name 'scan'"):
+        predict_masks(runs["exclusive"], [tmp_path / "a", tmp_path / "b"], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    twice = [tmp_path / "a", tmp_path / "a" / "scan.png"]
+    assert len(predict_masks(runs["exclusive"], twice, out=tmp_path / "out")) == 1
+
+
+def test_runs_that_do_not_fit_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    recipe = Recipe(
+        name="digits", data=DataConfig(spec="digits"), model=ModelConfig(name="vit_nano_p2_12")
+    )
+    with pytest.raises(UserError, match="classifies images"):
+        predict_masks(Run(tmp_path, recipe), out=tmp_path / "out")
+    with pytest.raises(UserError, match="predict_masks"):
+        predict(runs["exclusive"], [tmp_path])
+    with pytest.raises(UserError, match="not both"):
+        predict_masks(runs["exclusive"], [tmp_path], out=tmp_path / "out", split="val")
+    with pytest.raises(UserError, match="choose 'train'"):
+        predict_masks(runs["exclusive"], out=tmp_path / "out", split="validation")  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_may_see_images_at_another_size(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    path = slice_of(scans, 2, 1)
+    predict_masks(runs["exclusive"], [path], out=tmp_path / "own")
+    predict_masks(runs["exclusive"], [path], out=tmp_path / "other", image_size=(32, 48))
+    ours, theirs = (
+        mask_of(tmp_path / name, "case2_day1_slice_0001.png") for name in ("own", "other")
+    )
+    assert ours.shape == theirs.shape == (SIDE, SIDE)
+    assert (ours != theirs).any()
+    assert json.loads((tmp_path / "other" / MANIFEST).read_text())["image_size"] == [32, 48]
