@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -73,14 +74,16 @@ def test_soft_dice_is_the_formula_class_by_class(multilabel: bool) -> None:
         p = shares[:, k][counts]
         both = float(p[true[counts]].sum())
         terms.append(1 - (2 * both + 1) / (float(p.sum()) + int(true.sum()) + 1))
-    told = soft_dice_loss(logits, targets, multilabel=multilabel)
+    told = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[0, 1, 2])
     assert float(told) == pytest.approx(sum(terms) / 3, rel=1e-12)
+    some = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[1, 2])
+    assert float(some) == pytest.approx(sum(terms[1:]) / 2, rel=1e-12)
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_ignored_pixels_give_no_gradient(multilabel: bool) -> None:
     logits, targets = several() if multilabel else exclusive()
-    for loss in (mean_loss, soft_dice_loss):
+    for loss in (mean_loss, partial(soft_dice_loss, classes=[0, 1, 2])):
         given = logits.clone().requires_grad_()
         loss(given, targets, multilabel=multilabel).backward()
         assert given.grad is not None

@@ -52,7 +52,9 @@ def mean_loss(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tensor:
     return losses.sum() / counted.sum().clamp(min=1)
 
 
-def soft_dice_loss(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tensor:
+def soft_dice_loss(
+    logits: Tensor, targets: Tensor, *, multilabel: bool, classes: Sequence[int]
+) -> Tensor:
     r"""Mean over classes of :math:`1 - 2 \sum p y / (\sum p + \sum y)`, sums over the batch.
 
     Milletari et al. 2016, V-Net, https://arxiv.org/abs/1606.04797, Sec. 3, with the plain sums in
@@ -63,6 +65,7 @@ def soft_dice_loss(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tens
         logits: ``[B, K, H, W]``.
         targets: As in `pixel_losses`; ignored pixels count nowhere.
         multilabel: Whether classes are answered each for itself.
+        classes: Those that count, all but the background.
     """
     counted = targets != IGNORE
     if multilabel:
@@ -70,8 +73,9 @@ def soft_dice_loss(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tens
         wanted = (targets * counted).to(shares.dtype)
     else:
         shares = logits.softmax(1) * counted[:, None]
-        classes = F.one_hot(targets * counted, logits.shape[1]).movedim(-1, 1)
-        wanted = (classes * counted[:, None]).to(shares.dtype)
+        planes = F.one_hot(targets * counted, logits.shape[1]).movedim(-1, 1)
+        wanted = (planes * counted[:, None]).to(shares.dtype)
+    shares, wanted = shares[:, list(classes)], wanted[:, list(classes)]
     both, all_ = (shares * wanted).sum((0, 2, 3)), (shares + wanted).sum((0, 2, 3))
     return (1 - (2 * both + 1) / (all_ + 1)).mean()
 

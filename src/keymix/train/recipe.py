@@ -159,7 +159,7 @@ class LossConfig:
         distill_temperature: T, above 0, of both softmaxes (the paper's Sec. 4.1 tries 1, 2, 5
             and 10).
         dice: Weight w, 0 to 1, of the soft Dice loss in segmentation: the loss is (1 - w) times the
-            cross entropy of pixels plus w times the mean over classes of
+            cross entropy of pixels plus w times the mean over classes but the background of
             1 - 2 sum(p y) / (sum(p) + sum(y)), sums over the batch.
     """
 

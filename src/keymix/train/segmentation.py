@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from keymix.data.dataset import ImageData
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.tasks import SEGMENTATION, scored_classes
 from keymix.train.mask_scoring import MaskScores, mean_loss, pixel_losses, soft_dice_loss
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
@@ -47,12 +47,15 @@ class SegmentationTask(TrainingTask):
         )
         assert data.masks is not None
         self._multilabel = data.masks.multilabel
+        self._scored = scored_classes(data.record())
 
     def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """Segment images, and tell the Dice loss where it has a weight."""
         logits = self.model(images).float()
         if self.recipe.loss.dice:
-            terms["dice_loss"] = soft_dice_loss(logits, targets, multilabel=self._multilabel)
+            terms["dice_loss"] = soft_dice_loss(
+                logits, targets, multilabel=self._multilabel, classes=self._scored
+            )
         return cast(Tensor, logits)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
