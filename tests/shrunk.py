@@ -31,6 +31,7 @@ class Family:
         names: Pattern of the models it stands for, where a family has several lines.
         spiking: Whether its tokens are spikes. Its norms are then given the statistics of a
             batch, without which nothing fires in evaluation.
+        dense: Whether it answers for every pixel.
     """
 
     options: dict[str, Any]
@@ -41,7 +42,10 @@ class Family:
     head: str = "head"
     names: str = "*"
     spiking: bool = False
+    dense: bool = False
 
+
+_SETR = {"embed_dim": 16, "depth": 2, "num_heads": 2, "decoder_widths": (8, 8, 4, 4)}
 
 FAMILIES: dict[str, Family] = {
     "deepvit": Family(
@@ -118,6 +122,52 @@ FAMILIES: dict[str, Family] = {
         path=r"stages\.0\.blocks\.\d+\.attn\.mixer",
         spiking=True,
     ),
+    "setr behind a ResNet": Family(
+        options={**_SETR, "stem_depths": (1, 1, 1)},
+        wide={},
+        blocks=2,
+        image=(32, 48),
+        path=r"encoder\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        names="*_ce",
+        dense=True,
+    ),
+    "setr": Family(
+        options=_SETR,
+        wide={},
+        blocks=2,
+        image=(32, 48),
+        path=r"encoder\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        dense=True,
+    ),
+    "setr_cvt": Family(
+        options={
+            "embed_dims": (8, 12, 24),
+            "num_heads": (1, 3, 6),
+            "depths": (1, 1, 2),
+            "decoder_widths": (8, 8, 4, 4),
+        },
+        wide={},
+        blocks=4,
+        image=(32, 48),
+        path=r"encoder\.stages\.\d+\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        dense=True,
+    ),
+    "setr_backbone": Family(
+        options={
+            "backbone": "vit_micro_p4_32",
+            "backbone_options": {"embed_dim": 16, "depth": 4, "num_heads": 2},
+            "decoder_widths": (8, 4),
+        },
+        wide={},
+        blocks=4,
+        image=(32, 48),
+        path=r"encoder\.model\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        dense=True,
+    ),
 }
 
 
@@ -165,6 +215,12 @@ def images(name: str, count: int = 2, seed: int = 1) -> torch.Tensor:
     height, width = family_of(name).image or own
     noise = torch.Generator().manual_seed(seed)
     return torch.randn(count, channels, height, width, generator=noise)
+
+
+def answer(name: str, width: int, count: int = 2) -> tuple[int, ...]:
+    """Shape of what the small model of this name answers to so many images."""
+    size = images(name).shape[2:] if family_of(name).dense else ()
+    return (count, width, *size)
 
 
 @cache

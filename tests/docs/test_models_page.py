@@ -33,7 +33,7 @@ def test_every_model_is_told_and_every_name_is_a_model() -> None:
 
 def test_small_models_are_small() -> None:
     small = [name for name, family in TOLD.items() if family == "small"]
-    assert len(small) == 9
+    assert len(small) == 10
     for name in small:
         assert trainable(keymix.create_model(name)) < 700_000, name
 
@@ -52,6 +52,6 @@ def test_shifted_windows_refuse_what_the_page_says(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("mixer", keymix.list_mixers(domain="dense"))
-def test_every_mixer_sits_in_cvt_and_cait_and_caformer(mixer: str) -> None:
-    for name in ("cvt_micro_32", "cait_micro_p4_32", "caformer_micro_32"):
+def test_every_mixer_sits_in_cvt_and_cait_and_caformer_and_setr(mixer: str) -> None:
+    for name in ("cvt_micro_32", "cait_micro_p4_32", "caformer_micro_32", "setr_micro"):
         keymix.create_model(name, mixer=mixer)

@@ -49,7 +49,11 @@ def test_placements_are_what_the_models_count() -> None:
     assert printed == PLACEMENTS
 
 
-@pytest.mark.parametrize("row", table(PAPERS, "macs-table"), ids=lambda row: code(row[0]))
+@pytest.mark.parametrize(
+    "row",
+    [*table(PAPERS, "macs-table"), *table(PAPERS, "setr-table")],
+    ids=lambda row: code(row[0]),
+)
 def test_deep_models_are_what_count_says(row: list[str]) -> None:
     cost = counted(code(row[0]))
     assert (number(row[3]), number(row[5])) == (cost.params, cost.macs)
@@ -101,7 +105,7 @@ def test_quoted_models_are_what_count_says(row: list[str]) -> None:
     "row",
     [
         (r[2], r[3])
-        for name in ("count-table", "small-table", "macs-table")
+        for name in ("count-table", "small-table", "macs-table", "setr-table")
         for r in table(PAPERS, name)
         if r[2]  # where the paper prints one
     ],

@@ -14,7 +14,7 @@ from torch import nn
 
 from keymix.hosts import find_mixers
 from keymix.models import create_model, list_models
-from shrunk import FAMILIES, arguments, different, family_of, images, shrunk
+from shrunk import FAMILIES, answer, arguments, different, family_of, images, shrunk
 from tolerances import close, differs
 
 every_model = pytest.mark.parametrize("name", list_models())
@@ -39,7 +39,7 @@ def test_every_family_is_tried() -> None:
 def test_timm_makes_it_by_name(name: str) -> None:
     assert timm.is_model(name)
     model = timm.create_model(name, **arguments(name, num_classes=7)).eval()
-    assert model(images(name)).shape == (2, 7)
+    assert model(images(name)).shape == answer(name, 7)
     assert type(model) is type(shrunk(name))
 
 
@@ -52,8 +52,8 @@ def test_it_builds_without_memory_and_is_what_its_configuration_says(name: str) 
     assert cfg["architecture"] == name
     assert cfg["num_classes"] == model.num_classes
     first, last = (model.get_submodule(cfg[role]) for role in ("first_conv", "classifier"))
-    assert isinstance(last, nn.Linear)
-    assert last.out_features == cfg["num_classes"]
+    assert isinstance(last, nn.Conv2d if family_of(name).dense else nn.Linear)
+    assert last.weight.shape[0] == cfg["num_classes"]
     assert cfg["classifier"].startswith(family_of(name).head)
     channels = cfg["input_size"][0]
     if isinstance(first, nn.Conv2d):
@@ -70,7 +70,9 @@ def test_features_then_head_is_forward(name: str) -> None:
     x = images(name)
     features = model.forward_features(x)
     close(model.forward_head(features), model(x))
-    assert model.forward_head(features, pre_logits=True).shape == (2, model.head_hidden_size)
+    before = model.forward_head(features, pre_logits=True)
+    assert before.shape[:2] == (2, model.head_hidden_size)
+    assert before.ndim == len(answer(name, 1))
 
 
 @every_form
@@ -110,12 +112,13 @@ def test_the_classifier_can_be_reset(name: str) -> None:
     assert model.get_classifier() is model.get_submodule(family_of(name).head)
     model.reset_classifier(3)
     assert model.num_classes == 3
-    assert model(images(name)).shape == (2, 3)
+    assert model(images(name)).shape == answer(name, 3)
     model.reset_classifier(0)
     assert isinstance(model.get_classifier(), nn.Identity)
-    assert model(images(name)).shape == (2, model.num_features)
+    width = model.head_hidden_size if family_of(name).dense else model.num_features
+    assert model(images(name)).shape == answer(name, width)
     none = shrunk(name, num_classes=0).eval()
-    assert none(images(name)).shape == (2, model.num_features)
+    assert none(images(name)).shape == answer(name, width)
 
 
 @every_form
@@ -167,6 +170,7 @@ def test_attention_is_where_checkpoints_expect_it(name: str) -> None:
     roles = {"static_key": ["q.weight", "key", "v.weight"], "softmax": ["qkv.weight"]}
     roles["conv_static_key"] = ["q.weight", "key_conv.weight", "key_conv.bias", "v.weight"]
     roles["re_attention"] = ["qkv.weight", "theta", "theta_bias", "norm.weight"]
+    roles["key_value"] = ["kv.weight"]
     roles["sep_conv"] = ["pwconv1.weight", "dwconv.weight", "pwconv2.weight"]
     roles["qk_token"] = [f"{part}.weight" for part in ("q", "q_bn", "k", "k_bn", "proj", "proj_bn")]
     roles["spiking_self"] = [*roles["qk_token"], "v.weight", "v_bn.weight"]

@@ -18,6 +18,9 @@ NAMES = (
     "caformer_micro_32",
     "qkformer_micro_32",
     "spikformer_4_384",
+    "setr_micro",
+    "setr_kv_cvt",
+    "setr",
 )
 
 

@@ -24,13 +24,14 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
                 *("img_size", "in_chans", "patch_size", "window_size", "merging", "kv_stride"),
                 *("depth", "depths", "depth_token_only", "dims", "embed_dim", "embed_dims"),
                 *("num_heads", "head_dim", "class_heads", "class_head_dim", "time_steps"),
+                *("decoder_widths", "stem_depths"),
             }
         ),
         " of 1 or more",
         lambda number: number >= 1,
     ),
     (
-        frozenset({"num_classes", "reg_tokens", "last_blocks", "stem", "embeds"}),
+        frozenset({"num_classes", "reg_tokens", "last_blocks", "stem", "embeds", "out_index"}),
         " of 0 or more",
         lambda number: number >= 0,
     ),

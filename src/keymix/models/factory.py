@@ -140,7 +140,10 @@ def own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
     if name not in list_models():
         return None
     build, row = family_of(name)
-    own = spec_of(row.get("mixer", arguments_of(build)["mixer"][0]), row.get("mixer_options"))
+    given = row.get("mixer", arguments_of(build)["mixer"][0])
+    if given is None:  # a backbone of timm's is in it
+        return None
+    own = spec_of(given, row.get("mixer_options"))
     blocks = tuple(mixer.mixer_name for mixer in find_mixers(model).values())
     if len(own.names) == 1 and len(set(blocks)) > 1:  # a variant's last blocks have another
         return MixerSpec(blocks, own.options * len(blocks))
@@ -156,8 +159,9 @@ def domain_of(name: str) -> Literal["dense", "spiking"]:
     if name not in list_models():
         return "dense"
     build, row = family_of(name)
-    own = spec_of(row.get("mixer", arguments_of(build)["mixer"][0]))
-    domains = {get_mixer_class(each).traits.domain for each in own.names}
+    given = row.get("mixer", arguments_of(build)["mixer"][0])
+    names = () if given is None else spec_of(given).names
+    domains = {get_mixer_class(each).traits.domain for each in names}
     return "spiking" if "spiking" in domains else "dense"
 
 

@@ -11,7 +11,7 @@ more in these rows than anything the text names; what is missing does no multipl
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -32,6 +32,7 @@ from keymix.models.input_size import record_input_size
 from keymix.models.vit import MixerVisionTransformer
 
 FEATURES = {"out_indices": 3, "feature_cls": "getter"}
+_START = re.compile(r"(?<!\[)\^")  # of a line, not the one that turns a set of letters round
 CLASSES = 4  # of the paper's masks: background, large bowel, small bowel, stomach
 
 
@@ -206,9 +207,9 @@ class SETR(MixerModel, Encoded):
         """Classify every pixel; logits have the images' size."""
         return self.forward_head(self.forward_features(x), size=(x.shape[-2], x.shape[-1]))
 
-    @abstractmethod
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
-        """Lay the encoder's features of images out as a map."""
+        """Lay the encoder's features of images out as a map, where they are none."""
+        return features
 
 
 def within(path: str, matcher: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +221,7 @@ def within(path: str, matcher: dict[str, Any]) -> dict[str, Any]:
     """
 
     def inside(pattern: str) -> str:
-        return rf"^{path}\.(?:{pattern.replace('^', '')})"
+        return rf"^{re.escape(path)}\.(?:{_START.sub('', pattern)})"
 
     blocks = matcher["blocks"]
     if not isinstance(blocks, str):
