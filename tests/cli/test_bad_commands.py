@@ -84,6 +84,44 @@ ROWS = (
         "T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of 32x32 "
         "pixels or qkformer_hst_2_256 for 128x128, or data of images.",
     ),
+    (
+        "train digits_vit --data.masks multilabel",
+        "data.masks = 'multilabel': data digits holds no masks. Leave it out, or take data for "
+        "segmentation, such as masks:PATH.",
+    ),
+    (
+        "train digits_vit --augment.vertical_flip true",
+        "augment.vertical_flip=True is for images with masks, and this data has none. Set it to "
+        "false, or take data for segmentation, such as masks:PATH.",
+    ),
+    (
+        "train digits_vit --data masks:leaves",
+        "augment.crop_padding=1 changes images, and this data has masks, which it would not move "
+        "along. Set it to 0, or take a recipe for segmentation, such as small_masks_setr; "
+        "augment.flip, augment.vertical_flip, augment.shift_scale_rotate, augment.coarse_dropout, "
+        "augment.brightness_contrast are for images with masks.",
+    ),
+    (
+        "train digits_vit --data uwgi:scans --data.masks both",
+        "unknown data.masks 'both'. Choose from exclusive, multilabel.",
+    ),
+    (
+        "train digits_vit --data uwgi:scans --data.stack 2",
+        "data.stack = 2: must be an odd number of slices, such as 3.",
+    ),
+    (
+        "train digits_vit --data uwgi:scans --data.split_by slices",
+        "unknown data.split_by 'slices'. Did you mean 'slice'?",
+    ),
+    (
+        "train digits_vit --data uwgi:scans --data.test_fraction 2",
+        "data.test_fraction = 2.0: must lie between 0 and 1.",
+    ),
+    (
+        "data check masks:leaves --stack 3",
+        "data.stack = 3: images of masks:leaves have no neighbours. Leave it out, or take data of "
+        "scans, such as uwgi:PATH.",
+    ),
     ("compare --seeds 0", "seeds=0 must be at least 1"),
     (
         "compare --mixers ska --no-controls",

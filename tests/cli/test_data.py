@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from keymix.cli import main
+from made_masks import write_uwgi
 
 
 @pytest.fixture
@@ -143,3 +144,81 @@ def test_names_with_control_characters_drive_no_terminal(
     told = capsys.readouterr().err
     assert r"br\nok\x1b[2Jen.png" in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    return write_uwgi(tmp_path / "uw", cases=8, slices=3)
+
+
+def test_masks_are_told_class_by_class(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "check", str(scans))
+    assert code == 0
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert lines[0] == ["verdict", f"uwgi:{scans}: fit for training, with 2 warnings"]
+    assert ["masks", "exclusive; 8 without any class"] in lines
+    assert ["spacing", "all 1.5x1.5 mm"] in lines
+    (cases,) = [line[1] for line in lines if line[0] == "cases"]
+    assert cases == "train 6, val 1, test 1"
+    classes = [line[1] for line in lines if line[0] == "class"]
+    assert [text.partition(":")[0] for text in classes] == [
+        "background",
+        "large_bowel",
+        "small_bowel",
+        "stomach",
+    ]
+    assert classes[-1].endswith("of pixels, in images of train 12, val 2, test 2")
+    assert {line[1] for line in lines if line[0] == "warning"} == {
+        "masks in which classes overlap",
+        "splits of a single case",
+    }
+
+
+def test_options_of_masks_change_what_is_told(
+    scans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--masks", "multilabel", "--stack", "3", "--test-fraction", "0.3", "--json"]
+    code, out, _ = run(capsys, "check", f"uwgi:{scans}", *words)
+    told = json.loads(out)
+    assert code == 0
+    assert told["masks"]["kind"] == "multilabel"
+    assert list(told["classes"]) == ["large_bowel", "small_bowel", "stomach"]
+    assert told["cases"] == {"train": 5, "val": 1, "test": 2}
+    (stacks,) = [each for each in told["findings"] if each["level"] == "note"]
+    assert (stacks["what"], stacks["count"]) == ("stacks with missing neighbours", 16)
+    assert stacks["where"][0]["missing"] == 1
+    code, out, _ = run(capsys, "check", f"uwgi:{scans}", "--split-by", "slice")
+    assert code == 1
+    assert "would falsify results: cases in more than one split (" in out
+
+
+def test_a_set_that_cannot_be_split_is_told_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_uwgi(tmp_path / "one", cases=1, slices=2)
+    code, out, _ = run(capsys, "check", str(root))
+    assert code == 1
+    assert "splits left empty (1)" in out.splitlines()[0]
+    (stomach,) = [line for line in out.splitlines() if line.startswith("class\tstomach: ")]
+    assert stomach.endswith("of pixels, in images of train 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits", "--masks", "multilabel"], "data digits holds no masks"),
+        (["uwgi:scans", "--masks", "both"], "unknown data.masks 'both'"),
+        (["uwgi:scans", "--stack", "2"], "data.stack = 2: must be an odd number"),
+        (["uwgi:scans", "--split-by", "slices"], "Did you mean 'slice'?"),
+        (["uwgi:scans", "--test-fraction", "2"], "data.test_fraction = 2.0: must lie between"),
+        (["uwgi:scans", "--time-steps", "4"], "time_steps=4 is for recordings of events"),
+        (["uwgi:scans"], "there is no 'scans'. Check the path."),
+    ],
+)
+def test_mistakes_with_masks_are_told_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "check", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

@@ -166,6 +166,8 @@ def test_shifts_sizes_and_turns_have_their_ranges() -> None:
     assert 5.3 < shift_x < 6.3
     assert 0.09 < size < 0.12
     assert 42 < angle < 46.5
+    apart = np.corrcoef(np.array(found)[np.array(found)[:, 0] != 0].T) - np.eye(4)
+    assert np.abs(apart).max() < 0.3  # four deviations of 200
 
 
 @pytest.mark.parametrize(("size", "hole"), [((224, 224), (8, 8)), ((112, 224), (4, 8))])

@@ -211,12 +211,13 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_masks(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Say what the masks are, and for each class in how many images and pixels it is."""
     masks = facts["masks"]
-    told = f"{masks['kind']}; {masks['empty']} images without any class"
+    told = f"{masks['kind']}; {masks['empty']} without any class"
     if masks["ignored"]:
         told += f"; {masks['ignored']:.2%} of pixels ignored"
     yield "masks", told
+    names = facts.get("splits", facts["images"])
     for name, of in facts["classes"].items():
-        splits = ", ".join(f"{split} {of[split]}" for split in facts["splits"])
+        splits = ", ".join(f"{split} {of[split]}" for split in names)
         yield "class", f"{name}: {of['share_of_pixels']:.2%} of pixels, in images of {splits}"
 
 

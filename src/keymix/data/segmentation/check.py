@@ -270,7 +270,7 @@ def _add_masks(report: Report, scans: _Scans) -> None:
     overlaps = [(k, seen.overlap) for k, seen in enumerate(survey.seen) if seen.overlap]
     report.facts["masks"] = {
         "kind": "multilabel" if kind.multilabel else "exclusive",
-        "empty": sum(seen.empty for seen in survey.seen),
+        "empty": sum(seen.empty and not seen.faults for seen in survey.seen),
         "ignored": int(survey.ignored.sum()) / area if area else 0.0,
     }
     report.add(
