@@ -292,9 +292,7 @@ def predict(
     if top < 1:
         raise UserError(f"top = {top}: name at least one class.")
     if task_name(run.recipe.data.spec) == SEGMENTATION.name:
-        raise UserError(
-            f"the run {str(run.folder)!r} predicts masks: use keymix.train.predict_masks."
-        )
+        raise UserError(f"the run {str(run.folder)!r} predicts masks: use keymix.predict_masks.")
     with enough_memory(image_size):
         model, seen, size = at_size(run, which, image_size, resize)
         frames = "time_steps" in seen
