@@ -33,7 +33,8 @@ class DataConfig:
         event_split: A published split by its name (``first90`` or ``tebn`` of CIFAR10-DVS); None
             for the first.
         masks: ``exclusive`` for one class a pixel, ``multilabel`` for any number of them; None for
-            ``exclusive``. Like the next three, for data with masks alone.
+            what the folders of ``masks:PATH`` tell, else ``exclusive``. Like the next three, for
+            data with masks alone.
         stack: Neighbouring slices of a scan that become the channels of an image (2.5-D), an odd
             number; None for the image alone.
         split_by: ``case`` keeps all images of a case in one split, ``slice`` does not, and leaks;
