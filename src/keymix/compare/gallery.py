@@ -66,7 +66,7 @@ def gallery(
         seed: Whose weights they are, for the record.
 
     Returns:
-        ``seed``, ``legend`` (name and colour of each class), ``ignored`` (whether pixels are
+        ``seed``, ``size`` (height and width), ``legend`` (name and colour of each class), ``ignored`` (whether pixels are
         shown that count nowhere), ``slices`` (``id, case, png, truth``, true pixels as ``area``),
         ``predictions`` (by label: ``png``, ``jaccard`` of the image, ``found`` pixels),
         ``missing`` (label to reason), ``names`` (of all test images, in order).
@@ -109,6 +109,7 @@ def gallery(
         ]
     return {
         "seed": seed,
+        "size": list(data.image_size),
         "legend": [
             {"name": data.classes[c], "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
             for c, colour in zip(scored, paint, strict=True)

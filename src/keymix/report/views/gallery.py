@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keymix.errors import UserError
@@ -17,8 +17,9 @@ def sheet(record: Record) -> dict[str, Any] | None:
     """Make the sheet of masks: a column an image, a row the truth and each mixer.
 
     Returns:
-        ``slices`` and ``legend`` as stored, ``rows`` (mixer and cells with ``png`` and ``told``,
-        or the reason why there are none), ``ignored``, ``seed``; ``None`` without pictures.
+        ``slices, legend, ignored, seed, size`` as stored, ``distinct`` (whether no two of the
+        images that have something are of one case), ``rows`` (mixer and cells with ``png`` and
+        ``told``, or the reason why there are none); ``None`` without pictures.
 
     Raises:
         UserError: If a picture of the record is no PNG data URI.
@@ -47,8 +48,14 @@ def sheet(record: Record) -> dict[str, Any] | None:
         "legend": stored["legend"],
         "ignored": stored["ignored"],
         "seed": stored["seed"],
+        "size": stored["size"],
+        "distinct": _distinct([each["case"] for each in slices if each["area"]]),
         "rows": rows,
     }
+
+
+def _distinct(cases: Sequence[str]) -> bool:
+    return len(set(cases)) == len(cases)
 
 
 def _told(each: Mapping[str, Any], cell: Mapping[str, Any]) -> str:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison's record of masks made up from random numbers, for tests of the report."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from synthetic import make_record
+
+from keymix.analysis.overlap import dice, jaccard, mean_jaccard
+from keymix.compare.mask_answers import packed
+from keymix.compare.outcome import MaskScores, caution, lead, outcome
+from keymix.compare.statistics_cases import by_case
+from keymix.data.tasks import SEGMENTATION
+from keymix.report.mask_layers import colours, layer_uri
+from keymix.report.pictures import image_uri
+
+LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
+ORGANS = ("large_bowel", "small_bowel", "stomach")
+SIDE = 96
+
+
+def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
+    y, x = np.mgrid[:SIDE, :SIDE]
+    cy, cx = rng.uniform(30, 66, 2)
+    ry, rx = rng.uniform(6, 18, 2)
+    return np.asarray(((y - cy) / ry) ** 2 + ((x - cx - shift) / rx) ** 2 < 1)
+
+
+def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) -> dict[str, Any]:
+    paint = colours(len(names))
+    slices, predictions = [], {label: [] for label in labels}
+    for i in range(6):
+        area = i < 5
+        rng = np.random.default_rng(i)
+        picture = np.clip(rng.normal(90, 20, (1, SIDE, SIDE)), 0, 255).astype(np.uint8)
+        seeds = [10 * i + c for c in range(len(names))]
+        true = np.stack([ellipse(np.random.default_rng(seed)) & area for seed in seeds])
+        slices.append(
+            {
+                "id": f"case{7 * i}_day{20 + i}_slice_{60 + i:04d}",
+                "case": f"case{7 * i}",
+                "png": image_uri(picture, most=SIDE),
+                "truth": layer_uri(true, paint, most=SIDE),
+                "area": int(true.sum()),
+            }
+        )
+        for j, label in enumerate(labels):
+            said = np.stack([ellipse(np.random.default_rng(s), 2.0 * j) & area for s in seeds])
+            share = float((said & true).sum() / (said | true).sum()) if area else float(j < 2)
+            if not area and j >= 2:
+                said[0, 10:14, 20:25] = True
+            predictions[label].append(
+                {
+                    "png": layer_uri(said, paint, outlines=true, most=SIDE),
+                    "jaccard": share,
+                    "found": int(said.sum()),
+                }
+            )
+    return {
+        "seed": 0,
+        "size": [SIDE, SIDE],
+        "legend": [
+            {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+            for name, colour in zip(names, paint, strict=True)
+        ],
+        "ignored": False,
+        "slices": slices,
+        "predictions": predictions,
+        "missing": {},
+        "names": [f"slice_{i:04d}" for i in range(images)],
+    }
+
+
+def make_mask_record(
+    seeds: int = 3,
+    *,
+    levels: dict[str, float] | None = None,
+    organs: Sequence[str] = ORGANS,
+    images: int = 120,
+    cases: int = 24,
+) -> dict[str, Any]:
+    """Make a record of made-up masks; class 0 is the background."""
+    levels = levels or LEVELS
+    rng = np.random.default_rng(3)
+    labels, scored = list(levels), tuple(range(1, len(organs) + 1))
+    record = make_record(seeds, accuracy=levels)
+    group = np.arange(images) * cases // images
+    true = rng.integers(0, 900, (images, len(organs) + 1)) * (rng.random((images, 1)) < 0.7)
+    hard = rng.normal(0, 0.03, (cases, 1))[group]
+    scores: dict[str, dict[int, MaskScores]] = {label: {} for label in labels}
+    for run in record["runs"]:
+        part = np.clip(levels[run["mixer"]] + hard + rng.normal(0, 0.03, true.shape), 0, 1)
+        shared = (true * part).astype(np.int64)
+        said = shared + (true * rng.uniform(0, 0.05, true.shape)).astype(np.int64)
+        counts = np.stack([shared, said, true], axis=-1)
+        pooled = counts.sum(0)
+        score = float(mean_jaccard(pooled, scored))
+        test = {
+            "jaccard": score,
+            "weighted_jaccard": score - 0.01,
+            "dice": float(dice(pooled)[1:].mean()),
+            "loss": 0.1,
+            "hausdorff_mm": 20.0 - 10 * score,
+            "hausdorff_missed": 7,
+        }
+        val = {"jaccard": score + 0.01, "weighted_jaccard": score, "dice": score, "loss": 0.1}
+        scores[run["mixer"]][run["seed"]] = MaskScores(
+            val_jaccard=val["jaccard"],
+            **{key: test[key] for key in ("jaccard", "weighted_jaccard", "dice", "hausdorff_mm")},
+            cases=by_case(counts, group),
+            scored=scored,
+        )
+        for key in ("correct", "class_correct"):
+            del run[key]
+        for entry in run["history"]:
+            entry["val_jaccard"] = entry.pop("val_top1")
+        run |= {
+            "last": {"epoch": 12, "val": val, "test": test},
+            "best": {"epoch": 10, "val": val, "test": test},
+            "overlaps": packed(mean_jaccard(counts, scored)),
+            "hausdorff_unit": "mm",
+            "classes": [
+                {
+                    "jaccard": float(jaccard(pooled)[c]),
+                    "dice": float(dice(pooled)[c]),
+                    "hausdorff_mm": 12.5 + c,
+                    "missed": 2 * c,
+                }
+                for c in scored
+            ],
+        }
+    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=SEGMENTATION)
+    del record["confusions"]
+    for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
+        image["label"] = f"case{slice_}_day20_slice_0070"
+    return record | {
+        "task": "segmentation",
+        "title": "Token mixers compared on uw-madison",
+        "facts": ["setr_micro", f"{len(labels)} mixers × {seeds} seeds", "3 classes of masks"],
+        "lead": lead(rows, baseline=labels[0], task=SEGMENTATION),
+        "caution": caution(seeds, task=SEGMENTATION),
+        "outcome": {"last": rows, "best": rows},
+        "test_images": images,
+        "test_cases": cases,
+        "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},
+        "hausdorff_unit": "mm",
+        "gallery": made_up_gallery(labels, organs[:3], images),
+        "data": {
+            "spec": "uwgi:uw-madison",
+            "task": "segmentation",
+            "multilabel": False,
+            "classes": ["background", *organs],
+        },
+    }
+
+
+def shares(stored: str) -> np.ndarray:
+    """Read a run's packed Jaccard indices of every image back."""
+    return np.frombuffer(base64.b64decode(stored), "<u2") / 65535

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of masks on the page: its scores, its classes, its pictures, its words."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+from masks_record import LEVELS, ORGANS, make_mask_record, shares
+from PIL import Image
+from test_html import EVIL, read, words
+
+from keymix.errors import UserError
+from keymix.report.html import render
+from keymix.report.mask_layers import PALETTE, colours, layer_uri, rim
+from keymix.report.plots import looks
+from keymix.report.views import gallery, mask_classes
+
+LOOKS = looks(list(LEVELS), baseline="softmax", controls=["identity"])
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(make_mask_record())
+
+
+def payload_of(page: str) -> dict[str, Any]:
+    return json.loads(read(page).scripts[0])
+
+
+def table(page: str, caption: str) -> list[dict[str, str]]:
+    """Read a table's rows by the names that its cells have on a narrow screen."""
+    body = page.partition(f"{caption}</caption>")[2].partition("<tbody>")[2]
+    body = body.partition("</tbody>")[0]
+    rows = []
+    for row in re.findall(r"<tr>.*?</tr>", body, re.DOTALL):
+        cells = re.findall(r'<td data-label="([^"]*)"[^>]*>(.*?)</td>', row, re.DOTALL)
+        told = {label: words(cell) for label, cell in cells}
+        rows.append({"": words(re.findall(r"<th.*?</th>", row, re.DOTALL)[0])} | told)
+    return rows
+
+
+def test_it_tells_overlap_and_no_accuracy(page):
+    text = words(page)
+    assert read(page).open == []
+    record = make_mask_record()
+    assert " ".join(record["lead"].split()) in text
+    for row in record["outcome"]["last"]:
+        assert row["headline"] in text
+    assert "120 test images of 24 cases." in text
+    assert "interval over test cases" in text
+    for gone in ("ccuracy", "frequent confusions", "McNemar", "top-5"):
+        assert gone not in text
+
+
+def test_the_table_has_every_score_in_its_unit(page):
+    rows = table(page, "Jaccard index after the last epoch")
+    told = make_mask_record()["outcome"]["last"]
+    assert [row[""].split()[0] for row in rows] == [row["mixer"] for row in told]
+    for row, expected in zip(rows, told, strict=True):
+        for label, key in (("test Jaccard, %", "jaccard"), ("Dice, %", "dice")):
+            assert row[label].startswith(f"{expected[key]['mean'] * 100:.1f} ± ")
+        weighted = expected["weighted_jaccard"]["mean"]
+        assert row["weighted Jaccard, %"].startswith(f"{weighted * 100:.1f} ")
+        distance = expected["hausdorff_mm"]
+        assert row["Hausdorff, mm"] == f"{distance['mean']:.1f} ± {distance['sd']:.1f}"
+        assert row["validation, %"] == f"{expected['val_jaccard']['mean'] * 100:.1f}"
+
+
+def test_pixels_are_no_millimetres():
+    record = make_mask_record() | {"hausdorff_unit": "px"}
+    page = render(record)
+    assert "Hausdorff, px" in page
+    assert ", mm" not in words(page)
+
+
+def test_a_class_is_told_for_each_mixer_as_the_mean_over_seeds(page):
+    record = make_mask_record()
+    rows = table(page, "Overlap by class")
+    assert len(rows) == len(ORGANS) * len(LEVELS)
+    for place, row in enumerate(rows):
+        c, mixer = place // len(LEVELS), list(LEVELS)[place % len(LEVELS)]
+        runs = [run["classes"][c] for run in record["runs"] if run["mixer"] == mixer]
+        assert (row[""], row["mixer"].split()[0]) == (ORGANS[c], mixer)
+        assert row["Jaccard, %"] == f"{mean(run['jaccard'] for run in runs) * 100:.1f}"
+        assert row["Hausdorff, mm"] == f"{13.5 + c:.1f}"
+        assert row["missed or invented"] == f"{2 * (c + 1):.1f}"
+        assert row["test images with it"] == str(record["classes"]["test_images"][c])
+
+
+def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
+    record = make_mask_record()
+    of = {(r["mixer"], r["seed"]): r["classes"] for r in record["runs"]}
+    record["runs"] = [r for r in record["runs"] if (r["mixer"], r["seed"]) != ("key_value", 1)]
+    of["softmax", 2][0]["jaccard"] = None  # it was nowhere
+    found = mask_classes.by_class(record, LOOKS)
+    assert found is not None
+    row = next(r for r in found["rows"] if (r["name"], r["mixer"]) == (ORGANS[0], "key_value"))
+    expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
+    assert row["difference"] == pytest.approx(expected)
+
+
+def test_many_classes_are_folded_and_the_largest_difference_comes_first():
+    organs = [f"part {i}" for i in range(30)]
+    record = make_mask_record(1, organs=organs)
+    page = render(record)
+    assert "The figures of all 30 classes" in page
+    found = mask_classes.by_class(record, LOOKS)
+    assert found is not None
+    sizes = [
+        max(abs(r["difference"] or 0) for r in found["rows"][i : i + 3])  # not the control
+        for i in range(0, len(found["rows"]), 4)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert read(page).open == []
+
+
+def test_pictures_have_the_truth_and_every_prediction_with_words(page):
+    record = make_mask_record()
+    alternatives = re.findall(r'<img class="layer" src="[^"]*" alt="([^"]*)"', page)
+    assert len(alternatives) == 6 * (1 + len(LEVELS))
+    for i, item in enumerate(record["gallery"]["slices"]):
+        assert alternatives[i] == f"true mask of {item['id']}"
+        said = html.unescape(alternatives[6 + i])
+        told = "rightly nothing" if i == 5 else "Jaccard\u00a0"
+        assert said.startswith(f"mask that softmax predicts for {item['id']}: {told[:7]}")
+    assert "20 pixels where nothing is" in words(page)
+    assert "the fullest of different cases, and one with nothing in it" in words(page)
+    for item in record["gallery"]["legend"]:
+        assert f"color: {item['colour']}" in page
+    assert len(page) < 1_500_000
+
+
+def test_pictures_that_are_missing_or_no_pictures_are_told():
+    record = make_mask_record()
+    record["gallery"]["predictions"].pop("key_value")
+    record["gallery"]["missing"]["key_value"] = "RuntimeError: out of luck"
+    assert "RuntimeError: out of luck" in words(render(record))
+    record["gallery"]["slices"][2]["truth"] = 'data:image/png;base64,AA"); x: url("y'
+    with pytest.raises(UserError, match="PNG"):
+        render(record)
+    record["gallery"] = None
+    page = render(record)
+    assert "What they find" not in page
+    assert payload_of(page)["names"] is None
+
+
+def test_images_of_one_case_are_not_called_different_cases():
+    record = make_mask_record()
+    for item in record["gallery"]["slices"]:
+        item["case"] = "case7"
+    found = gallery.sheet(record)
+    assert found is not None
+    assert not found["distinct"]
+    assert "different cases" not in words(render(record)).split("What they find")[1][:200]
+
+
+def test_the_script_gets_every_image_s_overlap(page):
+    record, told = make_mask_record(), payload_of(page)
+    assert told["names"][:2] == ["slice_0000", "slice_0001"]
+    for run, stored in zip(record["runs"], told["runs"], strict=True):
+        assert stored["score"] == run["last"]["test"]["jaccard"]
+        assert stored["classes"] == [row["jaccard"] for row in run["classes"]]
+        assert shares(stored["overlaps"]).shape == (120,)
+        assert list(stored["history"]) == ["train_loss", "val_loss", "val_jaccard"]
+
+
+def test_every_text_is_escaped():
+    levels = {"softmax": 0.9, EVIL: 0.8, "identity": 0.4}
+    record = make_mask_record(levels=levels, organs=(EVIL, "two", "three"))
+    record["gallery"]["slices"][0]["id"] = EVIL
+    record["gallery"]["names"][0] = EVIL
+    reader = read(page := render(record))
+    assert reader.open == []
+    assert page.count("<script") == 2
+    assert json.loads(reader.scripts[0])["names"][0] == EVIL
+
+
+def test_runs_that_failed_leave_a_page():
+    record = make_mask_record()
+    for run in record["runs"]:
+        if run["mixer"] == "key_value":
+            kept = {key: run[key] for key in ("mixer", "seed", "folder")}
+            run.clear()
+            run.update(kept | {"status": "failed", "reason": "RuntimeError: out of luck"})
+    nothing = {"n": 0, "mean": None, "sd": None}
+    keys = ("jaccard", "weighted_jaccard", "dice", "hausdorff_mm", "val_jaccard")
+    for row in record["outcome"]["last"]:
+        if row["mixer"] == "key_value":
+            row.update(dict.fromkeys(keys, nothing) | {"seeds": None, "images": None})
+    text = words(render(record))
+    assert "3 of 12 runs failed" in text
+    assert "Not drawn, since no run finished: key_value" in text
+
+
+def pixels(uri: str) -> np.ndarray:
+    return np.array(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
+
+
+def test_a_layer_fills_each_class_and_draws_rims_of_prediction_and_truth():
+    planes = np.zeros((2, 8, 8), dtype=bool)
+    planes[0, 1:6, 1:6] = True
+    true = np.zeros_like(planes)
+    true[1, 3:8, 3:8] = True
+    drawn = pixels(layer_uri(planes, colours(2), outlines=true, most=8))
+    first = PALETTE[0]
+    assert tuple(drawn[1, 1]) == (*first, 255)  # rim
+    assert tuple(drawn[2, 2]) == (*first, 120)  # inside
+    assert tuple(drawn[3, 3]) == (255, 255, 255, 255)  # rim of the truth above the fill
+    assert tuple(drawn[7, 7]) == (255, 255, 255, 255)  # where the picture ends
+    assert drawn[6, 6, 3] == 0  # what is true and not found stays empty
+    assert drawn[0, 0, 3] == 0
+
+
+def test_large_masks_are_drawn_smaller_and_ignored_pixels_grey():
+    planes = np.zeros((1, 20, 30), dtype=bool)
+    planes[0, :10] = True
+    grey = np.zeros((20, 30), dtype=bool)
+    grey[12:] = True
+    drawn = pixels(layer_uri(planes, colours(1), grey=grey, most=15))
+    assert drawn.shape == (10, 15, 4)
+    assert tuple(drawn[9, 3]) == (128, 128, 128, 170)
+    assert tuple(drawn[2, 3, :3]) == PALETTE[0]
+
+
+def test_a_rim_is_what_has_a_neighbour_outside():
+    mask = np.ones((4, 5), dtype=bool)
+    mask[0, 0] = False
+    expected = np.array([[0, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]])
+    assert (rim(mask) == expected.astype(bool)).all()
+
+
+def test_colours_differ_beyond_the_palette():
+    told = colours(20)
+    assert told[:7] == list(PALETTE)
+    assert len(set(told)) == 20
