@@ -191,7 +191,8 @@ def test_dropout_blanks_up_to_eight_holes_and_no_mask(size, hole) -> None:
 
 def test_brightness_and_contrast_are_alike_over_channels_and_leave_masks() -> None:
     """A pixel x becomes m + c (b x - m), m the mean of b x over all channels."""
-    image = (some(5, 4, (30, 30)) // 4 + 60).to(torch.uint8)  # nothing is cut at 0 or 255
+    levels = torch.tensor([50, 70, 90, 110], dtype=torch.uint8).view(4, 1, 1)
+    image = some(5, 4, (30, 30)) // 4 + levels  # nothing is cut at 0 or 255
     mask = some(6)[0]
     slopes = []  # measured on whole numbers that torchvision cuts off twice
     for i in range(200):
