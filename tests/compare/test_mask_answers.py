@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stored answers of masks: read in order, refused when damaged; and which images are shown."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keymix.compare.mask_answers import (
+    MaskAnswers,
+    packed,
+    read_mask_answers,
+    spread_over_cases,
+    telling,
+)
+from keymix.errors import UserError
+from keymix.train.files import write_arrays
+
+DATA = {"task": "segmentation", "multilabel": False, "classes": ["background", "a", "b"]}
+
+
+def answers(areas: list[int], group: list[int]) -> MaskAnswers:
+    """Answers on images with so many true pixels of class 1, and others of the background."""
+    counts = np.zeros((len(areas), 3, 3), dtype=np.int64)
+    counts[:, 0] = 999
+    counts[:, 1, 2] = areas
+    both = {"last": counts, "best": counts}
+    return MaskAnswers(group=np.array(group), counts=both, scored=(1, 2))
+
+
+def stored(path: Path, **changed: np.ndarray) -> Path:
+    """Write answers of four images in another order than their index."""
+    order = np.array([2, 0, 3, 1])
+    counts = np.arange(36).reshape(4, 3, 3)
+    arrays = {
+        "index": order,
+        "group": np.array([5, 5, 6, 6])[order],
+        **{f"{which}_counts": counts[order] + i for i, which in enumerate(("last", "best"))},
+    }
+    write_arrays(path, arrays | changed)
+    return path
+
+
+def test_answers_come_in_the_order_of_the_images(tmp_path: Path):
+    found = read_mask_answers(stored(tmp_path / "p.npz"), DATA)
+    assert found.scored == (1, 2)
+    assert found.group.tolist() == [5, 5, 6, 6]
+    assert (found.counts["last"] == np.arange(36).reshape(4, 3, 3)).all()
+    assert (found.counts["best"] == np.arange(36).reshape(4, 3, 3) + 1).all()
+    assert (found.truth == np.arange(36).reshape(4, 3, 3)[:, 1:, 2]).all()
+    assert (found.cases("last")[1] == found.counts["last"][2:].sum(0)).all()
+
+
+def test_several_labels_a_pixel_have_no_background(tmp_path: Path):
+    data = DATA | {"multilabel": True}
+    assert read_mask_answers(stored(tmp_path / "p.npz"), data).scored == (0, 1, 2)
+
+
+def test_damaged_answers_are_told_in_one_line(tmp_path: Path):
+    path = tmp_path / "p.npz"
+    with pytest.raises(UserError, match=r"cannot read '.*p\.npz'"):
+        read_mask_answers(path, DATA)
+    path.write_bytes(stored(path).read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cannot read '.*p\.npz'"):
+        read_mask_answers(path, DATA)
+    stored(path, best_counts=np.zeros((4, 2, 3), dtype=np.int64))
+    with pytest.raises(UserError, match=r"best_counts is \(4, 2, 3\), not \(4, 3, 3\)"):
+        read_mask_answers(path, DATA)
+
+
+def test_packed_overlaps_read_back_and_ends_are_exact():
+    shares = np.array([0.0, 1.0, 0.123456, 0.5])
+    back = np.frombuffer(base64.b64decode(packed(shares)), "<u2") / 65535
+    assert back == pytest.approx(shares, abs=1e-5)
+    assert (back[0], back[1]) == (0.0, 1.0)
+
+
+def test_the_fullest_of_different_cases_are_shown_and_one_that_is_empty():
+    #                 0   1   2  3   4   5  6   7   8
+    made = answers([10, 30, 20, 0, 40, 15, 0, 50, 45], [0, 0, 0, 0, 1, 1, 2, 2, 2])
+    assert telling(made, 4) == [7, 4, 1, 3]  # of 2, 1 and 0, and the first without anything
+    assert telling(made, 2) == [7, 3]
+    full = answers([10, 30, 20], [0, 1, 2])
+    assert telling(full, 2) == [1, 2]
+
+
+def test_where_cases_are_few_others_of_theirs_that_lie_apart_follow():
+    made = answers([1, 2, 9, 8, 7, 6, 3], [0, 0, 0, 0, 0, 0, 0])
+    # the fullest; the farthest from it; the fullest of those farthest from both
+    assert telling(made, 3) == [2, 6, 4]
+    assert sorted(telling(made, 99)) == list(range(7))
+
+
+def test_attention_is_shown_on_cases_evenly_with_what_there_is_in_them():
+    made = answers([5, 9] * 8, [case for case in range(8) for _ in range(2)])
+    assert spread_over_cases(made, 4) == [1, 5, 9, 13]
+    few = answers([5, 9, 0, 0], [0, 0, 1, 1])
+    assert spread_over_cases(few, 3) == [1, 0, 2]
+    assert spread_over_cases(answers([0, 0, 0], [0, 1, 2]), 2) == [0, 1]

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole comparison on a few masks: what it trains, tells, draws, and gathers again."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from few_masks import SIDE, few, made_masks, recipe_of
+from PIL import Image
+
+from keymix.analysis.overlap import mean_jaccard, overlap_counts
+from keymix.cli.compare_result import plain, tell
+from keymix.compare.maps import normalised
+from keymix.compare.plan import choose_mixers, make_plan
+from keymix.compare.rebuild import rebuild
+from keymix.compare.run import Comparison
+from keymix.data import load
+from keymix.errors import UserError
+from keymix.train.runs import load_run
+
+TEST = 16  # images: 0.4 of ten cases of four
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return made_masks(tmp_path_factory.mktemp("masks") / "data")
+
+
+@pytest.fixture(scope="module")
+def events() -> list[Any]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def done(folder, events, tmp_path_factory) -> Comparison:
+    out = tmp_path_factory.mktemp("comparison") / "out"
+    return few(folder, out, controls=False, progress=events.append)
+
+
+def answers_of(done: Comparison, run: dict[str, Any]) -> dict[str, np.ndarray]:
+    with np.load(done.out / run["folder"] / "predictions_test.npz") as stored:
+        order = np.argsort(stored["index"])
+        return {name: stored[name][order] for name in stored}
+
+
+def test_scores_are_those_of_the_pixels_of_all_test_images(done):
+    record = done.record
+    assert record["task"] == "segmentation"
+    assert [m["label"] for m in record["mixers"]] == ["softmax", "key_value(pos_dim=5)"]
+    assert (record["test_images"], record["test_cases"]) == (TEST, 4)
+    assert record["classes"] == {"names": ["disc", "bar"], "test_images": [12, 12]}
+    for run in record["runs"]:
+        counts = answers_of(done, run)["last_counts"]
+        shared, said, true = counts.sum(0)[1:].T
+        each = shared / (said + true - shared)
+        assert run["last"]["test"]["jaccard"] == pytest.approx(each.mean())
+        assert [row["jaccard"] for row in run["classes"]] == pytest.approx(each)
+        packed = np.frombuffer(base64.b64decode(run["overlaps"]), "<u2") / 65535
+        assert packed == pytest.approx(mean_jaccard(counts, (1, 2)), abs=1e-4)
+        assert [set(line) for line in run["history"]] == [
+            {"epoch", "train_loss", "val_loss", "val_jaccard"}
+        ] * 2
+
+
+def test_differences_are_paired_by_seed_and_over_cases(done):
+    of = {(r["mixer"], r["seed"]): r["last"]["test"]["jaccard"] for r in done.record["runs"]}
+    row = done.rows[1]
+    label = "key_value(pos_dim=5)"
+    expected = np.mean([of[label, s] - of["softmax", s] for s in (0, 1)])
+    for question, n in (("seeds", 2), ("images", 4)):
+        assert row[question]["n"] == n
+        assert row[question]["difference"] == pytest.approx(expected, abs=1e-9)
+    assert "Over the 4 test cases" in row["detail"]
+    assert "few cases, so it is rough" in row["detail"]
+
+
+def test_results_csv_tells_distances_by_their_unit(done):
+    with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    told = {row["metric"] for row in rows if row["split"] == "test"}
+    known = {"jaccard", "weighted_jaccard", "dice", "loss", "hausdorff_missed"}
+    assert known <= told <= known | {"hausdorff_px"}
+    assert {row["metric"] for row in rows if row["split"] == "val"} == {
+        "jaccard", "weighted_jaccard", "dice", "loss",
+    }  # fmt: skip
+    assert all(int(row["macs"]) > 0 and float(row["latency_ms"]) > 0 for row in rows)
+
+
+def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
+    told = done.record["gallery"]
+    data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
+    scans = data.test.scans
+    assert scans is not None
+    assert told["names"] == [scans.scan_id(i) for i in range(TEST)]
+    chosen = [told["names"].index(item["id"]) for item in told["slices"]]
+    truth = torch.stack([data.test.mask(i) for i in chosen])
+    areas = (truth > 0).sum((1, 2)).tolist()
+    assert [item["area"] for item in told["slices"]] == areas
+    assert len({item["case"] for item in told["slices"][:4]}) == 4
+    assert areas[5] == 0 < min(areas[:5])
+    model = load_run(done.out / "runs/softmax/seed0").model("last")
+    with torch.inference_mode():
+        said = model(normalised(data, data.test, chosen)).argmax(1)
+    counts = overlap_counts(said.numpy(), truth.numpy(), num_classes=3, multilabel=False)
+    cells = told["predictions"]["softmax"]
+    assert [c["jaccard"] for c in cells] == pytest.approx(mean_jaccard(counts, (1, 2)), abs=1e-6)
+    assert [c["found"] for c in cells] == (said > 0).sum((1, 2)).tolist()
+    layer = Image.open(io.BytesIO(base64.b64decode(told["slices"][0]["truth"].partition(",")[2])))
+    filled = np.array(layer)[..., 3] > 0
+    assert (filled == (truth[0] > 0).numpy()).all()
+
+
+def test_attention_is_read_on_slices_of_different_cases(done):
+    told = done.record["attention"]
+    names = [image["label"] for image in told["images"]]
+    assert len({name.partition("_")[0] for name in names}) == 4
+    assert not any(name.endswith("_00") for name in names)  # which have nothing in them
+    assert "averaged over all patch tokens" in told["query"]
+    assert set(told["maps"]) == {"softmax", "key_value(pos_dim=5)"}
+
+
+def test_terminal_and_page_speak_of_overlap(done, capsys):
+    tell(done)
+    told = capsys.readouterr().out
+    for word in ("Jaccard %", "weighted Jaccard %", "Dice %", "Hausdorff px", "95% cases"):
+        assert word in told
+    assert "mean Jaccard index" in told
+    assert "ccuracy" not in told
+    page = done.report.read_text(encoding="utf-8")
+    for section in ("What they find", "Jaccard index against cost", "Where they look"):
+        assert section in page
+    assert plain(done)["hausdorff_unit"] == "px"
+
+
+def test_progress_tells_what_was_validated(done, events):
+    told = [event for event in events if event.kind == "epoch"]
+    assert len(told) == len(done.record["runs"]) * 2
+    assert {event.text for event in told} == {"mean Jaccard index"}
+    lines = {r["mixer"] + str(r["seed"]): r["history"] for r in done.record["runs"]}
+    for event in told:
+        line = lines[event.mixer + str(event.seed)][event.epoch - 1]
+        assert event.value == pytest.approx(line["val_jaccard"])
+
+
+def test_a_page_made_anew_is_the_same_and_without_images_keeps_its_pictures(
+    done, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    shutil.copytree(done.out, out)
+    same = rebuild(out).record
+    for key in ("outcome", "gallery", "attention", "runs", "classes", "method", "facts"):
+        assert same[key] == done.record[key]
+
+    def gone(*args: Any) -> None:
+        raise UserError("the images are elsewhere")
+
+    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    kept = rebuild(out)
+    assert kept.record["gallery"] == done.record["gallery"]
+    assert "kept as they were" in kept.notes[0]
+
+
+def test_other_images_are_another_comparison(done, folder):
+    with pytest.raises(UserError, match=r"data\.limit is None there and 8 here"):
+        few(folder, done.out, limit=8)
+
+
+def test_deaf_mixers_change_no_readout_of_every_patch(folder, tmp_path):
+    recipe = recipe_of(folder)
+    data = load(recipe.data.spec, image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
+    specs = choose_mixers("mhsa,cska", controls=True, model="setr_micro")
+    plan = make_plan(
+        recipe=recipe, data=data, specs=specs, baseline=specs[0], seeds=(0,), match="params",
+        imports=(), out=tmp_path,
+    )  # fmt: skip
+    assert (plan.pooling, plan.unheard) == ("", ())
+    assert plan.recipe.model.global_pool is None
+    assert "parameters" in plan.entrants[1].note
+
+
+def test_a_model_of_classes_is_refused_for_masks(folder, tmp_path):
+    recipe = recipe_of(folder, name="vit_nano_p2_12", options={})
+    with pytest.raises(UserError, match="vit_nano_p2_12"):
+        few(folder, tmp_path / "out", recipe=recipe)
+    assert not (tmp_path / "out").exists()
