@@ -11,7 +11,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
+from bad_masks import MASK_ROWS
+from bad_row import Row
 from pictures import encoded, picture
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -27,25 +28,6 @@ WAY_OUT = (
     "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
     "`keymix data check` names them all."
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """A bad input.
-
-    Args:
-        given: What is given, in words.
-        spec: The data spec, relative to the folder it is made in.
-        answer: The line that follows ``keymix: error: ``.
-        make: Makes the data in the working folder.
-        words: Further words of the command.
-    """
-
-    given: str
-    spec: str
-    answer: str
-    make: Callable[[], object] = lambda: None
-    words: Sequence[str] = ()
 
 
 def photos(side: int = 16, **counts: int) -> Path:
@@ -308,6 +290,7 @@ ROWS: tuple[Row, ...] = (
         "data hf:cifar10: write hf:OWNER/NAME, such as hf:uoft-cs/cifar10, "
         "or hf:OWNER/NAME/CONFIG.",
     ),
+    *MASK_ROWS,
 )
 
 

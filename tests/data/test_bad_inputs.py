@@ -38,7 +38,7 @@ def counted(line: str) -> str:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.given)
 def test_the_line_is_as_the_table_says(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     row.make()
-    words = ["train", "digits_vit", "--data", row.spec, *TINY, *row.words]
+    words = ["train", row.recipe, "--data", row.spec, *TINY, *row.words]
     assert main(words) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("keymix")]
     assert [counted(line) for line in errors] == [counted(f"keymix: error: {row.answer}")]

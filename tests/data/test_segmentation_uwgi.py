@@ -227,7 +227,6 @@ def test_all_faults_of_a_slice_are_found(tmp_path: Path) -> None:
     scan_path(root, 1, 0, 1, (6, 9)).write_bytes(b"no image")
     kinds = [fault.kind for fault in table_of(root).inspect(0).faults]
     assert kinds == ["odd run lengths", "run beyond the image", "unreadable image"]
-    assert len(table_of(root).faults(0)) == 3
 
 
 # mistakes of the table as a whole: the line, after the folder
@@ -303,92 +302,13 @@ def test_a_folder_that_is_none_is_told(
         load(spec)
 
 
-def pinned(root: Path, head: str, rows: Sequence[Sequence[str]]) -> Path:
-    scan_set(root, {1: 2, 2: 2, 3: 2})
-    write_rows(root / "splits.csv", rows, (head, "split"))
-    return root
-
-
-CASES = [["case1", "train"], ["case2", "val"], ["case3", "test"]]
-SLICES = [
-    [f"case{case}_day0_slice_{number:04d}", "test" if case == 3 else "train"]
-    for case in (1, 2, 3)
-    for number in (1, 2)
-]
-
-
-def test_a_list_of_splits_is_kept(tmp_path: Path) -> None:
-    data = load(f"uwgi:{pinned(tmp_path, 'case', CASES)}")
-    assert [set(split.scans.groups) for split in data.splits if split.scans] == [
-        {"case1"},
-        {"case2"},
-        {"case3"},
-    ]
-    assert data.record()["test_fraction"] is None
-    assert "validation = the source's validation split" in data.record()["notes"]
-    with pytest.raises(UserError, match="have a test split of their own"):
-        load(f"uwgi:{tmp_path}", test_fraction=0.1)
-
-
-def test_without_validation_it_is_carved_from_train(tmp_path: Path) -> None:
-    data = load(f"uwgi:{pinned(tmp_path, 'id', SLICES)}", val_fraction=0.5)
-    assert {split.name: len(split) for split in data.splits} == {"train": 2, "val": 2, "test": 2}
-    assert data.test.scans is not None
-    assert set(data.test.scans.groups) == {"case3"}
-
-
-def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path) -> None:
-    rows = [[SLICES[0][0], "test"], *SLICES[1:]]
-    root = pinned(tmp_path, "id", rows)
-    faults = Faults(collect=True)
-    open_source(str(root), faults)
-    assert [(fault.kind, fault.culprit) for fault in faults.found] == [
-        ("case in two splits", "case1")
-    ]
-    with pytest.raises(UserError, match=r"case 'case1' is in train .* and in test .*slice_0001"):
-        load(f"uwgi:{root}")
-    data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
-    assert "case1" in data.test.scans.groups  # type: ignore[union-attr]
-    notes = data.record()["notes"]
-    assert [note for note in notes if note.startswith("split by slice: ") and "case1" in note]
-
-
-@pytest.mark.parametrize(
-    ("head", "rows", "kind", "told"),
-    [
-        ("case", [*CASES, ["case1", "test"]], "case in two splits",
-         "line 5: 'case1' is in test, but in train by line 2."),
-        ("id", [*SLICES, [SLICES[0][0], "val"]], "bad splits",
-         "line 8: 'case1_day0_slice_0001' is in val, but in train by line 2."),
-        ("case", [*CASES, ["case9", "test"]], "bad splits",
-         "line 5: 'case9' is no case and no id of train.csv."),
-        ("case", [*CASES[:2], ["case3", "dev"], ["case3", "test"]], "bad splits",
-         "line 4: split 'dev' is none of train, val, test."),
-        ("case", CASES[:2], "bad splits",
-         "has no split for 2 slices: case3_day0_slice_0001, case3_day0_slice_0002."),
-    ],
-)  # fmt: skip
-def test_mistakes_in_a_list_of_splits_are_named(
-    tmp_path: Path, head: str, rows: list[list[str]], kind: str, told: str
-) -> None:
-    root = pinned(tmp_path, head, rows)
-    with pytest.raises(UserError) as caught:
-        load(f"uwgi:{root}", split_by="slice")
-    assert told in str(caught.value)
-    assert str(root / "splits.csv") in str(caught.value)
-    faults = Faults(collect=True)
-    open_source(str(root), faults)
-    assert faults.found[0].kind == kind
-    assert kind in KINDS
-
-
 def test_the_real_slices_load(real_data: Path) -> None:
     root = real_data / "uw-madison-gi"
     source = open_source(str(root), Faults())
     assert isinstance(source, ScanSource)
     table = source.train
     assert len(table) == 36
-    assert not any(table.faults(i) for i in range(36))
+    assert not any(table.inspect(i).faults for i in range(36))
     i = [table.scan_id(k) for k in range(36)].index("case101_day20_slice_0078")
     assert table.size(i) == (266, 266)
     assert table.spacing(i) == (1.5, 1.5)

@@ -132,10 +132,6 @@ class ScanTable(Table):
             decode: Decode the image; otherwise its header and its checksums are read.
         """
 
-    def faults(self, i: int) -> list[str]:
-        """Say all that is wrong with image ``i`` and its mask, one line each."""
-        return [fault.message for fault in self.inspect(i).faults]
-
     @abstractmethod
     def select(self, rows: IntArray) -> ScanTable:
         """Make the table of ``rows`` (ascending)."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from scan_sets import scan_set, write_rows
+
+from keymix.data import load
+from keymix.data.segmentation.table import KINDS
+from keymix.data.segmentation.uwgi import open_source
+from keymix.data.sources.base import Faults
+from keymix.errors import UserError
+
+
+def pinned(root: Path, head: str, rows: Sequence[Sequence[str]]) -> Path:
+    scan_set(root, {1: 2, 2: 2, 3: 2})
+    write_rows(root / "splits.csv", rows, (head, "split"))
+    return root
+
+
+CASES = [["case1", "train"], ["case2", "val"], ["case3", "test"]]
+SLICES = [
+    [f"case{case}_day0_slice_{number:04d}", "test" if case == 3 else "train"]
+    for case in (1, 2, 3)
+    for number in (1, 2)
+]
+
+
+def test_a_list_of_splits_is_kept(tmp_path: Path) -> None:
+    data = load(f"uwgi:{pinned(tmp_path, 'case', CASES)}")
+    assert [set(split.scans.groups) for split in data.splits if split.scans] == [
+        {"case1"},
+        {"case2"},
+        {"case3"},
+    ]
+    assert data.record()["test_fraction"] is None
+    assert "validation = the source's validation split" in data.record()["notes"]
+    with pytest.raises(UserError, match="have a test split of their own"):
+        load(f"uwgi:{tmp_path}", test_fraction=0.1)
+
+
+def test_without_validation_it_is_carved_from_train(tmp_path: Path) -> None:
+    data = load(f"uwgi:{pinned(tmp_path, 'id', SLICES)}", val_fraction=0.5)
+    assert {split.name: len(split) for split in data.splits} == {"train": 2, "val": 2, "test": 2}
+    assert data.test.scans is not None
+    assert set(data.test.scans.groups) == {"case3"}
+
+
+def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path) -> None:
+    rows = [[SLICES[0][0], "test"], *SLICES[1:]]
+    root = pinned(tmp_path, "id", rows)
+    faults = Faults(collect=True)
+    open_source(str(root), faults)
+    assert [(fault.kind, fault.culprit) for fault in faults.found] == [
+        ("case in two splits", "case1")
+    ]
+    with pytest.raises(UserError, match=r"case 'case1' is in train .* and in test .*slice_0001"):
+        load(f"uwgi:{root}")
+    data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
+    assert "case1" in data.test.scans.groups  # type: ignore[union-attr]
+    notes = data.record()["notes"]
+    assert [note for note in notes if note.startswith("split by slice: ") and "case1" in note]
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "kind", "told"),
+    [
+        ("case", [*CASES, ["case1", "test"]], "case in two splits",
+         "line 5: 'case1' is in test, but in train by line 2."),
+        ("id", [*SLICES, [SLICES[0][0], "val"]], "bad splits",
+         "line 8: 'case1_day0_slice_0001' is in val, but in train by line 2."),
+        ("case", [*CASES, ["case9", "test"]], "bad splits",
+         "line 5: 'case9' is no case and no id of train.csv."),
+        ("case", [*CASES[:2], ["case3", "dev"], ["case3", "test"]], "bad splits",
+         "line 4: split 'dev' is none of train, val, test."),
+        ("case", CASES[:2], "bad splits",
+         "has no split for 2 slices: case3_day0_slice_0001, case3_day0_slice_0002."),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_list_of_splits_are_named(
+    tmp_path: Path, head: str, rows: list[list[str]], kind: str, told: str
+) -> None:
+    root = pinned(tmp_path, head, rows)
+    with pytest.raises(UserError) as caught:
+        load(f"uwgi:{root}", split_by="slice")
+    assert told in str(caught.value)
+    assert str(root / "splits.csv") in str(caught.value)
+    faults = Faults(collect=True)
+    open_source(str(root), faults)
+    assert faults.found[0].kind == kind
+    assert kind in KINDS
