@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SETR on ViT-B/16 with key-value attention and its position code on UW-Madison GI Tract.
+
+Paper: Hwa et al., KV attention in SETR, https://doi.org/10.1007/978-3-658-47422-5_71, Sec. 2.2 and
+Table 2. Published, one run: Jaccard 0.8750, weighted Jaccard 0.8691, 83.96 M parameters, 19.97 G
+multiply-adds (the paper's asterisk; here 19.65, docs/papers.md).
+
+    keymix train setr_kv_pos_uwgi --data uwgi:PATH --out setr-kv-pos
+
+Settings and differences: those of ``setr_qkv_uwgi``.
+
+Measured: not measured at this size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from keymix.recipes.segmentation import setr_qkv_uwgi
+from keymix.train.recipe import ModelConfig, Recipe
+
+
+def recipe() -> Recipe:
+    """The run of ``setr_qkv_uwgi`` with another model."""
+    return replace(
+        setr_qkv_uwgi.recipe(), name="setr_kv_pos_uwgi", model=ModelConfig(name="setr_kv_pos")
+    )
