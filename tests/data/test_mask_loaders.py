@@ -105,7 +105,7 @@ def test_evaluation_shows_images_and_masks_as_they_are(data: ImageData) -> None:
 
 
 def test_masks_of_several_classes_come_a_plane_each() -> None:
-    scans = scans_of(6)
+    scans = scans_of(6, channels=3)
     several = Scans(scans.images, (scans.masks[:, None] == [[[1]], [[2]]]).astype("uint8"))
     batch = next(iter(loader(data_of(several, MULTILABEL), batch_size=6)))
     assert batch.targets.shape == (6, 2, 24, 20)
