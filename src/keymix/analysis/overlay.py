@@ -14,9 +14,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.analysis.attention import AttentionMaps, Heads, attention_maps, on_image
-from keymix.analysis.capture import At, Layers, class_token_of, find_seats, select_layers
+from keymix.analysis.capture import (
+    At,
+    Layers,
+    class_token_of,
+    find_seats,
+    select_layers,
+    unwrapped,
+)
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.encoded import Encoded
 from keymix.hosts.reading import Layout
 from keymix.mixers.base import Stage
 
@@ -172,6 +180,8 @@ def _shown(found: list[str]) -> list[str]:
 
 
 def _default_query(model: nn.Module, image: Tensor, paths: Sequence[str]) -> Asking:
+    if isinstance(unwrapped(model), Encoded):  # whose class token is not decoded
+        return "mean"
     layouts = attention_maps(model, image, layers=list(paths), queries=[0]).layouts
     try:
         for path in paths:

@@ -23,6 +23,7 @@ from keymix.analysis.capture import (
     unwrapped,
 )
 from keymix.errors import UserError
+from keymix.hosts.encoded import Encoded
 from keymix.hosts.reading import Layout
 
 
@@ -74,7 +75,8 @@ def attention_rollout(
         layers: Which layers, as :func:`keymix.attention_maps` takes them; all if None. All must
             see the same tokens: of a model in stages choose one stage.
         query: Index of a token, ``"cls"``, ``"mean"`` (the mean over patch tokens), or a place on
-            the image; None for the class token where one passes through the layers, else the mean.
+            the image; None for the class token where one passes through the layers and is read
+            out, else the mean.
 
     Raises:
         NoAttentionMap: If a layer forms no map.
@@ -128,6 +130,8 @@ def _tokens(layout: Layout) -> str:
 
 
 def _has_class_token(model: nn.Module, layout: Layout, path: str) -> bool:
+    if isinstance(unwrapped(model), Encoded):  # whose class token is not decoded
+        return False
     try:
         class_token_of(model, layout, path)
     except UserError:

@@ -78,7 +78,7 @@ def parser() -> VerbParser:
         default=[],
         help="whose attention: cls, the class token; mean, over all patches; r,c, a patch by row "
         "and column from 0; 0.5,0.5, a place as shares of the image (default: cls where a class "
-        "token passes through the layers, else mean)",
+        "token passes through the layers and is read out, else mean)",
     )
     add("--heads", choices=("mean", "each"), default="mean", help="default: mean")
     add(

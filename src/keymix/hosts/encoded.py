@@ -16,3 +16,14 @@ class Encoded(nn.Module):
 
     encoder: nn.Module
     encoder_path: str = "encoder"
+
+
+def encoder_of(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the part in which attention sits, and what stands before its names.
+
+    Args:
+        model: A dense model; another is all encoder, and nothing stands before.
+    """
+    if not isinstance(model, Encoded):
+        return model, ""
+    return model.get_submodule(model.encoder_path), f"{model.encoder_path}."

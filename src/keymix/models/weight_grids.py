@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
+from keymix.hosts.encoded import encoder_of
 from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
@@ -66,7 +67,8 @@ class Geometry:
 
     def patches(self) -> Grid | None:
         """Grid of the patches at the size of the weights."""
-        embed: Any = getattr(self.model, "patch_embed", None)
+        held = None if self.model is None else encoder_of(self.model)[0]
+        embed: Any = getattr(held, "patch_embed", None)
         size = getattr(embed, "grid_size", None)
         return None if size is None else (size[0], size[1])
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
 from keymix.hosts.base import find_mixers
+from keymix.hosts.encoded import encoder_of
 from keymix.mixers.base import Grid
 from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
 from keymix.models.weight_names import joined_state, target_names
@@ -66,6 +67,9 @@ def load_weights(
     their table's rows allow it. A position code that follows from the grid and is not in the file
     (``key_value`` with ``pos_dim``) lies where position embeddings do, or else on the model's own.
 
+    A model of segmentation takes weights of its kind, or those of a classifier for its encoder:
+    all names of the decoder are missing then.
+
     Args:
         model: Any model; it changes in place, unless an error is raised.
         source: A state dict, a ``.safetensors`` or ``.pth`` file, or a run's folder, of which its
@@ -88,7 +92,8 @@ def load_weights(
             ``resize="pool_values"`` keeps on their grid are of another.
     """
     read = read_source(source)
-    state, called = joined_state(model, read.tensors), read.called
+    named, decoder = _for_encoder(model, read.tensors)
+    state, called = joined_state(model, named), read.called
     own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
@@ -145,14 +150,28 @@ def load_weights(
     _check_finite(found, own, names, called)
     took = {names[name] for name in found if name in names} | idle
     left = [name for name in state if name not in took]
-    _check_kin(model, found, left, (*in_mixers, *classifier), called)
+    _check_kin(model, found, left, (*in_mixers, *classifier, *decoder), called)
     model.load_state_dict(found, strict=False)
     return Loaded(
         copied=tuple(n for n in {**own, **found} if n in found and n not in resized),
         resized=tuple(resized),
         missing=tuple(name for name in own if name not in found),
-        unused=tuple(left),
+        unused=tuple(name.removeprefix(encoder_of(model)[1]) if decoder else name for name in left),
     )
+
+
+def _for_encoder(model: nn.Module, state: State) -> tuple[State, tuple[str, ...]]:
+    """Name a classifier's tensors as those of a dense model's encoder.
+
+    Returns:
+        The tensors, as they are if they are no classifier's; and the paths that they leave alone.
+    """
+    _, before = encoder_of(model)
+    if not before or any(name.startswith("decoder.") for name in state):
+        return state, ()
+    others = (f"{name}." for name, _ in model.named_children())
+    inside = {f"{before}{name}": tensor for name, tensor in state.items()}
+    return inside, tuple(path for path in others if not before.startswith(path))
 
 
 def _check_finite(found: State, own: State, names: Mapping[str, str], called: str) -> None:
@@ -253,7 +272,7 @@ def _placed(
 
 def _laid_out(model: nn.Module, tensor: Tensor, wanted: Tensor) -> tuple[Grid, int] | None:
     """Return the model's grid of patches and its prefix; None if position embeddings fit none."""
-    patch_embed: Any = getattr(model, "patch_embed", None)
+    patch_embed: Any = getattr(encoder_of(model)[0], "patch_embed", None)
     size = getattr(patch_embed, "grid_size", None)
     if size is None or tensor.ndim != 3 or tensor.shape[2] != wanted.shape[2]:
         return None
@@ -264,11 +283,12 @@ def _laid_out(model: nn.Module, tensor: Tensor, wanted: Tensor) -> tuple[Grid, i
 
 def _size_told(model: nn.Module, names: Mapping[str, str], state: State) -> Grid | None:
     """Image size of square position embeddings, where a mixer's code lies on their grid unsaid."""
-    wanted: Any = getattr(model, "pos_embed", None)
+    encoder, before = encoder_of(model)
+    wanted: Any = getattr(encoder, "pos_embed", None)
     unsaid = any(mixer.optional_state for mixer in find_mixers(model).values())
-    if not unsaid or wanted is None or "pos_embed" not in names:
+    if not unsaid or wanted is None or f"{before}pos_embed" not in names:
         return None
-    tensor = state[names["pos_embed"]]
+    tensor = state[names[f"{before}pos_embed"]]
     lie = _laid_out(model, tensor, wanted)
     if lie is None:
         return None
@@ -277,7 +297,7 @@ def _size_told(model: nn.Module, names: Mapping[str, str], state: State) -> Grid
     side = math.isqrt(count)
     if count == math.prod(grid) or side * side != count:
         return None
-    patch: Any = model.get_submodule("patch_embed").patch_size
+    patch: Any = encoder.get_submodule("patch_embed").patch_size
     return side * patch[0], side * patch[1]
 
 
