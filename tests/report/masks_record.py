@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from synthetic import make_record
 
+from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import dice, jaccard, mean_jaccard
 from keymix.compare.mask_answers import packed
 from keymix.compare.outcome import MaskScores, caution, lead, outcome
 from keymix.compare.statistics_cases import by_case
 from keymix.data.tasks import SEGMENTATION
-from keymix.report.mask_layers import colours, layer_uri
+from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
@@ -31,7 +32,7 @@ def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
 
 
 def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) -> dict[str, Any]:
-    paint = colours(len(names))
+    paint = colours_of(len(names))
     slices, predictions = [], {label: [] for label in labels}
     for i in range(6):
         area = i < 5

@@ -17,9 +17,10 @@ from masks_record import LEVELS, ORGANS, make_mask_record, shares
 from PIL import Image
 from test_html import EVIL, read, words
 
+from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
 from keymix.report.html import render
-from keymix.report.mask_layers import PALETTE, colours, layer_uri, rim
+from keymix.report.mask_layers import layer_uri
 from keymix.report.plots import looks
 from keymix.report.views import gallery, mask_classes
 
@@ -209,7 +210,7 @@ def test_a_layer_fills_each_class_and_draws_rims_of_prediction_and_truth():
     planes[0, 1:6, 1:6] = True
     true = np.zeros_like(planes)
     true[1, 3:8, 3:8] = True
-    drawn = pixels(layer_uri(planes, colours(2), outlines=true, most=8))
+    drawn = pixels(layer_uri(planes, colours_of(2), outlines=true, most=8))
     first = PALETTE[0]
     assert tuple(drawn[1, 1]) == (*first, 255)  # rim
     assert tuple(drawn[2, 2]) == (*first, 120)  # inside
@@ -224,7 +225,7 @@ def test_large_masks_are_drawn_smaller_and_ignored_pixels_grey():
     planes[0, :10] = True
     grey = np.zeros((20, 30), dtype=bool)
     grey[12:] = True
-    drawn = pixels(layer_uri(planes, colours(1), grey=grey, most=15))
+    drawn = pixels(layer_uri(planes, colours_of(1), grey=grey, most=15))
     assert drawn.shape == (10, 15, 4)
     assert tuple(drawn[9, 3]) == (128, 128, 128, 170)
     assert tuple(drawn[2, 3, :3]) == PALETTE[0]
@@ -238,6 +239,6 @@ def test_a_rim_is_what_has_a_neighbour_outside():
 
 
 def test_colours_differ_beyond_the_palette():
-    told = colours(20)
+    told = colours_of(20)
     assert told[:7] == list(PALETTE)
     assert len(set(told)) == 20

@@ -35,19 +35,29 @@ FILL = 0.4
 """Opacity of a predicted mask over the image."""
 
 
-def class_colours(number: int, background: int | None = None) -> list[Colour | None]:
-    """Give every class a colour; beyond the palette they repeat, darker each time.
+def colours_of(number: int) -> list[Colour]:
+    """Give every class that is drawn a colour; beyond the palette they repeat, darker each time.
 
     Args:
-        number: Classes, the background among them.
-        background: Number of the class that is not drawn and gets None; the others have the colours
-            that they had without it.
+        number: Classes without the background.
     """
-    told: list[Colour | None] = []
-    for i in range(number - (background is not None)):
+    told: list[Colour] = []
+    for i in range(number):
         turn, place = divmod(i, len(PALETTE))
         r, g, b = (round(value * 0.7**turn) for value in PALETTE[place])
         told.append((r, g, b))
+    return told
+
+
+def class_colours(number: int, background: int | None = None) -> list[Colour | None]:
+    """Give every class a colour, and the background none.
+
+    Args:
+        number: Classes, the background among them.
+        background: Number of the class that is not drawn; the others have the colours that they
+            had without it. None where there is no such class.
+    """
+    told: list[Colour | None] = [*colours_of(number - (background is not None))]
     if background is not None:
         told.insert(background, None)
     return told

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.compare import gather, maps
 from keymix.compare.mask_answers import MaskAnswers, spread_over_cases, telling
@@ -15,7 +16,7 @@ from keymix.compare.plan import Plan
 from keymix.compare.runs import Reading
 from keymix.compare.worker import FAILURES, reason
 from keymix.data.tasks import IGNORE
-from keymix.report.mask_layers import colours, layer_uri
+from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def gallery(
         seed: Whose weights they are, for the record.
 
     Returns:
-        ``seed``, ``size`` (height and width), ``legend`` (name and colour of each class), ``ignored`` (whether pixels are
-        shown that count nowhere), ``slices`` (``id, case, png, truth``, true pixels as ``area``),
+        ``seed``, ``size`` (height and width), ``legend`` (name and colour of each class), ``ignored``
+        (whether pixels are shown that count nowhere), ``slices`` (``id, case, png, truth``, true pixels as ``area``),
         ``predictions`` (by label: ``png``, ``jaccard`` of the image, ``found`` pixels),
         ``missing`` (label to reason), ``names`` (of all test images, in order).
     """
@@ -81,7 +82,7 @@ def gallery(
     truth = np.stack([data.test.mask(i).numpy() for i in chosen])
     truths = _planes(truth, scored, multilabel=multilabel)
     ignored = (truth == IGNORE).reshape(len(truth), -1, *truth.shape[-2:]).any(1)
-    paint = colours(len(scored))
+    paint = colours_of(len(scored))
     predictions: dict[str, list[dict[str, Any]]] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
