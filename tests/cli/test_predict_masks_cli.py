@@ -65,6 +65,7 @@ def test_a_split_of_data_and_its_files_are_the_same(
     assert json.loads(capsys.readouterr().out) == told
     one, other = (tmp_path / name / "predictions.csv" for name in ("split", "files"))
     assert one.read_bytes() == other.read_bytes()
+    assert json.loads((tmp_path / "split" / "predictions.json").read_text())["split"] == "val"
 
 
 def test_csv_is_a_line_an_organ(
