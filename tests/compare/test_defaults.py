@@ -35,6 +35,8 @@ EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
         ("cifar10", None, "identity,pooling", "small_images_vit", "vit_micro_p4_32"),
         ("cifar10", "qkformer_hst_4_384", "qkta,ssa", "small_images_vit", "vit_micro_p4_32"),
         (None, None, None, "digits_vit", "vit_nano_p4_12"),
+        ("masks:mine", None, None, "small_masks_setr", "setr_micro"),
+        ("uwgi:there", None, "mhsa,kv(pos_dim=50)", "small_masks_setr", "setr_micro"),
     ],
 )
 def test_data_and_mixers_choose_recipe_and_model(
@@ -42,8 +44,8 @@ def test_data_and_mixers_choose_recipe_and_model(
 ) -> None:
     found = default_for(data=data, model=model, mixers=mixers)
     assert (found.recipe.name, found.recipe.model.name) == (recipe, built)
-    news = built == SPIKING
-    assert (SPIKING in found.told(found.recipe)) == bool(found.why) == news
+    news = built in (SPIKING, "setr_micro")
+    assert (f"with model {built} is" in found.told(found.recipe)) == bool(found.why) == news
 
 
 def test_the_recipe_of_events_is_for_all_data_of_events() -> None:
