@@ -69,8 +69,8 @@ def gallery(
     Returns:
         ``seed``, ``size`` (height and width), ``legend`` (name and colour of each class),
         ``ignored`` (whether pixels are shown that count nowhere), ``slices`` (``id, case, png,
-        truth``, true pixels as ``area``),
-        ``predictions`` (by label: ``png``, ``jaccard`` of the image, ``found`` pixels),
+        truth``, true pixels as ``area``), ``predictions`` (by label: ``png``, ``jaccard`` of the
+        image, ``found`` pixels),
         ``missing`` (label to reason), ``names`` (of all test images, in order).
     """
     import torch
