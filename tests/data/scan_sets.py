@@ -45,12 +45,12 @@ def rows_of(name: str, **runs: str) -> list[list[str]]:
 
 
 def scan_set(root: Path, counts: Mapping[int, int], *, day: int = 0) -> Path:
-    """Cases with so many slices, numbers from 1; every slice has some stomach, pixel 11 and 12."""
+    """Cases with so many slices, numbers from 1; the stomach of slice n is pixels 10 + n, 11 + n."""
     rows: list[list[str]] = []
     for case, count in counts.items():
         for number in range(1, count + 1):
             add_scan(root, case, day, number)
-            rows += rows_of(f"case{case}_day{day}_slice_{number:04d}", stomach="11 2")
+            rows += rows_of(f"case{case}_day{day}_slice_{number:04d}", stomach=f"{10 + number} 2")
     write_rows(root / "train.csv", rows)
     return root
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from scan_sets import scan_set, write_rows
+from scan_sets import scan_path, scan_set, write_rows
 
 from keymix.data import load
 from keymix.data.segmentation.table import KINDS
@@ -91,3 +91,17 @@ def test_mistakes_in_a_list_of_splits_are_named(
     open_source(str(root), faults)
     assert faults.found[0].kind == kind
     assert kind in KINDS
+
+
+def test_the_fingerprint_tells_a_slice_left_out_from_none(tmp_path: Path) -> None:
+    root = pinned(tmp_path, "case", CASES)
+    path = scan_path(root, 1, 0, 2, (6, 9))
+    path.write_bytes(b"no picture")
+    broken = load(f"uwgi:{root}", skip_corrupt=True).record()
+    lines = (root / "train.csv").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "case1_day0_slice_0002" not in line]
+    (root / "train.csv").write_text("".join(kept))
+    without = load(f"uwgi:{root}").record()
+    assert broken["sizes"] == without["sizes"]
+    assert broken["mean"] == without["mean"]
+    assert broken["fingerprint"] != without["fingerprint"]

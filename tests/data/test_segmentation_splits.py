@@ -142,8 +142,28 @@ def test_images_are_held_or_read_alike(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.equal(held.train.read(0), kept)
     assert held.train.scans is not None
     assert held.train.scans.read(0, (6, 9))[0].shape == (3, 6, 9)
-    rows = np.array([1])
-    assert torch.equal(held.train.scans.select(rows).read(0, (4, 5))[1], held.train.mask(1))
+
+
+def test_a_view_of_what_is_held_has_its_own_images_and_masks(tmp_path: Path) -> None:
+    train = load(f"masks:{mask_set(tmp_path / 'set', {'': 8})}").train
+    assert train.images is not None
+    assert train.scans is not None
+    image, mask = train.scans.select(np.array([2, 3])).read(0, train.image_size)
+    assert torch.equal(image, train.read(2))
+    assert torch.equal(mask, train.mask(2))
+
+
+@pytest.mark.parametrize("kind", ["images", "masks"])
+def test_faults_of_a_set_that_is_not_held_are_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(loading, "HELD_BYTES", 0)
+    root = mask_set(tmp_path / "set", {"train": 4, "val": 2, "test": 2})
+    file = root / "test" / kind / "p1.png"
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])  # the header is whole
+    with pytest.raises(UserError, match=rf"cannot read {kind[:-1]} .*test/{kind}/p1\.png"):
+        load(f"masks:{root}")
 
 
 def sha(data: ImageData) -> str:
