@@ -45,7 +45,7 @@ def rows_of(name: str, **runs: str) -> list[list[str]]:
 
 
 def scan_set(root: Path, counts: Mapping[int, int], *, day: int = 0) -> Path:
-    """Cases with so many slices, numbers from 1; the stomach of slice n is pixels 10 + n, 11 + n."""
+    """Cases with so many slices, numbers from 1; slice n has stomach at 10 + n and 11 + n."""
     rows: list[list[str]] = []
     for case, count in counts.items():
         for number in range(1, count + 1):
