@@ -21,12 +21,12 @@ from made_masks import write_uwgi
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of an epoch on stacks of five slices."""
+    """A run of an epoch on stacks of three slices."""
     scans = write_uwgi(tmp_path_factory.mktemp("uwgi"))
     recipe = Recipe(
         name="masks",
         data=DataConfig(
-            spec=f"uwgi:{scans}", image_size=16, stack=5, val_fraction=0.2, test_fraction=0.3
+            spec=f"uwgi:{scans}", image_size=16, stack=3, val_fraction=0.2, test_fraction=0.3
         ),
         augment=Augment(),
         model=ModelConfig(
@@ -46,7 +46,9 @@ def test_a_run_is_shown_the_images_of_its_test_split_as_it_was_tested_on(run: Ru
     assert len(images) == len(test)
     assert images.names == tuple(test.ids(i) for i in range(len(test)))
     assert all(torch.equal(images.pixels(i), test.read(i)) for i in range(len(test)))
-    assert images.picture(images.pixels(0)).shape == (1, 16, 16)
+    shown = images.picture(images.pixels(0))
+    assert torch.equal(shown, test.read(0)[1:2])  # the middle slice, in grey
+    assert torch.equal(shown, test.picture(0))
 
 
 def test_a_file_is_read_with_its_neighbours_as_the_data_reads_it(run: Run) -> None:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Scans(Images):
-    """Images for one model that are stretched to its size, not cropped; ``open`` reads them."""
+    """Images for one model that are stretched to its size, not cropped; ``open`` reads them.
+
+    Attributes:
+        stacked: Whether their channels are slices of a stack.
+    """
+
+    stacked: bool
 
     def pixels(self, i: int) -> Tensor:
         """Read an image, stretched to the size, uint8 ``[C, H, W]``.
@@ -42,7 +48,7 @@ class Scans(Images):
 
     def picture(self, pixels: Tensor) -> Tensor:
         """Make of what `pixels` gives what a person looks at: of a stack the middle slice."""
-        return pixels if len(pixels) in (1, 3) else pixels[len(pixels) // 2][None]
+        return pixels[len(pixels) // 2][None] if self.stacked else pixels
 
 
 def takes_scans(loaded: Loaded, words: Sequence[str] | None) -> bool:
@@ -84,6 +90,7 @@ def load_scans(
         names=tuple(images.ids(row) for row in rows),
         view=loaded.view,
         open=lambda i: images.read(rows[i]),
+        stacked=images.scans is not None and images.scans.stacked,
     )
 
 
@@ -116,4 +123,5 @@ def _of_files(loaded: Loaded, words: Sequence[str], limit: int | None) -> Scans:
         names=tuple(map(str, chosen)),
         view=view,
         open=lambda i: resized_image(files[i].pixels(), view.size),
+        stacked=slices and view.in_chans > 1,
     )

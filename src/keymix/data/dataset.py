@@ -119,7 +119,7 @@ class Split:
         slices, the middle one.
         """
         image = self.read(i)
-        if self.scans is not None and self.in_chans not in (1, 3):
+        if self.scans is not None and self.scans.stacked:
             return image[self.in_chans // 2][None]
         return image if self.frames is None else picture_of(image)
 

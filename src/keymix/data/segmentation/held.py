@@ -49,6 +49,7 @@ class HeldScans(ScanTable):
         self.table = table
         self.images, self.masks = images, masks
         self.labels, self.groups, self.channels = table.labels, table.groups, table.channels
+        self.stacked = table.stacked
 
     def read(self, i: int, size: Size) -> tuple[Tensor, Tensor]:
         """Copy image and mask; at another size they are decoded."""

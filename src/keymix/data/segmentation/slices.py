@@ -132,7 +132,7 @@ class Slices(ScanTable):
     ) -> None:
         self.rows = np.arange(len(whole.slices), dtype=np.int64) if rows is None else rows
         self.whole = whole
-        self.channels = channels
+        self.channels, self.stacked = channels, channels > 1
         self._multilabel = multilabel
         self._slices: list[Slice] = [whole.slices[row] for row in self.rows.tolist()]
         self.labels = np.zeros(len(self.rows), dtype=np.int64)

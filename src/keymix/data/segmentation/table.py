@@ -85,10 +85,12 @@ class ScanTable(Table):
 
     ``groups``: of each image the case that it is of, which no two splits may share.
     ``channels``: Channels of an image: 1, 3, or the slices of a stack.
+    ``stacked``: Whether channels are slices of a stack.
     """
 
     groups: tuple[str, ...]
     channels: int
+    stacked: bool = False
 
     @abstractmethod
     def pixels(self, i: int) -> Pixels:
