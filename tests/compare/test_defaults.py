@@ -45,7 +45,7 @@ def test_data_and_mixers_choose_recipe_and_model(
     found = default_for(data=data, model=model, mixers=mixers)
     assert (found.recipe.name, found.recipe.model.name) == (recipe, built)
     news = built in (SPIKING, "setr_micro")
-    assert (f"with model {built} is" in found.told(found.recipe)) == bool(found.why) == news
+    assert (f"with model {built}" in found.told(found.recipe)) == bool(found.why) == news
 
 
 def test_the_recipe_of_events_is_for_all_data_of_events() -> None:
