@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import keymix
 from keymix.analysis.collapse import map_similarity
+from keymix.analysis.overlay import look
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, hears_image, put_mixers
@@ -97,6 +98,17 @@ def test_the_encoder_is_timms_vit() -> None:
     x = torch.randn(2, 3, 16, 24, dtype=torch.float64)
     tokens = theirs.forward_features(x)[:, 1:]  # without the class token
     close(model.forward_features(x), tokens.transpose(1, 2).reshape(2, 12, 2, 3))
+
+
+@pytest.mark.parametrize("name", ["setr_micro", "setr_qkv_ce", "setr_kv_cvt"])
+def test_features_lie_as_the_encoder_lays_them(name: str) -> None:
+    model = shrunk(name, img_size=(48, 80)).eval()
+    x = torch.randn(2, 3, 48, 80)
+    (wanted,) = model.encoder.forward_intermediates(
+        x, indices=1, norm=True, intermediates_only=True
+    )
+    assert wanted.shape[2] < wanted.shape[3]
+    close(model.forward_features(x), wanted)
 
 
 def test_the_stem_is_timms_resnet_50_cut() -> None:
@@ -240,10 +252,20 @@ def test_its_maps_lie_on_the_image(name: str) -> None:
     assert 0 < float(alike.pairs[0].mean) <= 1
 
 
+def test_strided_keys_lie_on_their_own_grid() -> None:
+    model = shrunk("setr_qkv_cvt", kv_stride=2, img_size=(96, 64)).eval()
+    layouts = keymix.attention_maps(model, torch.randn(1, 3, 96, 64)).layouts
+    grids = [(layout.grid, layout.key_grid) for layout in layouts.values()]
+    assert grids[0] == ((24, 16), (12, 8))
+    assert grids[-1] == ((6, 4), (3, 2))
+
+
 def test_no_class_token_is_read_out() -> None:
     model = micro(mixer="identity")
     assert hears_image(model)
-    assert attention_rollout(micro().eval(), torch.randn(1, 3, 16, 24)).query == "mean"
+    model, x = micro().eval(), torch.randn(1, 3, 16, 24)
+    assert attention_rollout(model, x).query == "mean"
+    assert look(model, x).queries == ("mean",)
 
 
 def test_put_mixers_reaches_the_encoder() -> None:
