@@ -143,6 +143,12 @@ def test_partial_mapping_merges_by_field(tiny: Recipe) -> None:
 def test_model_options_are_open_by_key(tiny: Recipe) -> None:
     assert replace_path(tiny, {"model.options.depth": 2}).model.options["depth"] == 2
     assert replace_path(tiny, {"model.options.depth": 2}).model.options["num_heads"] == 2
+    inner = replace_path(tiny, {"model.options.stem.depth": 3}).model.options
+    assert inner["stem"] == {"depth": 3}
+    with pytest.raises(
+        UserError, match=r"model\.options\.num_heads\.more: num_heads is 2, which has"
+    ):
+        replace_path(tiny, {"model.options.num_heads.more": 1})
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "- a\n- b\n", ""])

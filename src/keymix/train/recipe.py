@@ -303,7 +303,9 @@ def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
         *groups, last = path.split(".")
         place = values
         for group in groups:
-            place = place[group]
+            place = place.setdefault(group, {})  # an argument of the model may be a dict
+            if not isinstance(place, dict):
+                raise UserError(f"{path}: {group} is {place!r}, which has nothing below it")
         place[last] = value
     return from_dict(values)
 
