@@ -122,6 +122,26 @@ def test_a_limit_takes_images_and_moves_no_case() -> None:
         assert set(part.rows) <= set(whole[name].rows)
 
 
+@pytest.mark.parametrize("limit", [2, 10])
+def test_a_limit_leaves_something_to_learn_from_where_val_is_larger(
+    tmp_path: Path, limit: int
+) -> None:
+    root = mask_set(tmp_path / "set", {"train": 3, "val": 30, "test": 4})
+    data = load(f"masks:{root}", limit=limit)
+    assert [len(split) for split in data.splits] == [1, limit - 1, min(4, limit)]
+
+
+def test_a_limit_takes_the_same_test_images_whatever_the_split_seed() -> None:
+    source = source_of([6] * 10)
+    some = [
+        carve_scans(source, "x", seed=seed, val_fraction=0.2, test_fraction=0.3, limit=8)[0]
+        for seed in range(4)
+    ]
+    assert len({tuple(parts["test"].rows) for parts in some}) == 1
+    assert len(some[0]["test"].rows) == 8  # of 18
+    assert len({tuple(parts["train"].rows) for parts in some}) == 4
+
+
 def test_images_are_held_or_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = scan_set(tmp_path, {1: 3, 2: 3, 3: 3, 4: 3})
     options = {"image_size": (4, 5), "val_fraction": 0.3, "stack": 3}
@@ -168,6 +188,28 @@ def test_faults_of_a_set_that_is_not_held_are_told_at_once(
 
 def sha(data: ImageData) -> str:
     return str(data.record()["fingerprint"])
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_mean_and_deviation_are_those_of_the_training_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    if not held:
+        monkeypatch.setattr(loading, "HELD_BYTES", 0)
+    scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2, 4: 2})
+    files = mask_set(tmp_path / "files", {"train": 5, "val": 3, "test": 3})
+    for spec, stack in ((f"uwgi:{scans}", 3), (f"masks:{files}", None)):
+        data = load(spec, val_fraction=0.3, stack=stack)
+        found = {}
+        for split in data.splits:
+            table = split.scans
+            assert table is not None
+            pixels = np.stack([table.pixels(i) for i in range(len(table))]) / 255.0
+            found[split.name] = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3))
+        mean, std = found["train"]
+        np.testing.assert_allclose(data.mean, mean, rtol=1e-12)
+        np.testing.assert_allclose(data.std, std, rtol=1e-12)
+        assert all((abs(found[other][0] - mean) > 1e-4).all() for other in ("val", "test"))
 
 
 @pytest.mark.parametrize("held", [True, False])

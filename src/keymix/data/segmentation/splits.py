@@ -168,11 +168,14 @@ def _groups(table: ScanTable, rows: IntArray, unit: str) -> list[str]:
 
 
 def _limited(parts: dict[str, Part], limit: int, seed: int) -> dict[str, Part]:
-    """Keep some images of each split: by hash, the shares of train and val as they are."""
+    """Keep some images of each split: by hash, the shares of train and val as they are.
+
+    Train and val keep one each at least, however large the other is.
+    """
     if limit < 2:
         raise UserError(f"{limit=} is below two images, one to learn from and one to validate on.")
     train, val, test = (len(parts[name].rows) for name in ("train", "val", "test"))
-    of_val = min(val, max(1, round(limit * val / (train + val))))
+    of_val = min(val, limit - 1, max(1, round(limit * val / (train + val))))
     numbers = {"train": min(train, limit - of_val), "val": of_val, "test": min(test, limit)}
     kept = {}
     for name, part in parts.items():
