@@ -197,6 +197,7 @@ def write(text: str) -> Callable[[Path], object]:
     [
         (lambda root: (root / "classes.txt").unlink(), "{root}/classes.txt is missing."),
         (write("background\n\nleaf\n"), "{root}/classes.txt: line 2 is empty;"),
+        (write("\n"), "{root}/classes.txt: line 1 is empty;"),
         (write("leaf\nroot\nleaf\n"), "{root}/classes.txt: 'leaf' stands there twice."),
         (write("leaf\n"), "{root}/classes.txt: it has one class only;"),
         (
@@ -221,6 +222,33 @@ def test_a_mistake_of_the_folder_is_one_line(
         load(f"masks:{root}")
     assert str(caught.value).startswith(told.format(root=root))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a/b", "class 'a/b' has '/' in it"),
+        ("a\\b", "class 'a\\\\b' has '\\\\' in it"),
+        ("..", "class '..' means a folder"),
+        (".", "class '.' means a folder"),
+        ("a\tb", "class 'a\\tb' has a control character in it"),
+        ("a\0b", "class 'a\\x00b' has a control character in it"),
+    ],
+)
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_a_class_that_no_folder_can_be_called_is_refused(
+    tmp_path: Path, name: str, told: str, multilabel: bool
+) -> None:
+    root = mask_set(tmp_path / "set", {"": 9})
+    if multilabel:
+        (root / "masks" / "leaf").mkdir()
+    (root / "classes.txt").write_text(f"leaf\n{name}\nroot.. x\n")
+    with pytest.raises(UserError) as caught:
+        load(f"masks:{root}")
+    line = str(caught.value)
+    assert line.startswith(f"{root}/classes.txt: line 2: {told}, and masks are stored under")
+    assert line.endswith("Give it another name.")
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,7 +147,25 @@ def _classes(path: Path, multilabel: bool) -> list[str]:
         why = f"it has {len(names)} classes; {IGNORE} are the most, as {IGNORE} is ignored"
     if why:
         raise UserError(f"{path}: {why}. Correct it.")
+    for line, name in enumerate(names, 1):
+        if why := _no_file_name(name):
+            raise UserError(
+                f"{path}: line {line}: class {name!r} {why}, and masks are stored under the names "
+                "of their classes. Give it another name."
+            )
     return names
+
+
+def _no_file_name(name: str) -> str:
+    """Say why a folder cannot be called so on every system; nothing if it can."""
+    if name in (".", ".."):
+        return "means a folder"
+    for character in name:
+        if character in "/\\":
+            return f"has {character!r} in it"
+        if unicodedata.category(character) == "Cc":
+            return "has a control character in it"
+    return ""
 
 
 def _pairs(place: Path, classes: list[str] | None, named: bool, faults: Faults) -> list[Pair]:
