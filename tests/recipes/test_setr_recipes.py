@@ -47,6 +47,7 @@ def test_it_has_the_published_settings_and_figures(name: str) -> None:
     recipe = recipes.get(name)
     assert recipe.data.spec.startswith("uwgi:")
     assert (recipe.data.image_size, recipe.data.batch_size) == (224, 32)
+    assert recipe.data.workers == 8  # the set is read lazily
     assert recipe.data.val_fraction == pytest.approx(16 / 96)  # of what the test split leaves
     assert (recipe.optim.name, recipe.optim.lr) == ("adamw", 1e-4)
     schedule = recipe.schedule

@@ -44,6 +44,7 @@ def recipe() -> Recipe:
             val_fraction=1 / 6,
             batch_size=32,
             eval_batch_size=32,
+            workers=8,
         ),
         augment=Augment(
             flip=True,
