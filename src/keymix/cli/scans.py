@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keymix.cli.models_and_images import Images, SplitName, evenly, is_spec
@@ -97,10 +97,11 @@ def load_scans(
 def _config(loaded: Loaded, spec: str | None) -> DataConfig:
     """The run's settings of data, for other data if a spec is given."""
     from keymix.train.recipe import DataConfig
+    from keymix.train.run_data import of_other_data
 
     if loaded.run is not None and task_name(loaded.run.recipe.data.spec) == SEGMENTATION.name:
         config = loaded.run.recipe.data
-        return config if spec is None else replace(config, spec=spec, limit=None)
+        return config if spec in (None, config.spec) else of_other_data(config, spec)
     if spec is None:
         raise UserError(f"{loaded.name!r} is a model by name and brings no images: give --images")
     return DataConfig(spec=spec)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from keymix.data.specs import named, parse
+from keymix.data.specs import MASKS, named, parse
 from keymix.data.tasks import task_of
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
@@ -19,6 +19,8 @@ from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+    from keymix.data.tasks import MaskKind
+    from keymix.train.data_config import DataConfig
     from keymix.train.runs import Run
 
 
@@ -45,26 +47,24 @@ def data_for(
         UserError: If it is unfit, or has other channels or classes.
     """
     config = run.recipe.data
-    if spec is not None and spec != config.spec:
-        config = replace(config, spec=spec, limit=None)
+    wanted = config.spec if spec is None else spec
+    kinds = ("recordings of events", "images")
+    if (events := parse(wanted)[0].events) != ("time_steps" in seen):
+        holds, trained = kinds if events else kinds[::-1]
+        raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {trained}.")
+    _same_task(wanted, seen)
+    if wanted != config.spec:
+        config = of_other_data(config, wanted, multilabel=seen.get("multilabel"))
     if time_steps is not None and "time_steps" in seen:
         config = replace(config, time_steps=time_steps)
-    kinds = ("recordings of events", "images")
-    if (events := parse(config.spec)[0].events) != ("time_steps" in seen):
-        holds, trained = kinds if events else kinds[::-1]
-        raise UserError(f"data {config.spec!r} holds {holds}; the run was trained on {trained}.")
-    _same_task(config.spec, seen)
     data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen["crop_pct"]))
     if data.in_chans != seen["in_chans"]:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
             f"{seen['in_chans']}."
         )
-    if data.masks is not None and list(data.classes) != list(seen["classes"]):
-        raise UserError(
-            f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
-            f"{', '.join(seen['classes'])}, in this order. Rename or reorder its classes."
-        )
+    if data.masks is not None:
+        _same_masks(data, data.masks, seen)
     new = [name for name in data.classes if name not in seen["classes"]]
     if new:
         raise UserError(
@@ -72,13 +72,51 @@ def data_for(
             f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
             f"{', '.join(seen['classes'][:10])}."
         )
-    if spec in (None, run.recipe.data.spec) and _changed(seen, data.record()):
+    if wanted == run.recipe.data.spec and _changed(seen, data.record()):
         items = named("images", events=data.time_steps is not None)
         told = f"the {items} of data {data.spec} are not those that the run was trained with: "
         told += "what is scored may have been trained on"
         warnings.warn(told, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
     return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
+
+
+def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = None) -> DataConfig:
+    """Take a run's settings over to other data, but those that were its own data's alone.
+
+    Args:
+        config: The run's settings.
+        spec: The other data.
+        multilabel: Which masks the run was trained on, for data that can be read as either; None
+            where only the images are looked at.
+
+    Raises:
+        UserError: If the run was trained on stacks, and images of the data have no neighbours.
+    """
+    scans = parse(spec)[0].name == "uwgi"  # the one whose masks are made as asked, and are stacked
+    if config.stack not in (None, 1) and not scans:
+        raise UserError(
+            f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
+            "neighbours. Name data of scans, such as uwgi:PATH."
+        )
+    masks = MASKS[multilabel] if scans and multilabel is not None else None
+    return replace(config, spec=spec, limit=None, test_fraction=None, masks=masks)
+
+
+def _same_masks(data: ImageData, masks: MaskKind, seen: dict[str, Any]) -> None:
+    """Refuse masks of another kind, and of other classes or in another order."""
+    if masks.multilabel != seen["multilabel"]:
+        trained = MASKS[seen["multilabel"]]
+        layout = "masks/<class>/<name>.png" if seen["multilabel"] else "masks/<name>.png"
+        raise UserError(
+            f"data {data.spec!r} has {MASKS[masks.multilabel]} masks; the run was trained on "
+            f"{trained} ones. Lay them out as {layout}, or take a run on masks of their kind."
+        )
+    if list(data.classes) != list(seen["classes"]):
+        raise UserError(
+            f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
+            f"{', '.join(seen['classes'])}, in this order. Rename or reorder its classes."
+        )
 
 
 def _same_task(spec: str, seen: dict[str, Any]) -> None:
