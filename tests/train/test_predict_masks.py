@@ -16,11 +16,13 @@ from PIL import Image
 
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data.dataset import load
+from keymix.data.loaders import Loader
 from keymix.data.segmentation.files import ScanFile
 from keymix.errors import UserError
 from keymix.train.mask_files import COLUMNS, MANIFEST
 from keymix.train.predict_masks import predict_masks
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.run_data import data_for
 from keymix.train.runs import Run, predict
 from made_masks import ORGANS, write_uwgi
 from written_masks_run import written_masks_run
@@ -100,6 +102,21 @@ def test_masks_are_the_models_classes_at_the_size_of_each_image(
     for k, organ in enumerate(ORGANS):
         found = mask_of(tmp_path / "several", f"{organ}/case2_day1_slice_0001.png")
         np.testing.assert_array_equal(found, np.where(logits[k].numpy() > 0, 255, 0))
+
+
+def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, shown = runs["stack"], []
+    model, seen = run.model_and_data()
+    model.register_forward_pre_hook(lambda _, given: shown.append(given[0].clone()))
+    monkeypatch.setattr(
+        "keymix.train.predict_masks.at_size", lambda *_: (model, seen, (SEEN, SEEN))
+    )
+    predict_masks(run, out=tmp_path / "out")
+    data, _ = data_for(run, seen, None, (SEEN, SEEN))
+    evaluated = [batch.images for batch in Loader(data.test, data, batch_size=8, train=False)]
+    assert torch.equal(torch.cat(shown).cpu(), torch.cat(evaluated))
 
 
 def test_run_lengths_read_back_are_the_masks(runs: dict[str, Run], tmp_path: Path) -> None:

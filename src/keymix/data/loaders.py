@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from keymix.data.augment import Augment, check_augment
-from keymix.data.batches import Batch, Made
+from keymix.data.batches import Batch, Made, Normaliser
 from keymix.data.dataset import ImageData, Split
 from keymix.data.events.serve import LazyFrames
 from keymix.data.held import HeldImages
@@ -93,11 +93,7 @@ class Loader:
                 f"{batch_size=} leaves no full batch of the {len(split)} images of {split.name} on "
                 f"{world_size} rank(s). Make it smaller."
             )
-        # (x / 255 - mean) / std as one multiplication and one addition
-        mean = torch.tensor(data.mean, dtype=torch.float64).view(1, -1, 1, 1)
-        std = torch.tensor(data.std, dtype=torch.float64).view(1, -1, 1, 1)
-        self._scale = (1 / (255 * std)).float().to(self.device)
-        self._shift = (-mean / std).float().to(self.device)
+        self._normalised = Normaliser(data.mean, data.std, self.device)
         self._labels = split.labels.to(self.device)
         self._noise = None
         if self.augment is not None and self.augment.erasing_fill == "noise":
@@ -168,7 +164,7 @@ class Loader:
     def _finished(self, made: Made) -> Batch:
         if self.split.frames is not None:
             return Batch(made.pixels.float(), self._labels.index_select(0, made.index), made.index)
-        images = made.pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
+        images = self._normalised(made.pixels)
         if made.boxes is not None:
             noise = None if self._noise is None else self._noise(made.index, self.epoch)
             erase(images, made.boxes, noise)

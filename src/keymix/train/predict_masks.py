@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keymix._version import __version__
+from keymix.data.batches import Normaliser
 from keymix.data.decode import Size
 from keymix.data.segmentation.files import ScanFile
 from keymix.data.segmentation.table import Pixels, resized_image
@@ -193,11 +194,10 @@ class _Answering:
     @torch.inference_mode()
     def _logits(self, pixels: Tensor) -> Tensor:
         """Ask the model: uint8 ``[B, C, H, W]`` -> ``[B, K, H, W]``."""
-        mean = torch.tensor(self.seen["mean"]).view(-1, 1, 1)
-        std = torch.tensor(self.seen["std"]).view(-1, 1, 1)
         device = device_of_this_machine()
+        normalised = Normaliser(self.seen["mean"], self.seen["std"], device)
         with autocast(device, self.precision):
-            logits: Tensor = self.model(((pixels.float() / 255 - mean) / std).to(device))
+            logits: Tensor = self.model(normalised(pixels.to(device)))
         return logits.float().cpu()
 
 
