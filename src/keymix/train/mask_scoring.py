@@ -22,7 +22,6 @@ from keymix.analysis import overlap
 from keymix.data.streams import IntArray
 from keymix.data.tasks import IGNORE, scored_classes
 from keymix.train.one_answer import warn_of_no_overlap
-from keymix.train.recipe import ModelConfig
 from keymix.train.scoring import ImageBatch, Metrics, autocast
 
 if TYPE_CHECKING:
@@ -55,11 +54,13 @@ def mean_loss(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tensor:
 def soft_dice_loss(
     logits: Tensor, targets: Tensor, *, multilabel: bool, classes: Sequence[int]
 ) -> Tensor:
-    r"""Mean over classes of :math:`1 - 2 \sum p y / (\sum p + \sum y)`, sums over the batch.
+    r"""Mean over classes of :math:`1 - (2 \sum p y + 1) / (\sum p + \sum y + 1)`, over the batch.
 
     Milletari et al. 2016, V-Net, https://arxiv.org/abs/1606.04797, Sec. 3, with the plain sums in
-    the denominator, p the softmax (sigmoid where ``multilabel``). A class that the batch has not,
-    and that is not predicted either, adds next to nothing: 1 is added above and below.
+    the denominator, 1 added above and below, and p the softmax (sigmoid where ``multilabel``). Of
+    a class that the batch has not there remains :math:`1 - 1 / (\sum p + 1)`: nearly 1 in value
+    until p is small in all pixels together, and :math:`1 / (\sum p + 1)^2` in gradient by p, which
+    is little as long as that sum is large.
 
     Args:
         logits: ``[B, K, H, W]``.
@@ -88,51 +89,94 @@ def predicted_masks(logits: Tensor, *, multilabel: bool) -> Tensor:
     return (logits > 0).long() if multilabel else logits.argmax(1)
 
 
-class MaskScores(Metric):
+def count_overlap(found: Tensor, targets: Tensor, *, num_classes: int, multilabel: bool) -> Tensor:
+    """Count as `keymix.analysis.overlap.overlap_counts` does, on the device of the masks.
+
+    Args:
+        found: What `predicted_masks` gives.
+        targets: The truth, likewise; 255 counts nowhere.
+        num_classes: Classes K.
+        multilabel: Whether a pixel may have several classes.
+
+    Shape: ``[B, H, W]`` twice, or ``[B, K, H, W]`` twice if ``multilabel`` -> int64 ``[B, K, 3]``:
+    pixels that both have, that are predicted, that are true.
+    """
+    counted = targets != IGNORE
+    if multilabel:
+        ours, theirs = (found == 1) & counted, (targets == 1) & counted
+        return torch.stack([ours & theirs, ours, theirs], -1).sum((2, 3))
+    images = len(targets)
+    cells = images * num_classes**2
+    image = torch.arange(images, device=targets.device)[:, None, None]
+    cell = (image * num_classes + targets) * num_classes + found
+    cell = torch.where(counted, cell, cells)  # one more cell, for what is ignored
+    tally = torch.bincount(cell.flatten(), minlength=cells + 1)[:cells]
+    confusion = tally.view(images, num_classes, num_classes)
+    both = confusion.diagonal(dim1=1, dim2=2)
+    return torch.stack([both, confusion.sum(1), confusion.sum(2)], -1)
+
+
+class _Sums(Metric):
+    """Sums over an evaluation: of losses, of pixels that count, and of each class's pixels."""
+
+    loss: Tensor
+    pixels: Tensor
+    counts: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        states = {"loss": torch.zeros((), dtype=torch.float64)}
+        states["pixels"] = torch.zeros((), dtype=torch.int64)
+        states["counts"] = torch.zeros((num_classes, 3), dtype=torch.int64)
+        for name, zero in states.items():
+            self.add_state(name, zero, dist_reduce_fx="sum")
+
+    def update(self, losses: Tensor, counted: Tensor, counts: Tensor) -> None:
+        """Take in a batch: what `pixel_losses` gives, and `count_overlap`."""
+        self.loss += losses.double().sum()
+        self.pixels += counted.sum()
+        self.counts += counts.sum(0)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """The mean loss, and the pixels of each class ``[K, 3]``."""
+        return self.loss / self.pixels.clamp(min=1), self.counts
+
+
+class MaskScores(nn.Module):
     """Loss and overlap over an evaluation, from whole numbers, correct under distribution.
 
     Args:
         data: The data set, for its classes.
     """
 
-    loss: Tensor
-    pixels: Tensor
-    counts: Tensor
-
     def __init__(self, data: ImageData) -> None:
         super().__init__()
         assert data.masks is not None
         self.multilabel, self.num_classes = data.masks.multilabel, len(data.classes)
         self.scored = scored_classes(data.record())
-        whole = torch.int64
-        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("pixels", torch.zeros((), dtype=whole), dist_reduce_fx="sum")
-        shape = (self.num_classes, 3)
-        self.add_state("counts", torch.zeros(shape, dtype=whole), dist_reduce_fx="sum")
+        self.sums = _Sums(self.num_classes)
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch: logits ``[B, K, H, W]``, targets as a loader gives them."""
+    def update(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Take in a batch: logits ``[B, K, H, W]``, targets as a loader gives them.
+
+        Returns:
+            Common, predicted and true pixels of each image and class, int64 ``[B, K, 3]``.
+        """
         logits = logits.float()
         losses, counted = pixel_losses(logits, targets, multilabel=self.multilabel)
-        self.loss += losses.double().sum()
-        self.pixels += counted.sum()
-        counts = self.of_each(predicted_masks(logits, multilabel=self.multilabel), targets)
-        self.counts += torch.from_numpy(counts.sum(0)).to(self.counts.device)
-
-    def of_each(self, found: Tensor, targets: Tensor) -> IntArray:
-        """Count the pixels of each image: common, predicted and true ones, ``[B, K, 3]``."""
-        return overlap.overlap_counts(
-            found.cpu().numpy(),
-            targets.cpu().numpy(),
-            num_classes=self.num_classes,
-            multilabel=self.multilabel,
+        found = predicted_masks(logits, multilabel=self.multilabel)
+        counts = count_overlap(
+            found, targets, num_classes=self.num_classes, multilabel=self.multilabel
         )
+        self.sums.update(losses, counted, counts)
+        return counts
 
     def compute(self) -> Metrics:
         """The scores so far, as fractions: ``loss, jaccard, weighted_jaccard, dice``."""
-        counts = self.counts.cpu().numpy()
+        loss, pixels = self.sums.compute()
+        counts = pixels.cpu().numpy()
         return {
-            "loss": float(self.loss / self.pixels.clamp(min=1)),
+            "loss": float(loss),
             "jaccard": float(overlap.mean_jaccard(counts, self.scored)),
             "weighted_jaccard": float(overlap.weighted_jaccard(counts, self.scored)),
             "dice": float(overlap.mean_dice(counts, self.scored)),
@@ -141,7 +185,7 @@ class MaskScores(Metric):
     def told(self) -> Metrics:
         """The scores since the last call."""
         scores = self.compute()
-        self.reset()
+        self.sums.reset()
         return scores
 
 
@@ -200,18 +244,12 @@ class MaskScored:
         """The answers with the weights of the ``last`` or ``best`` epoch."""
         return {f"{which}_counts": self.counts, f"{which}_hausdorff": self.hausdorff}
 
-    def warn(
-        self, model: ModelConfig, classes: Sequence[str], split: str, *, events: bool = False
-    ) -> None:
+    def warn(self, split: str) -> None:
         """Warn where nothing of the true masks is covered.
 
         Args:
-            model: What was trained.
-            classes: Names of the classes.
             split: What the images are.
-            events: Not looked at: recordings have no masks.
         """
-        del model, classes, events
         warn_of_no_overlap(split, len(self.index), self.metrics)
 
 
@@ -253,9 +291,8 @@ def score_masks(
     for batch in batches:
         with autocast(device, precision):
             logits = model(batch.images).float()
-        scores.update(logits, batch.targets)
+        counts.append(scores.update(logits, batch.targets).cpu().numpy())
         found = predicted_masks(logits, multilabel=data.masks.multilabel).cpu()
-        counts.append(scores.of_each(found, batch.targets))
         places = batch.index.cpu().numpy()
         index.append(places)
         true = batch.targets.cpu().numpy()

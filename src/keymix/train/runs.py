@@ -20,6 +20,7 @@ from keymix.models.image_size import set_image_size
 from keymix.models.time_steps import take_time_steps
 from keymix.train import answers, files
 from keymix.train.folder import run_folder
+from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import build_model, device_of_this_machine
 from keymix.train.recipe import Recipe, from_dict
@@ -189,7 +190,10 @@ def evaluate(
             num_classes=len(seen["classes"]),
             precision=run.recipe.precision,
         )
-    scored.warn(run.recipe.model, seen["classes"], split, events=data.time_steps is not None)
+    if isinstance(scored, MaskScored):
+        scored.warn(split)
+    else:
+        scored.warn(run.recipe.model, seen["classes"], split, events=data.time_steps is not None)
     return {
         **scored.metrics,
         **scored.details,

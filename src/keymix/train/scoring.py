@@ -135,9 +135,7 @@ class Scored:
         """The answers with the weights of the ``last`` or ``best`` epoch."""
         return {f"{which}_pred": self.predicted.numpy(), f"{which}_top5": self.top5.numpy()}
 
-    def warn(
-        self, model: ModelConfig, classes: Sequence[str], split: str, *, events: bool = False
-    ) -> None:
+    def warn(self, model: ModelConfig, classes: Sequence[str], split: str, *, events: bool) -> None:
         """Warn where (nearly) all images got the same answer.
 
         Args:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and losses of masks against numbers known beforehand, from answers that are given."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from keymix.analysis import overlap
+from keymix.data import load
+from keymix.data.dataset import ImageData
+from keymix.data.loaders import Loader
+from keymix.data.segmentation.rle import encode
+from keymix.train.mask_scoring import (
+    MaskScored,
+    MaskScores,
+    count_overlap,
+    mean_loss,
+    score_masks,
+    soft_dice_loss,
+)
+from keymix.train.nonfinite import Losses
+from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe
+from keymix.train.segmentation import SegmentationTask
+
+CPU = torch.device("cpu")
+
+
+class Told(nn.Module):
+    """A segmenter that answers every image with the same logits ``[K, H, W]``."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits.expand(len(images), -1, -1, -1)
+
+
+def sure_of(mask: np.ndarray, classes: int) -> Told:
+    """Answer with the class numbers of a mask."""
+    planes = [torch.from_numpy(mask == k) for k in range(classes)]
+    return Told(torch.stack(planes).double().float() * 10)
+
+
+def scored(model: nn.Module, data: ImageData) -> MaskScored:
+    batches = Loader(data.test, data, batch_size=2, train=False)
+    return score_masks(model, batches, data.test, data, device=CPU)
+
+
+@pytest.fixture
+def data_of(tmp_path: Path) -> Callable[[np.ndarray], ImageData]:
+    """A set ``masks:PATH`` of six images with one mask, of background, leaf and root."""
+
+    def write(mask: np.ndarray) -> ImageData:
+        for kind in ("images", "masks"):
+            (tmp_path / kind).mkdir()
+        (tmp_path / "classes.txt").write_text("background\nleaf\nroot\n")
+        rng = np.random.default_rng(0)
+        for k in range(6):
+            image = rng.integers(0, 256, mask.shape, dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / "images" / f"p{k}.png")
+            Image.fromarray(mask.astype(np.uint8)).save(tmp_path / "masks" / f"p{k}.png")
+        return load(f"masks:{tmp_path}", test_fraction=0.5, val_fraction=0.4)
+
+    return write
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize(("images", "classes", "size"), [(3, 4, (7, 5)), (1, 2, (1, 1))])
+def test_counts_on_the_device_are_those_of_numpy(
+    multilabel: bool, images: int, classes: int, size: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(images)
+    shape = (images, classes, *size) if multilabel else (images, *size)
+    found, target = rng.integers(0, 2 if multilabel else classes, (2, *shape))
+    for ignored in (0.0, 0.3, 1.0):
+        truth = np.where(rng.random(shape) < ignored, 255, target)
+        told = count_overlap(
+            torch.from_numpy(found),
+            torch.from_numpy(truth),
+            num_classes=classes,
+            multilabel=multilabel,
+        )
+        wanted = overlap.overlap_counts(found, truth, num_classes=classes, multilabel=multilabel)
+        assert told.dtype == torch.int64
+        np.testing.assert_array_equal(told.numpy(), wanted)
+
+
+def test_counts_are_taken_where_only_deterministic_operations_are_allowed() -> None:
+    found, truth = torch.randint(0, 3, (2, 2, 5, 5), generator=torch.Generator().manual_seed(0))
+    torch.use_deterministic_algorithms(True)
+    try:
+        told = count_overlap(found, truth, num_classes=3, multilabel=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told[..., 2].sum(1).tolist() == [25, 25]
+
+
+def test_the_loss_of_a_split_is_the_mean_over_its_pixels_that_count(
+    data_of: Callable[[np.ndarray], ImageData],
+) -> None:
+    data = data_of(np.zeros((4, 6)))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3, 4, 6, generator=generator)
+    targets = torch.randint(0, 3, (5, 4, 6), generator=generator)
+    targets[:2, 1:] = 255
+    scores = MaskScores(data)
+    for part in (slice(0, 2), slice(2, 5)):
+        counts = scores.update(logits[part], targets[part])
+        wanted = overlap.overlap_counts(
+            logits[part].argmax(1), targets[part], num_classes=3, multilabel=False
+        )
+        np.testing.assert_array_equal(counts.numpy(), wanted)
+    told = scores.told()["loss"]
+    assert told == pytest.approx(float(mean_loss(logits, targets, multilabel=False)), rel=1e-6)
+
+
+def test_ignored_pixels_are_no_way_off(data_of: Callable[[np.ndarray], ImageData]) -> None:
+    truth = np.zeros((6, 8))
+    truth[2, 1], truth[:, 5:], truth[5, 0] = 1, 255, 2
+    found = np.where(truth == 255, 1, truth)
+    found[2, 3] = 1  # two pixels off, nearer than the ignored ones
+    told = scored(sure_of(found, 3), data_of(truth))
+    assert told.unit == "px"
+    assert told.hausdorff[:, 1].tolist() == [2.0] * len(told.index)
+    assert told.hausdorff[:, 2].tolist() == [0.0] * len(told.index)
+    assert told.counts[0].tolist() == [[27, 27, 28], [1, 2, 1], [1, 1, 1]]
+
+
+def write_oblong(folder: Path) -> str:
+    """Write cases of 24 rows of 1.5 mm and 36 columns of 2 mm; the stomach is a quarter."""
+    inside = np.zeros((24, 36), dtype=bool)
+    inside[:12, :18] = True
+    rows, pixels = [("id", "class", "segmentation")], np.arange(24 * 36).reshape(24, 36)
+    for case in range(1, 5):
+        scans = folder / "train" / f"case{case}" / f"case{case}_day1" / "scans"
+        scans.mkdir(parents=True)
+        Image.fromarray(pixels.astype(np.uint16)).save(scans / "slice_0001_36_24_2.00_1.50.png")
+        organs = {"large_bowel": "", "small_bowel": "", "stomach": encode(inside)}
+        rows += [(f"case{case}_day1_slice_0001", organ, runs) for organ, runs in organs.items()]
+    with (folder / "train.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows(rows)
+    return f"uwgi:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "far"),
+    [(19, 8, 3 * 1.125), (16, 10, 2 * 4.5), (19, 10, math.hypot(3 * 1.125, 2 * 4.5))],
+)
+def test_distances_are_millimetres_of_rows_and_columns_each(
+    rows: int, columns: int, far: float, tmp_path: Path
+) -> None:
+    spec = write_oblong(tmp_path)
+    data = load(spec, image_size=(32, 16), test_fraction=0.3, val_fraction=0.3)
+    found = np.zeros((32, 16))
+    found[:rows, :columns] = 3  # the truth is [:16, :8]
+    told = scored(sure_of(found, 4), data)
+    assert told.unit == "mm"
+    assert told.hausdorff[:, 3].tolist() == pytest.approx([far] * len(told.index), rel=1e-12)
+
+
+@pytest.fixture
+def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> SegmentationTask:
+    """A task with a Dice loss of weight 1/4, and a model whose answers are drawn."""
+    recipe = Recipe(
+        name="told",
+        data=DataConfig(spec="masks:told"),
+        model=ModelConfig(name="setr_micro"),
+        loss=LossConfig(dice=0.25),
+    )
+    model = Told(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0)))
+    losses = Losses(model, str, tmp_path, late=False)
+    data = data_of(np.zeros((4, 6)))
+    return SegmentationTask(recipe, model, data=data, steps_per_epoch=1, losses=losses)
+
+
+def test_the_training_loss_weighs_cross_entropy_and_dice(task: SegmentationTask) -> None:
+    terms = {"dice_loss": torch.tensor(0.5)}
+    assert float(task.whole(torch.tensor(2.0), terms)) == 0.75 * 2.0 + 0.25 * 0.5
+    task.recipe = replace(task.recipe, loss=LossConfig())
+    assert float(task.whole(torch.tensor(2.0), {})) == 2.0
+
+
+def test_the_dice_loss_leaves_the_background_out(task: SegmentationTask) -> None:
+    targets = torch.randint(0, 3, (2, 4, 6), generator=torch.Generator().manual_seed(1))
+    terms: dict[str, Tensor] = {}
+    logits = task.answered(torch.zeros(2, 1, 4, 6), targets, terms).detach()
+    organs, all_ = (
+        float(soft_dice_loss(logits, targets, multilabel=False, classes=classes))
+        for classes in ([1, 2], [0, 1, 2])
+    )
+    assert abs(organs - all_) > 0.01
+    assert float(terms["dice_loss"].detach()) == pytest.approx(organs, rel=1e-6)
+
+
+def test_the_loss_of_an_image_is_the_mean_over_its_own_pixels_that_count(
+    task: SegmentationTask,
+) -> None:
+    targets = torch.randint(0, 3, (3, 4, 6), generator=torch.Generator().manual_seed(1))
+    targets[1, 1:], targets[2] = 255, 255
+    logits = task.answered(torch.zeros(3, 1, 4, 6), targets, {}).detach()
+    told = task.loss_of_each(logits, targets)
+    for i in range(2):
+        alone = mean_loss(logits[i : i + 1], targets[i : i + 1], multilabel=False)
+        assert float(told[i]) == pytest.approx(float(alone), rel=1e-6)
+    assert float(told[2]) == 0.0
