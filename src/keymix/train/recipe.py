@@ -160,7 +160,7 @@ class LossConfig:
             and 10).
         dice: Weight w, 0 to 1, of the soft Dice loss in segmentation: the loss is (1 - w) times the
             cross entropy of pixels plus w times the mean over classes but the background of
-            1 - 2 sum(p y) / (sum(p) + sum(y)), sums over the batch.
+            1 - (2 sum(p y) + 1) / (sum(p) + sum(y) + 1), sums over the batch.
     """
 
     label_smoothing: float = 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step of masks: cross entropy of pixels, and a soft Dice loss beside it if asked.
 
-The KV-SETR paper (https://arxiv.org/abs/2305.19129 in SETR; Hwa et al. 2025, Sec. 2.3) names no
-loss; cross entropy is that of SETR (https://arxiv.org/abs/2012.15840).
+The paper on KV attention in SETR (Hwa et al. 2025, https://doi.org/10.1007/978-3-658-47422-5_71,
+Sec. 2.3) names no loss; cross entropy is that of SETR (https://arxiv.org/abs/2012.15840).
 """
 
 from __future__ import annotations
