@@ -13,7 +13,16 @@ from keymix.data.specs import DataSpec
 from keymix.errors import UserError
 from keymix.train import engine
 from keymix.train.engine import train
-from keymix.train.recipe import replace_path
+from keymix.train.fits import _OF_CLASSES, check_recipe
+from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe, replace_path
+
+OF_CLASSES = {
+    "label_smoothing": LossConfig(label_smoothing=0.1),
+    "mixup": LossConfig(mixup=0.2),
+    "cutmix": LossConfig(cutmix=0.2),
+    "similarity": LossConfig(similarity=0.5),
+    "distill": LossConfig(distill=0.5, distill_teacher="teacher-run"),
+}
 
 
 @pytest.mark.parametrize(
@@ -79,3 +88,15 @@ def test_settings_of_events_are_refused_before_images_are_opened(
     monkeypatch.setattr(DataSpec, "open", lambda *_: pytest.fail("the data was opened"))
     with pytest.raises(UserError, match=r"data\.frames_by = 'time': data digits holds images"):
         load("digits", frames_by="time")
+
+
+@pytest.mark.parametrize("name", sorted({*OF_CLASSES, *_OF_CLASSES}))
+def test_losses_of_classes_are_refused_for_masks(name: str) -> None:
+    recipe = Recipe(
+        name="masks",
+        data=DataConfig(spec="uwgi:scans"),
+        model=ModelConfig(name="setr_micro"),
+        loss=OF_CLASSES[name],
+    )
+    with pytest.raises(UserError, match=rf"loss\.{name} = .*: is for classes of whole images"):
+        check_recipe(recipe)
