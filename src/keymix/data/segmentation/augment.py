@@ -12,6 +12,9 @@ by itself at that time (`SHIFT`, `SCALE`, `ANGLE`, `HOLES`, `HOLE`, `BRIGHTNESS`
 0.0625 of a side, sizes times 0.9 to 1.1, turns by up to 45 degrees; eight black holes of 8 by 8
 pixels in an image of 224, and in proportion in others; brightness and contrast times 0.8 to 1.2.
 
+Holes and what is outside are black before brightness and contrast are changed; less contrast then
+makes them grey, as all that is dark.
+
 Differs: outside the image is black, and background in the mask (255, ignored, where masks have
 none), as albumentations has it since version 2; before, it mirrored the image at its border.
 Brightness multiplies and contrast pulls from the mean of all channels, as torchvision does it;
