@@ -24,8 +24,9 @@ means; where none is left, prediction and truth agree that nothing is there, and
 class that is only predicted, or only true, scores 0. Where no scored class is true and one is
 predicted, :math:`J_w` is 0.
 
-Ignored pixels, 255 in the truth, count nowhere. Where a pixel may have several classes it may be
-ignored for one and count for another.
+Ignored pixels, 255 in the truth, count nowhere. `overlap_counts` takes them in multi-label truth
+too, each for its class alone; no data of keymix have them there: in folders of multi-label masks
+255 is inside.
 """
 
 from __future__ import annotations
