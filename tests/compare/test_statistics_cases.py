@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from keymix.compare.outcome import MaskScores, outcome
 from keymix.compare.statistics_cases import by_case, over_cases
+from keymix.data.tasks import SEGMENTATION
+
+ABC = ("a", "b", "c")  # names of classes
 
 
 def pixels(*rows: tuple[int, int, int]) -> np.ndarray:
@@ -31,7 +36,7 @@ def test_three_cases_by_hand():
     error = math.sqrt(2 / 3 * sum((d - mean) ** 2 for d in without))
     half = 4.302652729911275 * error  # Student's t, two degrees of freedom
 
-    found = over_cases({0: ours}, {0: theirs}, [0])
+    found = over_cases({0: ours}, {0: theirs}, [0], classes=ABC)
 
     assert found is not None
     assert found.n == 3
@@ -62,7 +67,7 @@ def test_seeds_are_averaged_before_cases_are_left_out_and_the_background_counts_
     left_out = np.array([difference([i for i in everyone if i != g]) for g in everyone])
     error = math.sqrt(5 / 6 * np.square(left_out - left_out.mean()).sum())
 
-    found = over_cases(ours, theirs, [1, 2])
+    found = over_cases(ours, theirs, [1, 2], classes=ABC)
 
     assert found is not None
     assert found.difference == pytest.approx(difference(everyone), abs=1e-9)
@@ -78,7 +83,9 @@ def test_images_of_a_case_are_added_up():
 
 
 def test_one_case_has_a_difference_but_no_interval():
-    found = over_cases({0: pixels((8, 9, 10))[None]}, {0: pixels((7, 9, 10))[None]}, [0])
+    found = over_cases(
+        {0: pixels((8, 9, 10))[None]}, {0: pixels((7, 9, 10))[None]}, [0], classes=ABC
+    )
     assert found is not None
     assert (found.n, found.low, found.high, found.p) == (1, None, None, None)
     assert "one case has no spread" in found.note
@@ -86,17 +93,73 @@ def test_one_case_has_a_difference_but_no_interval():
 
 def test_equal_models_claim_nothing_instead_of_certainty():
     same = np.stack([pixels((8, 9, 10)), pixels((5, 9, 10))])
-    found = over_cases({0: same}, {0: same}, [0])
+    found = over_cases({0: same}, {0: same}, [0], classes=ABC)
     assert found is not None
     assert (found.difference, found.low, found.p) == (0.0, None, None)
     assert "spread cannot be estimated" in found.note
 
 
+def alone(stray: int, true: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Five cases, classes a and b in all, c true in the first; the baseline finds it elsewhere."""
+    ours = np.stack([pixels((80 + i, 100, 100), (70 - i, 90, 100), (0, 0, 0)) for i in range(5)])
+    theirs = np.stack([pixels((75, 100, 100), (60 + i, 90, 100), (0, 0, 0)) for i in range(5)])
+    ours[0, 2], theirs[0, 2] = (true, true, true), (0, 0, true)
+    theirs[3, 2, 1] = stray
+    return ours, theirs
+
+
+@pytest.mark.parametrize("stray", [0, 1])
+def test_a_class_of_one_case_leaves_no_interval(stray: int):
+    ours, theirs = alone(stray)
+    found = over_cases({0: ours}, {0: theirs}, [0, 1, 2], classes=ABC)
+    assert found is not None
+    assert (found.n, found.low, found.high, found.p) == (5, None, None, None)
+    assert found.difference > 0.3
+    assert found.note == "c is in one test case alone, so nothing can be said of other cases"
+    without = over_cases({0: ours}, {0: theirs}, [0, 1], classes=ABC)  # c does not count
+    assert without is not None
+    assert without.low is not None
+    both = over_cases({0: ours[:, [2, 0, 2]]}, {0: theirs[:, [2, 0, 2]]}, [0, 1, 2], classes=ABC)
+    assert both is not None
+    assert both.note.startswith("a and c are each in one test case alone")
+
+
+def test_a_verdict_names_the_class_of_one_case():
+    ours, theirs = alone(0)
+    settings = {"val_jaccard": 0.5, "weighted_jaccard": 0.5, "dice": 0.5, "hausdorff_mm": None}
+    scores = {
+        label: {
+            seed: MaskScores(jaccard=score + seed / 100, cases=cases, scored=(1, 2), **settings)
+            for seed in range(5)
+        }
+        for label, score, cases in (("kv", 0.9, ours), ("softmax", 0.5, theirs))
+    }
+    for seed, run in scores["kv"].items():
+        scores["kv"][seed] = replace(run, jaccard=run.jaccard + seed / 1000)
+    row = outcome(
+        ["softmax", "kv"], baseline="softmax", seeds=range(5), scores=scores, task=SEGMENTATION,
+        classes=("background", "small_bowel", "large_bowel"),
+    )[1]  # fmt: skip
+    assert row["verdict"] == "no difference shown"
+    assert row["headline"].endswith("but other test cases might not show it.")
+    assert row["detail"].endswith(
+        "points: large_bowel is in one test case alone, so nothing can be said of other cases."
+    )
+
+
+def test_a_class_of_no_case_is_no_matter():
+    ours, theirs = alone(0, true=0)
+    found = over_cases({0: ours}, {0: theirs}, [0, 1, 2], classes=ABC)
+    assert found == over_cases({0: ours}, {0: theirs}, [0, 1], classes=ABC)
+    assert found is not None
+    assert found.low is not None
+
+
 def test_without_a_pair_there_is_nothing_and_other_cases_are_refused():
     one, other = pixels((8, 9, 10))[None], pixels((8, 9, 11))[None]
-    assert over_cases({0: one}, {1: one}, [0]) is None
+    assert over_cases({0: one}, {1: one}, [0], classes=ABC) is None
     with pytest.raises(ValueError, match="different cases"):
-        over_cases({0: one}, {0: other}, [0])
+        over_cases({0: one}, {0: other}, [0], classes=ABC)
 
 
 def test_the_interval_covers_the_true_difference():
@@ -123,7 +186,7 @@ def test_the_interval_covers_the_true_difference():
     inside = 0
     for _ in range(1000):
         chosen = rng.integers(0, 200_000, 30)
-        found = over_cases({0: ours[chosen]}, {0: theirs[chosen]}, [0, 1, 2])
+        found = over_cases({0: ours[chosen]}, {0: theirs[chosen]}, [0, 1, 2], classes=ABC)
         assert found is not None
         assert found.low is not None
         assert found.high is not None

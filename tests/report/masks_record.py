@@ -134,7 +134,10 @@ def make_mask_record(
                 for c in scored
             ],
         }
-    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=SEGMENTATION)
+    rows = outcome(
+        labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=SEGMENTATION,
+        classes=("background", *organs),
+    )  # fmt: skip
     del record["confusions"]
     for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
         image["label"] = f"case{slice_}_day20_slice_0070"

@@ -80,6 +80,7 @@ def make_record(
             seeds=plan.seeds,
             scores=_scores(plan, done, which),
             task=task,
+            classes=data["classes"],
         )
         for which in ("last", "best")
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -77,6 +78,7 @@ def outcome(
     seeds: Sequence[int],
     scores: Table,
     task: TaskKind = CLASSIFICATION,
+    classes: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Compute the rows of the result, one a mixer, in the order given.
 
@@ -89,6 +91,7 @@ def outcome(
         seeds: The seeds that were asked for.
         scores: What the finished runs scored.
         task: What was learned.
+        classes: Names of all classes, which notes tell where images have masks.
 
     Returns:
         Plain rows: ``mixer``, the task's `SUMMARIES` (n, mean, sd), ``seeds, images`` (intervals or
@@ -102,7 +105,7 @@ def outcome(
             for m in others
         ]
     )
-    over_test = _over_cases if task is SEGMENTATION else _over_images
+    over_test = partial(_over_cases, classes=classes) if task is SEGMENTATION else _over_images
     by_image = statistics.correct_over_mixers([over_test(scores.get(m, {}), base) for m in others])
     unit = "case" if task is SEGMENTATION else "image"
     compared = dict(zip(others, zip(by_seed, by_image, strict=True), strict=True))
@@ -188,6 +191,8 @@ def _over_images(runs: Runs, base: Runs) -> Interval | None:
     return statistics.over_images(_each(runs, "correct"), _each(base, "correct"))
 
 
-def _over_cases(runs: Runs, base: Runs) -> Interval | None:
+def _over_cases(runs: Runs, base: Runs, *, classes: Sequence[str]) -> Interval | None:
     scored = next((s.scored for s in base.values()), ())
-    return statistics_cases.over_cases(_each(runs, "cases"), _each(base, "cases"), scored)
+    return statistics_cases.over_cases(
+        _each(runs, "cases"), _each(base, "cases"), scored, classes=classes
+    )

@@ -17,7 +17,8 @@ cases, :math:`D` of all cases and :math:`D_{(g)}` of all but case :math:`g` are
     D \pm t_{0.975,\,G-1}\, \mathrm{se}.
 
 Like the interval over images of `keymix.compare.statistics` it is of the models as they were
-trained. NumPy and SciPy only.
+trained. A class that is true in one case alone leaves no interval: without that case the class
+drops out of the mean, or not, by one stray prediction. NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ def by_case(counts: Counts, group: NDArray[np.int64]) -> Counts:
 
 
 def over_cases(
-    mixer: Mapping[int, Counts], baseline: Mapping[int, Counts], scored: Sequence[int]
+    mixer: Mapping[int, Counts],
+    baseline: Mapping[int, Counts],
+    scored: Sequence[int],
+    *,
+    classes: Sequence[str],
 ) -> Interval | None:
     """Compare two mixers over the test cases, at the seeds that both have finished.
 
@@ -65,12 +70,13 @@ def over_cases(
         mixer: By seed, the pixels of each case of the mixer's model: shared, predicted, true.
         baseline: The same of the baseline, same cases in the same order.
         scored: Numbers of the classes that count.
+        classes: Names of all classes, for what is told.
 
     Shape: each ``[G, K, 3]``.
 
     Returns:
-        The interval of the module's head, without ends where cases tell no spread, and ``None``
-        without a pair of runs.
+        The interval of the module's head, without ends where cases tell no spread or a class that
+        counts is true in one case alone, and ``None`` without a pair of runs.
 
     Raises:
         ValueError: If the runs were tested on different cases.
@@ -94,9 +100,16 @@ def over_cases(
     )
     difference = tidy(float(whole))
     error = math.sqrt((number - 1) / number * float(np.square(without - without.mean()).sum()))
+    cases_of = (truths[0] > 0).sum(axis=0)
+    lonely = [classes[c] for c, cases in zip(scored, cases_of, strict=True) if cases == 1]
     note = ""
     if number < 2:
         note = "one case has no spread, so nothing can be said about other cases"
+    elif lonely:
+        alone = (
+            f"{' and '.join(lonely)} {'is' if len(lonely) == 1 else 'are each'} in one test case"
+        )
+        note = f"{alone} alone, so nothing can be said of other cases"
     elif error <= SAME:
         note = "the difference is the same without any one case, so its spread cannot be estimated"
     if note:

@@ -38,5 +38,5 @@ def over_cases() -> str:
         "difference of the mean Jaccard index, averaged over seeds, is taken again without each "
         "case in turn; the spread of these (delete-one jackknife) with Student's t, 95 %. It "
         "covers other cases of the same kind, for these trained models; below "
-        f"{FEW_CASES} cases it is rough."
+        f"{FEW_CASES} cases it is rough, and there is none where a class is in one case alone."
     )
