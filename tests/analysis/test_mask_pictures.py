@@ -12,18 +12,13 @@ from PIL import Image
 from keymix.analysis.mask_pictures import (
     FILL,
     GREY,
-    IGNORED,
     PALETTE,
     class_colours,
     mask_picture,
     overlay,
     rim,
 )
-from keymix.data.tasks import IGNORE
-
-
-def test_ignored_pixels_are_those_of_the_masks():
-    assert IGNORED == IGNORE
+from keymix.analysis.overlap import IGNORED
 
 
 def test_an_organ_has_one_colour_with_and_without_background():

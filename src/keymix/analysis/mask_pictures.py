@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from keymix.analysis.overlap import IGNORED
+
 Colour = tuple[int, int, int]
 Pixels = NDArray[np.uint8]
 BoolArray = NDArray[np.bool_]
@@ -27,8 +29,6 @@ PALETTE: tuple[Colour, ...] = (
     (0, 114, 178),
 )
 """Colours that readers who confuse red and green tell apart (Okabe and Ito)."""
-IGNORED = 255
-"""Value of a mask's pixels that count nowhere."""
 GREY: Colour = (128, 128, 128)
 """Colour of ignored pixels."""
 FILL = 0.4

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What trained runs answered where images have masks: how well each class of each image overlaps.
 
-A stored overlap is base64 of little-endian uint16, `LEVELS` for a Jaccard index of 1.
+A stored overlap is base64 of little-endian uint16, `SHARES` for a Jaccard index of 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from keymix.analysis import overlap
 from keymix.compare.statistics_cases import by_case
 from keymix.data.tasks import scored_classes
 from keymix.errors import UserError
+from keymix.report.views.payload import SHARES
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-
-LEVELS = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ def read_mask_answers(path: Path, data: Mapping[str, Any]) -> MaskAnswers:
 
 def packed(shares: FloatArray) -> str:
     """Write numbers from 0 to 1 as the module's head says."""
-    levels = np.round(np.clip(shares, 0.0, 1.0) * LEVELS).astype("<u2")
+    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
