@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -305,5 +306,47 @@ def test_weights_of_its_own_kind_go_to_another_size_and_other_classes() -> None:
 
 
 def test_images_of_another_size_than_the_patches_are_cut_for_are_refused() -> None:
-    with pytest.raises((UserError, AssertionError)):
-        micro()(torch.randn(1, 3, 24, 24))
+    x = torch.randn(1, 3, 32, 32)
+    with pytest.raises(AssertionError, match=r"height \(32\) doesn't match model \(16\)"):
+        micro()(x)  # timm's, as of every ViT
+    with pytest.raises(UserError, match=r"\(32, 32\), the model was built for \(32, 48\)"):
+        shrunk("setr_kv_ce", img_size=(32, 48))(x)
+
+
+VIT = {"depth": 2, "embed_dim": 12, "num_heads": 3}
+
+
+def behind_a_vit(**options: Any) -> nn.Module:
+    backbone = {"backbone": "vit_tiny_patch16_224", "backbone_options": VIT}
+    return create_model("setr", **backbone, img_size=32, **options)
+
+
+def test_grad_checkpointing_reaches_the_encoder() -> None:
+    own, backbone = micro(), behind_a_vit()
+    for model, encoder in ((own, own.encoder), (backbone, backbone.encoder.model)):
+        assert not encoder.grad_checkpointing
+        model.set_grad_checkpointing()
+        assert encoder.grad_checkpointing
+        model.set_grad_checkpointing(enable=False)
+        assert not encoder.grad_checkpointing
+
+
+@pytest.mark.parametrize("name", ["setr_micro", "setr"])
+def test_pruned_it_has_no_decoder(name: str) -> None:
+    kept, pruned = shrunk(name), shrunk(name)
+    pruned.prune_intermediate_layers(1)
+    assert isinstance(pruned.decoder, nn.Identity)
+    assert pruned.num_classes == 0
+    decoder = kept.decoder
+    kept.prune_intermediate_layers(1, prune_head=False)
+    assert kept.decoder is decoder
+    assert kept.num_classes > 0
+
+
+def test_a_backbone_drops_paths() -> None:
+    def rates(**options: Any) -> list[float]:
+        modules = behind_a_vit(**options).encoder.modules()
+        return [m.drop_prob for m in modules if isinstance(m, DropPath)]
+
+    assert rates() == []
+    assert max(rates(drop_path_rate=0.25)) == 0.25

@@ -337,12 +337,12 @@ def _resnet(depths: Sequence[int]) -> Any:
     return partial(ResNetPatchEmbed, depths=depths)
 
 
-def setr_cfg(img_size: int, first_conv: str) -> dict[str, Any]:
+def setr_cfg(img_size: int, first_conv: str | None) -> dict[str, Any]:
     """Return timm's description of a SETR.
 
     Args:
         img_size: Side of the images it was made for, pixels.
-        first_conv: Path of its first convolution.
+        first_conv: Path of its first convolution; None where it is not known.
     """
     return base_cfg(img_size, first_conv=first_conv, classifier="decoder.head", num_classes=CLASSES)
 

@@ -223,7 +223,7 @@ VARIANTS: dict[str, dict[str, Any]] = {"setr": {}}
 
 
 def _cfg(name: str) -> dict[str, Any]:
-    return setr_cfg(224, "encoder.model.conv1")
+    return setr_cfg(224, None)  # the backbone's, whichever it is
 
 
 register_variants(__name__, SETRBackbone, VARIANTS, cfg=_cfg, feature_cfg=FEATURES)
