@@ -17,7 +17,10 @@ CASES, SLICES, SIDE = 10, 4, 24
 
 
 def made_masks(folder: Path) -> Path:
-    """Write images with a bright disc (1) and a grey bar (2); the first of a case has none."""
+    """Write images with a bright disc (1) and a grey bar (2); the first of a case has none.
+
+    Two columns at the right of every mask are ignored.
+    """
     rng = np.random.default_rng(0)
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
@@ -34,6 +37,7 @@ def made_masks(folder: Path) -> Path:
                 mask[top : top + 4] = 2
                 mask[(y - row) ** 2 + (x - column) ** 2 < (2 + slice_) ** 2] = 1
             pixels = np.array([40, 220, 130])[mask] + rng.normal(0, 8, mask.shape)
+            mask[:, -2:] = 255
             image = np.clip(pixels, 0, 255).astype(np.uint8)
             Image.fromarray(image).save(folder / "images" / f"{name}.png")
             Image.fromarray(mask).save(folder / "masks" / f"{name}.png")

@@ -16,6 +16,7 @@ import torch
 from few_masks import SIDE, few, made_masks, recipe_of
 from PIL import Image
 
+from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.cli.compare_result import plain, tell
 from keymix.compare.maps import normalised
@@ -23,7 +24,9 @@ from keymix.compare.plan import choose_mixers, make_plan
 from keymix.compare.rebuild import rebuild
 from keymix.compare.run import Comparison
 from keymix.data import load
+from keymix.data.tasks import IGNORE
 from keymix.errors import UserError
+from keymix.report.mask_layers import GROUND
 from keymix.train.runs import load_run
 
 TEST = 16  # images: 0.4 of ten cases of four
@@ -102,7 +105,9 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
     assert told["names"] == [scans.scan_id(i) for i in range(TEST)]
     chosen = [told["names"].index(item["id"]) for item in told["slices"]]
     truth = torch.stack([data.test.mask(i) for i in chosen])
-    areas = (truth > 0).sum((1, 2)).tolist()
+    ignored = truth == IGNORE
+    assert told["ignored"]
+    areas = ((truth > 0) & ~ignored).sum((1, 2)).tolist()
     assert [item["area"] for item in told["slices"]] == areas
     assert len({item["case"] for item in told["slices"][:4]}) == 4
     assert areas[5] == 0 < min(areas[:5])
@@ -112,10 +117,12 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
     counts = overlap_counts(said.numpy(), truth.numpy(), num_classes=3, multilabel=False)
     cells = told["predictions"]["softmax"]
     assert [c["jaccard"] for c in cells] == pytest.approx(mean_jaccard(counts, (1, 2)), abs=1e-6)
-    assert [c["found"] for c in cells] == (said > 0).sum((1, 2)).tolist()
-    layer = Image.open(io.BytesIO(base64.b64decode(told["slices"][0]["truth"].partition(",")[2])))
-    filled = np.array(layer)[..., 3] > 0
-    assert (filled == (truth[0] > 0).numpy()).all()
+    assert [c["found"] for c in cells] == ((said > 0) & ~ignored).sum((1, 2)).tolist()
+    for true, item in zip(truth.numpy(), told["slices"], strict=True):
+        layer = Image.open(io.BytesIO(base64.b64decode(item["truth"].partition(",")[2])))
+        drawn = np.array(layer)
+        assert ((drawn[..., 3] > 0) == (true > 0)).all()
+        assert (drawn[true == IGNORE] == (*GREY, GROUND)).all()
 
 
 def test_attention_is_read_on_slices_of_different_cases(done):
