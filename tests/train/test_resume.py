@@ -184,7 +184,7 @@ def test_signal_in_the_final_test_ends_at_once(
         time.sleep(5)
         pytest.fail("the test went on")
 
-    monkeypatch.setattr(engine, "score", signalled)
+    monkeypatch.setattr(engine, "score_split", signalled)
     with pytest.raises(Interrupted, match=r"epochs_00003\.ckpt"):
         train(tiny, tmp_path / "run")
     monkeypatch.undo()
