@@ -10,7 +10,7 @@ named: enough to see a mechanism learn, far from what it can reach.
 
 Paper: none; schedule and augmentations are those of the KV paper (``setr_qkv_uwgi``), the learning
 rate is a small net's, and half of the loss is Dice, so that small organs count.
-Measured: see docs/segmentation.md.
+Measured: docs/results/uw-madison-36.md, on 36 slices with 100 epochs.
 """
 
 from __future__ import annotations
