@@ -223,6 +223,8 @@ def test_masks_that_cover_nothing_are_told() -> None:
         warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": 1.0})
     with pytest.warns(KeymixWarning, match="training diverged"):
         warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": float("nan")})
+    with pytest.warns(KeymixWarning, match="none of the 5 test images has a class that counts"):
+        warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": 1.0, "true_pixels": 0})
     warn_of_no_overlap("test", 5, {"dice": 0.1, "loss": 1.0})  # warnings are errors in these tests
 
 
@@ -232,3 +234,10 @@ def test_the_record_of_a_run_opens_again(run: Run) -> None:
     assert json.loads(json.dumps(data)) == data
     logits = model(torch.zeros(1, 1, 24, 24))
     assert logits.shape == (1, 4, 24, 24)
+
+
+def test_data_without_any_class_is_refused(tmp_path: Path) -> None:
+    empty = write_uwgi(tmp_path / "empty", slices=1)  # the last slice of each case has no organ
+    with pytest.raises(UserError, match="training images has a pixel of a class that counts"):
+        train(recipe_on(empty), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -224,6 +224,7 @@ class MaskScored:
             "hausdorff_mm": _mean(self.hausdorff[:, chosen]),
             "hausdorff_missed": int(one_empty[:, chosen].sum()),
             "hausdorff_unit": self.unit,
+            "true_pixels": int(pooled[chosen, 2].sum()),
             "classes": [
                 {
                     "name": self.classes[k],
@@ -250,7 +251,7 @@ class MaskScored:
         Args:
             split: What the images are.
         """
-        warn_of_no_overlap(split, len(self.index), self.metrics)
+        warn_of_no_overlap(split, len(self.index), {**self.metrics, **self.details})
 
 
 def _number(value: float) -> float | None:

@@ -72,12 +72,20 @@ def warn_of_one_answer(
 def warn_of_no_overlap(split: str, images: int, scores: Mapping[str, Any]) -> None:
     """Warn where predicted masks and true ones share no pixel of any class that counts.
 
+    Where nothing is true, whatever is predicted is too much, and that is said.
+
     Args:
         split: What the images are, such as ``"test"``.
         images: How many.
-        scores: ``loss``, ``dice`` of the split.
+        scores: ``loss``, ``dice`` of the split, and ``true_pixels`` of the classes that count.
     """
     if scores["dice"] > 0:
+        return
+    if scores.get("true_pixels") == 0:
+        told = (
+            f"none of the {images:,} {split} images has a class that counts: scores of 0 say only "
+        )
+        warnings.warn(f"{told}that something was predicted", KeymixWarning, stacklevel=3)
         return
     broken = scores["loss"] is None or not math.isfinite(scores["loss"])
     why = DIVERGED if broken else f"probably {UNTRAINED}"

@@ -40,7 +40,7 @@ function bytes(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
-const colour = Object.fromEntries(data.mixers.map((mixer) => [mixer.label, mixer.colour]));
+const colour = Object.fromEntries((data.mixers || []).map((mixer) => [mixer.label, mixer.colour]));
 
 /** Let a long label break where the page's tables break it. */
 function breakable(label) {
