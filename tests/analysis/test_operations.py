@@ -394,3 +394,19 @@ def test_a_weight_that_a_layer_computed_does_not_stop_the_count() -> None:
         layer = nn.utils.weight_norm(nn.Linear(8, 5))
     assert count(layer, TEXT).macs == 6 * 8 * 5
     assert layer.weight.grad_fn is not None  # the model keeps its own
+
+
+def test_a_state_that_a_layer_computed_is_not_changed() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+            self.total = self.weight * 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total.add_(float(x.sum()) + 1)  # its way depends on numbers, so it is run
+            return x @ self.total
+
+    layer = Sums()
+    assert count(layer, TEXT).macs == 6 * 8
+    assert layer.total.tolist() == [1.0] * 8

@@ -191,7 +191,7 @@ class _SavedBytes:
 def _computed(model: nn.Module) -> dict[int, Any]:
     """Stand-ins, by identity, of what modules computed from parameters: deepcopy refuses it."""
     kept = (value for module in model.modules() for value in vars(module).values())
-    return {id(v): v.detach() for v in kept if isinstance(v, Tensor) and not v.is_leaf}
+    return {id(v): v.detach().clone() for v in kept if isinstance(v, Tensor) and not v.is_leaf}
 
 
 def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
