@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.data import resolve_model_data_config
 from tiny_models import MODELS, answer, images, tiny
 from torch import nn
 
 from keymix.errors import UserError, WriteError
 from keymix.hosts import find_mixers
+from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.surgery import load_swapped, save_swapped, swap
 from tolerances import close
 
@@ -47,6 +49,18 @@ def test_a_run_of_ours_keeps_the_mixers_that_were_not_swapped(tmp_path: Path) ->
     base = fresh("keymix_vit")
     assert load_swapped(base, tmp_path / "swapped") is base
     close(answer(base, x), answer(model, x))
+
+
+def test_a_file_brings_how_its_weights_were_shown_images(tmp_path: Path) -> None:
+    model = tiny("keymix_vit")
+    record = {"classes": ["a", "b"], "in_chans": 3, "image_size": [16, 16], "crop_pct": 0.9}
+    describe(model, preprocessing_of({**record, "mean": [0.1] * 3, "std": [0.2] * 3}))
+    swap(model, "key_value", -1)
+    save_swapped(model, tmp_path / "swapped")
+    loaded = load_swapped(fresh("keymix_vit"), tmp_path / "swapped")
+    assert resolve_model_data_config(loaded) == resolve_model_data_config(model)
+    assert loaded.pretrained_cfg["label_names"] == ("a", "b")
+    assert loaded.default_cfg is loaded.pretrained_cfg
 
 
 def test_weights_that_are_tied_are_saved(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.data import resolve_model_data_config
 
 from keymix.cli.swap import main as swap
 from keymix.data import load
@@ -85,6 +86,14 @@ def test_a_run_that_is_stopped_within_an_epoch_ends_as_one_that_is_not(
             train(RECIPE, tmp_path / "run")
     train(RECIPE, tmp_path / "run")
     assert traces(tmp_path / "run") == traces(folder)
+
+
+def test_a_loaded_model_describes_frames_as_they_are(folder: Path) -> None:
+    model, seen = load_run(folder).model(), load_run(folder).summary["data"]
+    config = resolve_model_data_config(model)
+    assert config["input_size"] == (2, 16, 16)
+    assert (config["mean"], config["std"]) == ((0.0, 0.0), (1.0, 1.0))
+    assert model.pretrained_cfg["num_classes"] == len(seen["classes"])
 
 
 def test_evaluation_leaves_nothing_behind(folder: Path) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
 from keymix.analysis import overlap
 from keymix.data.augment import Augment
+from keymix.data.segmentation.table import resized_image
 from keymix.data.tasks import scored_classes
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.engine import train
+from keymix.train.model import load_data
 from keymix.train.one_answer import warn_of_no_overlap
 from keymix.train.recipe import (
     DataConfig,
@@ -106,6 +110,20 @@ def test_distances_are_in_millimetres_of_the_scan_at_any_size_of_the_model(run: 
     assert near["hausdorff_mm"] < 24 * 1.5 * 2**0.5
     assert far["hausdorff_mm"] < 24 * 1.5 * 2**0.5  # 48 pixels of 0.75 mm
     assert far["image_size"] == [48, 48]
+
+
+def test_timm_shows_a_loaded_model_and_its_encoder_the_images_of_its_training(run: Run) -> None:
+    model, seen = load_run(run.folder).model(), run.summary["data"]
+    data = load_data(run.recipe.data)
+    wide = np.random.default_rng(0).integers(0, 255, (1, 30, 50), dtype=np.uint8)
+    wanted = data.prepared(resized_image(wide, (24, 24))[None])[0]
+    a_level = 1 / 255 / min(seen["std"])  # Pillow rounds after each axis
+    for part in (model, model.encoder):
+        config = resolve_model_data_config(part)
+        assert (config["mean"], config["std"]) == (tuple(seen["mean"]), tuple(seen["std"]))
+        transform = create_transform(**config, is_training=False)
+        assert (transform(Image.fromarray(wide[0])) - wanted).abs().max() <= 1.5 * a_level
+    assert model.pretrained_cfg["label_names"] == tuple(seen["classes"])
 
 
 def test_evaluation_repeats_the_test(run: Run) -> None:

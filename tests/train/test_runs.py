@@ -3,18 +3,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
+from keymix.data import load
 from keymix.data.decode import fit
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run, predict
+from tolerances import close
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +51,23 @@ def test_model_comes_back_in_eval_mode_without_touching_random_numbers(done: Run
     model = load_run(done.folder).model()
     assert torch.equal(torch.rand(1), expected)
     assert not model.training
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_timm_shows_a_loaded_model_the_images_of_its_training(
+    done: Run, which: str, tmp_path: Path
+) -> None:
+    model, data = load_run(done.folder).model(which), load(done.recipe.data.spec)  # type: ignore[arg-type]
+    seen = done.summary["data"]
+    assert model.pretrained_cfg["mean"] == tuple(seen["mean"])
+    assert model.pretrained_cfg["label_names"] == tuple(seen["classes"])
+    assert model.pretrained_cfg["num_classes"] == len(seen["classes"])
+    config = resolve_model_data_config(model)
+    assert config["input_size"] == (seen["in_chans"], *seen["image_size"])
+    transform = create_transform(**config, is_training=False)
+    pixels = data.test.read(0)
+    shown = transform(Image.fromarray(pixels[0].numpy()))
+    close(shown[None], replace(data, mean=seen["mean"], std=seen["std"]).prepared(pixels[None]))
 
 
 def test_truncated_weights_are_one_clear_error(copy: Path) -> None:
@@ -114,6 +138,27 @@ def test_prediction_at_a_size_is_what_evaluation_scores_there(
     assert right / len(targets) == scores["top1"]
     own = predict(done, [tmp_path], top=1)
     assert [a.probabilities for a in own] != [a.probabilities for a in answers]
+
+
+def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
+    vary: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    noise = np.random.default_rng(0)
+    for split, name in product(("train", "val", "test"), ("a", "b")):
+        (tmp_path / "images" / split / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = noise.integers(0, 255, (140, 140, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / split / name / f"{i}.png")
+    spec = f"folder:{tmp_path / 'images'}"
+    changes = {"data.spec": spec, "data.image_size": 100, "data.limit": None}
+    changes |= {"model.options.patch_size": 25, "schedule.epochs": 1}
+    run = train(vary(changes), tmp_path / "run")
+    model, data = run.model(), load(spec, image_size=100)
+    config = resolve_model_data_config(model)
+    assert config["crop_pct"] == run.summary["data"]["crop_pct"] == 0.875
+    transform = create_transform(**config, is_training=False)
+    shown = transform(Image.open(tmp_path / "images" / "test" / "a" / "0.png"))
+    close(shown[None], data.prepared(data.test.read(0)[None]))
 
 
 def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.data import resolve_model_data_config
 from timm.models.metaformer import Attention, MetaFormer, SepConv
 from torch import nn
 
@@ -88,6 +89,18 @@ def test_a_run_tells_how_its_positions_lie_and_broken_numbers_are_refused(tmp_pa
     nn.init.constant_(theirs.norm.weight, torch.nan)
     with pytest.raises(UserError, match=r"weights_last.*norm\.weight.*not finite"):
         start_from(mine, saved(theirs, tmp_path, image_size=[8, 32]))
+
+
+def test_a_run_that_started_from_another_describes_its_own_images(
+    vary: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    short = {"schedule.epochs": 1, "schedule.warmup_epochs": 0.0}
+    first = train(vary(short), tmp_path / "first")
+    own = {"model.weights": str(first.folder), "data.limit": 60, "model.drop_rate": 0.0}
+    second = train(vary({**short, **own}), tmp_path / "second")
+    shown = [resolve_model_data_config(run.model())["mean"] for run in (first, second)]
+    assert shown == [tuple(run.summary["data"]["mean"]) for run in (first, second)]
+    assert shown[0] != shown[1]
 
 
 def test_a_run_refused_for_its_weights_writes_and_clears_nothing(

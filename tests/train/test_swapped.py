@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.data import resolve_model_data_config
 from torch import nn
 
 from keymix.errors import UserError
@@ -48,7 +49,7 @@ def data(size: int = 32) -> dict[str, Any]:
         "classes": ["a", "b", "c"],
         "in_chans": 3,
         "image_size": [size, size],
-        "mean": [0.5] * 3,
+        "mean": [0.4] * 3,
         "std": [0.5] * 3,
         "crop_pct": 1.0,
     }
@@ -84,8 +85,11 @@ def test_a_folder_holds_the_model_with_some_of_its_layers_swapped(
     names = [part.partition("(")[0] for part in run.recipe.model.mixer.split("/")]
     assert names[1] == put
     assert names.count(put) == 1
+    loaded = run.model()
     with torch.no_grad():
-        close(run.model()(images), after)
+        close(loaded(images), after)
+    assert resolve_model_data_config(loaded)["mean"] == (0.4,) * 3
+    assert resolve_model_data_config(loaded)["input_size"] == (3, 32, 32)
     facts = files.read_weights(run.folder / files.weights_file("last"))[1]
     assert facts == {"recipe": run.recipe.to_dict(), "data": data()}
 

@@ -188,9 +188,15 @@ class _SavedBytes:
         return tensor
 
 
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """Stand-ins, by identity, of what modules computed from parameters: deepcopy refuses it."""
+    kept = (value for module in model.modules() for value in vars(module).values())
+    return {id(v): v.detach().clone() for v in kept if isinstance(v, Tensor) and not v.is_leaf}
+
+
 def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Copy the modules, with fake tensors in place of parameters and buffers."""
-    stand_ins: dict[int, Any] = {}
+    stand_ins = _computed(model)
     for tensor in (*model.parameters(), *model.buffers()):
         device = "cpu" if tensor.is_meta else tensor.device
         with mode:
@@ -235,7 +241,7 @@ def _prepare(
     model: nn.Module, shape: tuple[int, ...], *, train: bool, mode: FakeTensorMode | None
 ) -> tuple[nn.Module, Tensor]:
     """Copy the model, in training or inference mode, and make an input for it."""
-    copied = copy.deepcopy(model) if mode is None else _fake_copy(model, mode)
+    copied = copy.deepcopy(model, _computed(model)) if mode is None else _fake_copy(model, mode)
     if not train:
         copied.eval()
     elif not model.training:
@@ -305,19 +311,25 @@ def _same(tensor: Tensor) -> Tensor:
 def default_input_size(model: nn.Module) -> tuple[int, int, int]:
     """Return the input (channels, height, width) a timm model was made for.
 
+    What a model says of itself as it is now goes before what its ``pretrained_cfg`` says of its
+    weights; both before the first layer of its patches, which may stand behind a stem.
+
     Raises:
         UserError: If the model does not say.
     """
-    embed = getattr(model, "patch_embed", None)
-    size = getattr(embed, "img_size", None)
-    first = getattr(embed, "proj", None)
-    channels = getattr(embed, "in_chans", None) or getattr(first, "in_channels", None)
-    channels = channels or getattr(model, "in_chans", None)
-    for name in ("pretrained_cfg", "default_cfg"):
-        told = (getattr(model, name, None) or {}).get("input_size")
-        if told is not None:
-            size, channels = size or tuple(told[1:]), channels or told[0]
-    if size is None or channels is None:
+    from timm.models import get_model_traits  # late: a layer alone is counted without timm
+
+    embed, now = getattr(model, "patch_embed", None), get_model_traits(model)
+    cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    published = cfg.get("input_size") or (None,)
+    channels = (
+        getattr(embed, "in_chans", None)
+        or now.get("in_chans")
+        or published[0]
+        or getattr(getattr(embed, "proj", None), "in_channels", None)
+    )
+    size = getattr(embed, "img_size", None) or now.get("img_size") or published[1:]
+    if not size or channels is None:
         raise UserError(
             f"{type(model).__name__} does not say which input it takes; give input_size=(3, H, W)"
         )
@@ -327,11 +339,13 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
 def count(model: nn.Module, input_size: Sequence[int] | None = None) -> Count:
     """Count trainable parameters, multiply-adds and activation memory, by layer and in total.
 
-    Multiply-adds (MACs) are those of matrix products, convolutions, linear layers and attention at
-    inference, as the papers count them; softmax, norms, activations, biases and resampling are
-    free. keymix's own mixers are counted by their equations, whichever kernel runs. Activation
-    memory is what autograd saves in a training pass, in the model's own precision: each storage
-    once, the input included where a layer saves it, parameters and buffers excluded.
+    Multiply-adds (MACs) are those of matrix products, convolutions, linear and recurrent layers and
+    attention at inference, as the papers count them; softmax, norms, activations, biases, pooling
+    and resampling are free. A product of complex numbers is four of them; a Fourier transform of n
+    complex numbers is 2.5 n log2 n, of real ones half of that. keymix's own mixers are counted by
+    their equations, whichever kernel runs. Activation memory is what autograd saves in a training
+    pass, in the model's own precision: each storage once, the input included where a layer saves
+    it, parameters and buffers excluded.
 
     Args:
         model: Any PyTorch model that takes one tensor. It is not run and not changed. A model on

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli.console import note, out, say, table
 from keymix.cli.parser import VerbParser, parse_size
-from keymix.errors import UserError
+from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -193,10 +193,15 @@ def _count(
     model = made()
     try:
         return count(model, size), _inner_width(model)
-    except (RuntimeError, AssertionError) as error:
+    except UserError:
+        raise
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        why = one_line(next(iter(str(error).strip().splitlines()), "")) or type(error).__name__
         if size is None:
-            raise
-        why = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"model {name!r} cannot run on the input that it was made for, as far as it says: "
+                f"{why}. Give another with --input-size"
+            ) from error
         raise UserError(f"model {name!r} cannot take an input of {size}: {why}") from error
 
 

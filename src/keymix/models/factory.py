@@ -255,7 +255,10 @@ def _timms(name: str, given: dict[str, Any]) -> nn.Module:
         if "img_size" not in given or "img_size" not in str(error):
             raise
         height, width = to_2tuple(given["img_size"])
-        size = {"input_size": (given.get("in_chans", 3), height, width)}
+        size: dict[str, Any] = {"input_size": (given.get("in_chans", 3), height, width)}
+        published = timm.models.get_pretrained_cfg(name)
+        if published is None or published.input_size[1:] != (height, width):
+            size["pool_size"] = None  # what is published is that of the other size
         rest = {key: value for key, value in given.items() if key != "img_size"}
         overlay = {**rest.pop("pretrained_cfg_overlay", {}), **size}
         model = timm.create_model(name, pretrained_cfg_overlay=overlay, **rest)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from keymix.errors import UserError, one_line
 from keymix.mixers.base import Grid
+from keymix.models.preprocessing import RECORD, Config, preprocessing_of
 
 _LAST = "weights_last.safetensors"  # of a run's folder
 _WANTED = "give model.state_dict(), a file or a run's folder"
@@ -42,11 +43,13 @@ class Source:
         called: What to call them in errors.
         img_size: Height and width of the images they were trained on, pixels, where a run wrote
             them; None where nothing says.
+        shown: How those images were shown, as ``pretrained_cfg`` has it; None where nothing says.
     """
 
     tensors: dict[str, Tensor]
     called: str
     img_size: Grid | None = None
+    shown: Config | None = None
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
@@ -78,13 +81,13 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     try:
         _check_kind(path)
         content = load_state_dict(str(path))
-        size = _trained_at(path)
+        size, shown = _trained_at(path)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{called} are damaged, or no {_KINDS[2:]}: {one_line(reason)}") from None
     if not isinstance(content, Mapping):
         raise UserError(f"{called} hold a {type(content).__name__}; save model.state_dict()")
-    return Source(tensors=_tensors(content, called), called=called, img_size=size)
+    return Source(tensors=_tensors(content, called), called=called, img_size=size, shown=shown)
 
 
 def _check_kind(path: Path) -> None:
@@ -98,16 +101,18 @@ def _check_kind(path: Path) -> None:
     raise ValueError(f"it begins with {start!r}; name a file that torch.save or safetensors wrote")
 
 
-def _trained_at(path: Path) -> Grid | None:
+def _trained_at(path: Path) -> tuple[Grid | None, Config | None]:
     """Read what a run says of its images in the facts of its weights."""
     if path.suffix != ".safetensors":
-        return None
+        return None, None
     with safe_open(path, framework="pt") as stored:
         facts = (stored.metadata() or {}).get("keymix")
     if facts is None:
-        return None
-    height, width = json.loads(facts)["data"]["image_size"]
-    return int(height), int(width)
+        return None, None
+    data = json.loads(facts)["data"]
+    height, width = data["image_size"]
+    shown = preprocessing_of(data) if data.keys() >= RECORD else None
+    return (int(height), int(width)), shown
 
 
 def _tensors(content: Mapping[Any, Any], called: str) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from keymix.errors import UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.hosts.encoded import encoder_of
 from keymix.mixers.base import Grid
+from keymix.models.preprocessing import Config, describe_loaded
 from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
 from keymix.models.weight_names import joined_state, target_names
 from keymix.models.weight_shapes import adapted_mixer, pointwise
@@ -66,6 +67,10 @@ def load_weights(
     (every model that is not square itself and has as many) is refused. Windows are square where
     their table's rows allow it. A position code that follows from the grid and is not in the file
     (``key_value`` with ``pos_dim``) lies where position embeddings do, or else on the model's own.
+
+    The model's ``pretrained_cfg`` takes mean, standard deviation, crop and interpolation from a
+    run's weights, and the names of its classes with its classifier; the image size stays the
+    model's own.
 
     A model of segmentation takes weights of its kind, or those of a classifier for its encoder:
     all names of the decoder are missing then.
@@ -151,13 +156,21 @@ def load_weights(
     took = {names[name] for name in found if name in names} | idle
     left = [name for name in state if name not in took]
     _check_kin(model, found, left, (*in_mixers, *classifier, *decoder), called)
-    model.load_state_dict(found, strict=False)
+    _take(model, found, read.shown)
     return Loaded(
         copied=tuple(n for n in {**own, **found} if n in found and n not in resized),
         resized=tuple(resized),
         missing=tuple(name for name in own if name not in found),
         unused=tuple(name.removeprefix(encoder_of(model)[1]) if decoder else name for name in left),
     )
+
+
+def _take(model: nn.Module, found: State, shown: Config | None) -> None:
+    """Give a model the tensors, and what is known of the images that they were trained on."""
+    model.load_state_dict(found, strict=False)
+    if shown is not None:
+        last = [name for name in model.state_dict() if name.startswith(_classifier(model))]
+        describe_loaded(model, shown, with_classes=all(name in found for name in last))
 
 
 def _for_encoder(model: nn.Module, state: State) -> tuple[State, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.errors import UserError, WriteError
 from keymix.hosts.base import find_mixers
+from keymix.models.preprocessing import describe, described
 from keymix.surgery.plans import PLAN, Plan, install, shadow
 
 FORMAT = "keymix_swap"
@@ -31,8 +32,8 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
     """Write a swapped model's weights and, beside them, what was put where.
 
     One safetensors file: all tensors of ``model.state_dict()``, and in its metadata, under
-    ``"keymix_swap"``, JSON of the mixers, their options and their places. Which weights train is
-    not written.
+    ``"keymix_swap"``, JSON of the mixers, their options and their places, and of what the model's
+    ``pretrained_cfg`` says of images and classes. Which weights train is not written.
 
     Args:
         model: A model after one or more swaps.
@@ -50,6 +51,7 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
         "version": __version__,
         "model": _kind(model),
         "swaps": [asdict(plan) for plan in plans],
+        "shown": described(model),
     }
     path, part = Path(path), Path(f"{path}.part")
     try:
@@ -88,6 +90,8 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     _check(copy.state_dict(), state, path)
     install(model, plans)
     model.load_state_dict(state)
+    if record.get("shown"):
+        describe(model, record["shown"])
     return model
 
 
@@ -129,7 +133,11 @@ def _checked(told: str, path: Path) -> dict[str, Any]:
         record = None
     swaps = record.get("swaps") if isinstance(record, dict) else None
     fits = isinstance(swaps, list) and swaps and isinstance(record.get("model"), str)
-    if not fits or not all(_is_plan(swap) for swap in swaps or ()):
+    if (
+        not fits
+        or not isinstance(record.get("shown", {}), dict)
+        or not all(_is_plan(swap) for swap in swaps or ())
+    ):
         raise UserError(f"{path}: what it says of its swaps is broken; save the model again")
     whole: dict[str, Any] = record
     return whole

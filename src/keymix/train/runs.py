@@ -17,6 +17,7 @@ from keymix.data.specs import task_name
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size
+from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.models.time_steps import take_time_steps
 from keymix.train import answers, files
 from keymix.train.folder import run_folder
@@ -79,6 +80,9 @@ class Run:
     def model(self, which: Which = "last") -> nn.Module:
         """The trained model in eval mode, on the CPU.
 
+        Its ``pretrained_cfg`` describes the run: size, channels, mean, standard deviation, crop and
+        interpolation of its images, and its classes.
+
         Args:
             which: Weights of the ``last`` or the ``best`` epoch on validation.
 
@@ -110,6 +114,7 @@ class Run:
             raise UserError(
                 f"the weights in {str(self.folder)!r} do not fit their recipe: {reason}"
             ) from None
+        describe(model, preprocessing_of(data))
         return model.eval(), data
 
 

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model's weights want their images shown, in the words of timm's ``pretrained_cfg``.
+
+A model that was built describes the weights its family published. What it was trained with since
+then stands in the record of a run's data, and goes over that here, so that
+``timm.data.resolve_model_data_config(model)`` gives the evaluation transform of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from timm.models import get_model_traits
+from torch import nn
+
+from keymix.hosts.encoded import encoder_of
+
+Config = dict[str, Any]
+
+RECORD = frozenset({"classes", "in_chans", "image_size", "mean", "std", "crop_pct"})
+"""What the record of a run's data says of images and classes."""
+_SHOWN = ("input_size", "mean", "std", "crop_pct", "crop_mode", "interpolation")
+_ANSWERED = ("num_classes", "label_names")
+_OF_OTHER_WEIGHTS = (
+    *("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "tag", "custom_load"),
+    *("test_input_size", "test_crop_pct", "test_pool_size"),
+    *("label_names", "label_offset", "label_descriptions"),
+)
+_CROPPED = {"crop_mode": "center", "interpolation": "bicubic"}
+# images with masks are resized whole, proportions or not
+_FITTED = {"segmentation": {"crop_mode": "squash", "interpolation": "bilinear"}}
+
+
+def preprocessing_of(data: Mapping[str, Any]) -> Config:
+    """Return what the record of a run's data says, as ``pretrained_cfg`` has it.
+
+    Args:
+        data: The record, which has all of `RECORD`.
+    """
+    return {
+        "input_size": (int(data["in_chans"]), *map(int, data["image_size"])),
+        "mean": tuple(map(float, data["mean"])),
+        "std": tuple(map(float, data["std"])),
+        "crop_pct": float(data["crop_pct"]),
+        **_FITTED.get(data.get("task", ""), _CROPPED),
+        "num_classes": len(data["classes"]),
+        "label_names": tuple(map(str, data["classes"])),
+    }
+
+
+def described(model: nn.Module) -> Config:
+    """Return what a model's ``pretrained_cfg`` says of images and classes, and nothing else."""
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    return {name: cfg[name] for name in (*_SHOWN, *_ANSWERED) if name in cfg}
+
+
+def describe(model: nn.Module, shown: Mapping[str, Any]) -> None:
+    """Let a model's ``pretrained_cfg`` say how its weights want their images shown.
+
+    A backbone in it that has a description of its own, and the encoder of a dense model, get
+    theirs: the same images, and no classes but those that they have. Models that timm did not
+    build are left as they are.
+
+    Args:
+        model: The model.
+        shown: As `preprocessing_of` or `described` return it.
+    """
+    cfg = getattr(model, "pretrained_cfg", None)
+    if not cfg:
+        return
+    images = {name: _value(shown[name]) for name in _SHOWN if name in shown}
+    for part, own in [*_parts(model, cfg)]:
+        kept = {name: value for name, value in own.items() if name not in _OF_OTHER_WEIGHTS}
+        new: Any = {"pool_size": None, **kept, **images}
+        if tuple(own.get("input_size", ())) != new.get("input_size"):
+            new["pool_size"] = None  # it was that of the other size
+        if part is model:
+            new |= {name: _value(shown[name]) for name in _ANSWERED if name in shown}
+        elif (classes := getattr(part, "num_classes", None)) is not None:
+            new["num_classes"] = classes
+        made: Any = part
+        made.pretrained_cfg = made.default_cfg = new
+
+
+def describe_loaded(model: nn.Module, shown: Mapping[str, Any], *, with_classes: bool) -> None:
+    """Do as `describe` does for a model that took some weights over, at its own image size.
+
+    Args:
+        model: The model.
+        shown: What describes the run that the weights are of.
+        with_classes: Whether the classifier was among them.
+    """
+    traits = get_model_traits(model)
+    channels, *size = shown["input_size"]
+    if traits.get("in_chans", channels) != channels:
+        return  # the first layer is not theirs
+    images = {name: shown[name] for name in _SHOWN}
+    images["input_size"] = (channels, *(traits.get("img_size") or size))
+    own = {"num_classes": traits["num_classes"]} if "num_classes" in traits else {}
+    describe(model, images | ({name: shown[name] for name in _ANSWERED} if with_classes else own))
+
+
+def _parts(model: nn.Module, cfg: Config) -> Iterator[tuple[nn.Module, Config]]:
+    """Yield what is described: the model, what in it describes itself, and a bare encoder."""
+    encoder, before = encoder_of(model)
+    for part in model.modules():
+        own = getattr(part, "pretrained_cfg", None)
+        if own:
+            yield part, own
+        elif part is encoder:
+            yield part, _inside(cfg, before)
+
+
+def _inside(cfg: Config, before: str) -> Config:
+    """Turn the description of a model into that of its part, whose names begin with ``before``."""
+    inside = {name: value for name, value in cfg.items() if name != "architecture"}
+    first = cfg.get("first_conv")
+    inside["first_conv"] = first.removeprefix(before) if isinstance(first, str) else first
+    return inside | {"classifier": None}
+
+
+def _value(value: Any) -> Any:
+    """Make tuples of lists, as JSON leaves them."""
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations: what torch's layers cost by hand, what is free, and what stays an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log2
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision import ops
+
+from keymix.analysis.counting import count
+from keymix.analysis.operations import formula, is_free
+from keymix.errors import UserError
+
+ATEN: Any = torch.ops.aten
+
+
+class Calls(nn.Module):
+    """A function as a layer, with a module that it may call."""
+
+    def __init__(self, function: Callable[..., Tensor], part: nn.Module | None = None) -> None:
+        super().__init__()
+        self.function, self.part = function, part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) if self.part is None else self.function(x, self.part)
+
+
+class Unpooled(nn.Module):
+    """Pooling and its reverse."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.pool = getattr(nn, f"MaxPool{dims}d")(2, return_indices=True)
+        self.back = getattr(nn, f"MaxUnpool{dims}d")(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.back(*self.pool(x))
+        return out
+
+
+def named(layer: nn.Module, size: tuple[int, ...], macs: int = 0, name: str = "") -> Any:
+    return pytest.param(layer, size, macs, id=name or type(layer).__name__)
+
+
+MAP = (4, 8, 8)
+TEXT = (6, 8)  # six steps of eight channels
+
+ACTIVATIONS = [
+    nn.CELU(), nn.ELU(), nn.GELU(), nn.GELU("tanh"), nn.GLU(), nn.Hardshrink(), nn.Hardsigmoid(),
+    nn.Hardswish(), nn.Hardtanh(), nn.LeakyReLU(), nn.LogSigmoid(), nn.LogSoftmax(1), nn.Mish(),
+    nn.PReLU(), nn.ReLU(), nn.ReLU6(), nn.RReLU(), nn.SELU(), nn.SiLU(), nn.Sigmoid(),
+    nn.Softmax(1), nn.Softmax2d(), nn.Softmin(1), nn.Softplus(), nn.Softshrink(), nn.Softsign(),
+    nn.Tanh(), nn.Tanhshrink(), nn.Threshold(0.1, 0.0), nn.CELU(inplace=True),
+    nn.ELU(inplace=True), nn.Hardsigmoid(inplace=True), nn.Hardswish(inplace=True),
+    nn.Hardtanh(inplace=True), nn.LeakyReLU(inplace=True), nn.Mish(inplace=True),
+    nn.ReLU(inplace=True), nn.ReLU6(inplace=True), nn.RReLU(inplace=True), nn.SELU(inplace=True),
+    nn.SiLU(inplace=True), nn.Threshold(0.1, 0.0, inplace=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", ACTIVATIONS, ids=repr)
+def test_activations_are_free(layer: nn.Module) -> None:
+    # after an addition, since what is changed in place may be no input
+    after = Calls(lambda x, part: part(x + 1), layer)
+    assert count(after, MAP).macs == 0
+
+
+def _free_layers() -> list[Any]:
+    found = [
+        named(nn.CrossMapLRN2d(2), MAP),
+        named(nn.LocalResponseNorm(2), MAP),
+        named(nn.LayerNorm(8), TEXT),
+        named(nn.RMSNorm(8), TEXT),
+        named(nn.GroupNorm(2, 4), MAP),
+        named(nn.SyncBatchNorm(4), MAP),
+        named(nn.PixelShuffle(2), MAP),
+        named(nn.PixelUnshuffle(2), MAP),
+        named(nn.ChannelShuffle(2), MAP),
+        named(nn.Unfold(3), MAP),
+        named(nn.Fold((6, 6), 3), (18, 16)),
+        named(nn.AlphaDropout(), MAP),
+        named(nn.FeatureAlphaDropout(), MAP),
+    ]
+    modes = {1: ["linear"], 2: ["bilinear", "bicubic"], 3: ["trilinear"]}
+    for dims in (1, 2, 3):
+        size = (4,) + (8,) * dims
+
+        def layer(kind: str, *args: Any, dims: int = dims, **more: Any) -> nn.Module:
+            made: nn.Module = getattr(nn, f"{kind}{dims}d")(*args, **more)
+            return made
+
+        found += [
+            named(layer(kind, *args), size)
+            for kind, args in (
+                ("MaxPool", (2,)),
+                ("AvgPool", (2,)),
+                ("LPPool", (2, 2)),
+                ("AdaptiveAvgPool", (3,)),
+                ("AdaptiveMaxPool", (3,)),
+                ("ReflectionPad", (2,)),
+                ("ReplicationPad", (2,)),
+                ("ZeroPad", (2,)),
+                ("CircularPad", (2,)),
+                ("ConstantPad", (2, 1.0)),
+                ("BatchNorm", (4,)),
+                ("InstanceNorm", (4,)),
+            )
+        ]
+        found += [
+            named(nn.Upsample(scale_factor=2, mode=mode), size, name=f"Upsample{dims}d-{mode}")
+            for mode in ("nearest", "nearest-exact", "area", *modes[dims])
+        ]
+        found.append(named(Unpooled(dims), size, name=f"MaxUnpool{dims}d"))
+    for dims in (2, 3):
+        pool = getattr(nn, f"FractionalMaxPool{dims}d")(2, output_size=3)
+        found.append(named(pool, (4,) + (8,) * dims))
+    return found
+
+
+@pytest.mark.parametrize(("layer", "size", "macs"), _free_layers())
+def test_norms_pools_pads_and_resampling_are_free(
+    layer: nn.Module, size: tuple[int, ...], macs: int
+) -> None:
+    assert count(layer, size).macs == macs == 0
+
+
+def _boxes(kind: Callable[..., Tensor], size: Any) -> nn.Module:
+    return Calls(lambda x: kind(x, x.new_tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]), size))
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "macs"),
+    [
+        named(_boxes(ops.roi_align, (3, 3)), MAP, name="roi_align"),
+        named(_boxes(ops.roi_pool, (3, 3)), MAP, name="roi_pool"),
+        named(_boxes(ops.ps_roi_align, 2), MAP, name="ps_roi_align"),
+        named(_boxes(ops.ps_roi_pool, 2), MAP, name="ps_roi_pool"),
+        named(Calls(lambda x: ops.nms(x[0], x[0, :, 0], 0.5)), (6, 4), name="nms"),
+        named(
+            Calls(lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False)),
+            MAP,
+            name="grid2d",
+        ),
+        named(
+            Calls(lambda x: F.grid_sample(x, x[:, :3].permute(0, 2, 3, 4, 1), align_corners=False)),
+            (4, 4, 4, 4),
+            name="grid3d",
+        ),
+        named(Calls(lambda x: x.index_add(1, torch.tensor([0, 2]), x[:, :2])), TEXT, name="add"),
+        named(Calls(lambda x: (x + 1).copysign_(x)), TEXT, name="copysign_"),
+        named(Calls(lambda x: (x + 1).lt_(2)), TEXT, name="lt_"),
+        named(Calls(lambda x: x.nonzero()), TEXT, name="nonzero"),
+        named(Calls(torch.unique), TEXT, name="unique"),
+        named(Calls(lambda x: torch.block_diag(x[0], x[0])), TEXT, name="block_diag"),
+        named(Calls(lambda x: torch.linalg.cross(x, x)), (6, 3), name="cross"),
+        named(Calls(lambda x: F.binary_cross_entropy(x, x)), TEXT, name="loss"),
+    ],
+)
+def test_moving_choosing_and_reducing_are_free(
+    layer: nn.Module, size: tuple[int, ...], macs: int
+) -> None:
+    assert count(layer, size).macs == macs == 0
+
+
+CONV = {"groups": 2, "padding": 1, "stride": 2}  # 8 -> 4 a side; transposed 8 -> 15
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "macs"),
+    [
+        named(nn.Conv1d(4, 6, 3, **CONV), (4, 8), 6 * 4 * 2 * 3),
+        named(nn.Conv2d(4, 6, 3, **CONV), MAP, 6 * 4**2 * 2 * 3**2),
+        named(nn.Conv3d(4, 6, 3, **CONV), (4, 8, 8, 8), 6 * 4**3 * 2 * 3**3),
+        named(nn.ConvTranspose1d(4, 6, 3, **CONV), (4, 8), 4 * 8 * 3 * 3),
+        named(nn.ConvTranspose2d(4, 6, 3, **CONV), MAP, 4 * 8**2 * 3 * 3**2),
+        named(nn.ConvTranspose3d(4, 6, 3, **CONV), (4, 8, 8, 8), 4 * 8**3 * 3 * 3**3),
+        named(
+            nn.Conv3d(4, 6, 3, padding=1, padding_mode="replicate"),
+            (4, 8, 8, 8),
+            6 * 8**3 * 4 * 3**3,
+            name="Conv3d-replicate",
+        ),
+        named(
+            Calls(lambda x, part: part(x, x.new_zeros(1, 18, 8, 8)), ops.DeformConv2d(4, 6, 3)),
+            (4, 10, 10),
+            6 * 8**2 * 4 * 3**2,
+            name="DeformConv2d",
+        ),
+        named(
+            Calls(
+                lambda x, part: part(x, x.new_zeros(1, 18, 8, 8), x.new_ones(1, 9, 8, 8)),
+                ops.DeformConv2d(4, 6, 3, groups=2),
+            ),
+            (4, 10, 10),
+            6 * 8**2 * 2 * 3**2,
+            name="DeformConv2d-mask",
+        ),
+        named(
+            Calls(lambda x: torch.conv_tbc(x, x.new_ones(3, 8, 5), x.new_zeros(5), 1)),
+            TEXT,
+            6 * 3 * 8 * 5,  # [time 1, batch 6, 8] here
+            name="conv_tbc",
+        ),
+    ],
+)
+def test_convolutions_have_their_closed_form(
+    layer: nn.Module, size: tuple[int, ...], macs: int
+) -> None:
+    assert count(layer, size).macs == macs
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_meet_every_matrix_at_every_step(kind: str, gates: int) -> None:
+    steps, width, hidden = 6, 8, 5
+    layer = getattr(nn, kind)
+    one = gates * hidden * (width + hidden)
+    assert count(layer(width, hidden, batch_first=True), TEXT).macs == steps * one
+    two = layer(width, hidden, num_layers=2, bidirectional=True, batch_first=True)
+    second = gates * hidden * (2 * hidden + hidden)
+    assert count(two, TEXT).macs == steps * 2 * (one + second)
+    cell = getattr(nn, f"{kind}Cell")(width, hidden)
+    assert count(cell, (width,)).macs == one
+
+
+def test_an_lstm_with_a_projection_has_its_closed_form() -> None:
+    layer = nn.LSTM(8, 5, proj_size=3, batch_first=True)
+    assert count(layer, TEXT).macs == 6 * (4 * 5 * (8 + 3) + 3 * 5)
+
+
+def test_recurrent_layers_of_other_devices_cost_the_same() -> None:
+    x, lstm = torch.empty(6, 1, 8), nn.LSTM(8, 5, num_layers=2)
+    weights, macs = list(lstm.parameters()), 6 * 4 * 5 * (8 + 5 + 5 + 5)
+    for packet, args in (
+        (ATEN._cudnn_rnn, (x, weights, 4, None, None, None)),
+        (ATEN.miopen_rnn, (x, weights, 4, None, None)),
+        (ATEN._lstm_mps, (x, [None, None], weights, True)),
+    ):
+        found = formula(packet.default)
+        assert found is not None
+        assert found(args, {}, (x,)) == macs
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "macs"),
+    [
+        named(
+            Calls(lambda x, part: part(x[..., :3], x[..., 3:]), nn.Bilinear(3, 5, 4)),
+            TEXT,
+            6 * 4 * 5 * (3 + 1),  # x W, then times y
+            name="Bilinear",
+        ),
+        named(
+            Calls(lambda x, part: part(x, x, x)[0], nn.MultiheadAttention(8, 2, batch_first=True)),
+            TEXT,
+            6 * 4 * 8 * 8 + 2 * 6 * 6 * 8,
+            name="MultiheadAttention",
+        ),
+        named(
+            Calls(
+                lambda x, part: part(x, x),
+                nn.TransformerDecoderLayer(8, 2, 16, batch_first=True),
+            ),
+            TEXT,
+            2 * (6 * 4 * 8 * 8 + 2 * 6 * 6 * 8) + 2 * 6 * 8 * 16,
+            name="TransformerDecoderLayer",
+        ),
+        named(Calls(lambda x: torch.einsum("bnc,bmc->bnm", x, x)), TEXT, 6 * 6 * 8, name="einsum"),
+        named(
+            Calls(lambda x: torch.einsum("bnc,bmc,bmd->bnd", x, x, x)),
+            TEXT,
+            2 * 6 * 6 * 8,
+            name="einsum of three",
+        ),
+        named(Calls(lambda x: torch.cdist(x, x)), TEXT, 6 * 6 * 8, name="cdist"),
+        named(Calls(lambda x: F.pdist(x[0])), TEXT, 6 * 5 // 2 * 8, name="pdist"),
+        named(
+            Calls(lambda x: torch.addr(x[0, :, :6], x[0, :, 0], x[0, :, 1])), TEXT, 36, name="addr"
+        ),
+        named(
+            Calls(lambda x: x.new_zeros(1, 6, 6).baddbmm_(x, x.mT)),
+            TEXT,
+            6 * 6 * 8,
+            name="baddbmm_",
+        ),
+        named(
+            Calls(lambda x: x.new_zeros(6, 6).addmm_(x[0], x[0].mT)), TEXT, 6 * 6 * 8, name="addmm_"
+        ),
+        named(
+            Calls(lambda x: F.affine_grid(x[:, 0, :2, :3], [1, 4, 8, 8], align_corners=False)),
+            MAP,
+            8 * 8 * 2 * 3,
+            name="affine_grid",
+        ),
+        named(
+            Calls(lambda x, part: part(x[0].long()), nn.EmbeddingBag(4, 3)),
+            TEXT,
+            0,
+            name="EmbeddingBag",
+        ),
+        named(
+            Calls(
+                lambda x, part: part(x[0].long(), per_sample_weights=x[0]),
+                nn.EmbeddingBag(4, 3, mode="sum"),
+            ),
+            TEXT,
+            6 * 8 * 3,
+            name="EmbeddingBag-weighted",
+        ),
+        named(
+            Calls(lambda x: torch.complex(x, x) @ torch.complex(x, x).mT),
+            TEXT,
+            4 * 6 * 6 * 8,
+            name="complex matmul",
+        ),
+    ],
+)
+def test_products_have_their_closed_form(
+    layer: nn.Module, size: tuple[int, ...], macs: int
+) -> None:
+    assert count(layer, size).macs == macs
+
+
+@pytest.mark.parametrize(
+    ("layer", "macs"),
+    [
+        (Calls(lambda x: torch.fft.fft(x.cfloat()).abs()), 2.5 * 4 * 8 * 8 * log2(8)),
+        (Calls(lambda x: torch.fft.ifft2(x.cfloat()).abs()), 2.5 * 4 * 8 * 8 * log2(64)),
+        (Calls(lambda x: torch.fft.rfft(x).abs()), 1.25 * 4 * 8 * 8 * log2(8)),
+        (Calls(lambda x: torch.fft.irfft2(torch.fft.rfft2(x))), 2.5 * 4 * 8 * 8 * log2(64)),
+        (Calls(torch.fft.fftshift), 0),
+    ],
+    ids=["fft", "ifft2", "rfft", "rfft2 and back", "fftshift"],
+)
+def test_fourier_transforms_are_those_of_radix_2(layer: nn.Module, macs: float) -> None:
+    assert count(layer, MAP).macs == macs
+
+
+def test_groups_of_products_are_the_sum_of_theirs() -> None:
+    found = formula(ATEN._grouped_mm.default)
+    assert found is not None
+    rows, one, three = torch.empty(6, 4), torch.empty(4, 5), torch.empty(3, 4, 5)
+    assert found((rows, three), {}, None) == 6 * 4 * 5  # each row meets one of three
+    assert found((rows.expand(3, 6, 4), three), {}, None) == 3 * 6 * 4 * 5
+    assert found((rows.expand(3, 6, 4), one), {}, None) == 6 * 4 * 5  # each column meets one
+    assert found((rows, one), {}, None) == 6 * 4 * 5  # each of the 4 lies in one
+
+
+def test_weights_in_few_bits_are_a_product() -> None:
+    found = formula(ATEN._weight_int8pack_mm.default)
+    assert found is not None
+    x, weight = torch.empty(6, 8), torch.empty(5, 8, dtype=torch.int8)
+    assert found((x, weight, torch.empty(5)), {}, torch.empty(6, 5)) == 6 * 8 * 5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.linalg.svdvals,
+        torch.linalg.inv,
+        torch.linalg.det,
+        torch.matrix_exp,
+        lambda x: torch.linalg.qr(x)[0],
+        lambda x: torch.linalg.eigh(x)[0],
+        lambda x: torch.linalg.solve(x, x),
+    ],
+    ids=["svd", "inv", "det", "matrix_exp", "qr", "eigh", "solve"],
+)
+def test_an_operation_that_nobody_counted_is_an_error_that_names_it(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(UserError, match=r"operation aten\.\w*linalg_\w+:"):
+        count(Calls(function), (8, 8))
+
+
+def test_an_operation_of_another_library_is_not_free_for_its_name() -> None:
+    @torch.library.custom_op("keymix_test::relu", mutates_args=())
+    def relu(x: Tensor) -> Tensor:
+        return x.relu()
+
+    assert is_free(ATEN.relu.default)
+    assert is_free(ATEN.relu_.default)
+    assert not is_free(torch.ops.keymix_test.relu.default)
+    assert not is_free(ATEN.addmm_.default)
+
+
+def test_a_weight_that_a_layer_computed_does_not_stop_the_count() -> None:
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.Linear(8, 5))
+    assert count(layer, TEXT).macs == 6 * 8 * 5
+    assert layer.weight.grad_fn is not None  # the model keeps its own
+
+
+def test_a_state_that_a_layer_computed_is_not_changed() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+            self.total = self.weight * 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total.add_(float(x.sum()) + 1)  # its way depends on numbers, so it is run
+            return x @ self.total
+
+    layer = Sums()
+    assert count(layer, TEXT).macs == 6 * 8
+    assert layer.total.tolist() == [1.0] * 8
