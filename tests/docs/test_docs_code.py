@@ -103,3 +103,53 @@ def test_the_figure_is_what_its_script_draws() -> None:
     drawn = namespace["figure"]()  # type: ignore[operator]
     kept = (DOCS / "figures" / "mechanisms.svg").read_text(encoding="utf-8")
     assert kept == drawn, "run docs/figures/mechanisms.py"
+
+
+# after docs/papers.md: what its lines make is what it says of the authors' code
+ALIGNED = """
+import copy
+
+place = {"dim": 12, "num_heads": 3, "grid": (2, 3), "num_prefix_tokens": 1}
+lsa = {"temperature": True, "mask_diagonal": True}
+ours = keymix.create_mixer("cska", **place, **lsa).double()
+ours.temperature.data.fill_(0.3)
+rows = keymix.create_mixer("their_rows", **place, **lsa).double()
+rows.load_state_dict(ours.state_dict())
+x = torch.randn(2, 7, 12, dtype=torch.float64)
+inputs = ours.inputs(x, (2, 3))
+logits = ours.logits(inputs, (2, 3))
+logits = torch.cat((logits[:, :, 1:], logits[:, :, :1] * ours.temperature.exp()), 2)
+logits[:, :, range(7), range(7)] = -torch.inf
+byhand = ours.output(logits.softmax(-1) @ inputs["v"], x)
+assert torch.allclose(rows(x), byhand) and not torch.allclose(rows(x), ours(x))
+
+read, seen = torch.randn(2, 5, 128), cait.blocks_token_only[0].norm1
+assert torch.equal(seen(read)[:, 1:], read[:, 1:])
+nn.init.normal_(seen.weight)
+nn.init.normal_(cait.head.weight)
+for block in cait.blocks_token_only:
+    nn.init.constant_(block.gamma_1, 1.0)
+plain, image = copy.deepcopy(cait.eval()), torch.randn(2, 3, 32, 32)
+for block in plain.blocks_token_only:
+    whole = nn.LayerNorm(block.norm1.normalized_shape, eps=block.norm1.eps)
+    whole.load_state_dict(block.norm1.state_dict())
+    block.norm1 = whole
+assert not torch.allclose(plain(image), cait(image))
+
+norm, fc = swin.eval().head.fc
+nn.init.normal_(norm.weight)
+nn.init.normal_(fc.weight)
+tokens = swin.forward_features(image)
+assert torch.allclose(swin(image), fc(norm(tokens.mean((1, 2)))), atol=1e-5)
+assert not torch.allclose(swin(image), fc(norm(tokens).mean((1, 2))), atol=1e-3)
+"""
+
+
+def test_the_lines_on_the_authors_code_do_what_the_page_says(
+    tmp_path: Path, driver: subprocess.Popen[str]
+) -> None:
+    page = tmp_path / "aligned.md"
+    page.write_text(f"```python\n{ALIGNED}```\n", encoding="utf-8")
+    given = [b for b in blocks(DOCS / "papers.md") if b.language == "python"]
+    status, told = run_blocks(driver, [*given, *blocks(page)], tmp_path)
+    assert status == "0", told

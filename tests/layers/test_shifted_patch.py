@@ -8,15 +8,20 @@ import pytest
 import torch
 
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.shifts import SHIFTS
+from keymix.models import create_model
 from mixer_cases import refused, stir
-from tolerances import close
+from tolerances import close, differs
 
 
 def by_hand(layer: ShiftedPatchEmbed, image: np.ndarray, p: int) -> np.ndarray:
-    """Sec. 4.1: the image and four diagonal shifts, patches, LayerNorm, projection."""
+    """Sec. 4.1: the image and four shifted copies, patches, LayerNorm, projection."""
     c, height, width = image.shape
     # where each copy's pixel (y, x) comes from
-    moves = [(0, 0), (-1, -1), (1, -1), (-1, 1), (1, 1)]
+    s = p // 2 if layer.shifts == "half_patch" else 1
+    moves = [(0, 0), (-s, -s), (s, -s), (-s, s), (s, s)]
+    if layer.shifts == "axes":
+        moves = [(0, 0), (0, -s), (0, s), (-s, 0), (s, 0)]
     weights = {k: v.detach().numpy() for k, v in layer.state_dict().items()}
     tokens = []
     for top in range(0, height, p):
@@ -35,9 +40,12 @@ def by_hand(layer: ShiftedPatchEmbed, image: np.ndarray, p: int) -> np.ndarray:
     return np.array(tokens)
 
 
-@pytest.mark.parametrize(("size", "patch", "channels"), [((8, 12), 4, 3), ((6, 6), 2, 1)])
-def test_shifted_patches_are_a_loop_over_pixels(size, patch, channels) -> None:
-    layer = ShiftedPatchEmbed(size, patch, channels, 10).double()
+@pytest.mark.parametrize("shifts", SHIFTS)
+@pytest.mark.parametrize(
+    ("size", "patch", "channels"), [((8, 12), 4, 3), ((6, 6), 2, 1), ((10, 5), 5, 2)]
+)
+def test_shifted_patches_are_a_loop_over_pixels(size, patch, channels, shifts) -> None:
+    layer = ShiftedPatchEmbed(size, patch, channels, 10, shifts=shifts).double()
     stir(layer)
     images = torch.randn(2, channels, *size, dtype=torch.float64)
     y = layer(images)
@@ -62,6 +70,38 @@ def test_other_images_and_options_are_refused() -> None:
         layer.set_input_size(patch_size=2)
     layer.set_input_size((8, 12), patch_size=4)
     assert layer.grid_size == (2, 3)
+
+
+def test_new_patches_move_along_the_axes_and_each_choice_is_another() -> None:
+    assert ShiftedPatchEmbed(8, 4, 3, 10).shifts == "axes"
+    layer, images = ShiftedPatchEmbed(8, 4, 3, 10).double(), torch.randn(1, 3, 8, 8).double()
+    seen = []
+    for shifts in SHIFTS:
+        layer.take_shifts(shifts)
+        seen.append(layer(images))
+    assert all(differs(a, b) for i, a in enumerate(seen) for b in seen[:i])
+
+
+def test_half_of_an_oblong_patch_is_half_of_each_side() -> None:
+    layer = ShiftedPatchEmbed((12, 12), (6, 3), 1, 10, shifts="half_patch")
+    marked = torch.zeros(1, 1, 12, 12)
+    marked[..., 5, 5] = 1
+    found = [tuple(copy[0, 0].nonzero()[0].tolist()) for copy in layer._copies(marked)]
+    assert sorted(found) == [(2, 4), (2, 6), (8, 4), (8, 6)]
+
+
+def test_shifts_that_are_none_are_refused() -> None:
+    with refused("unknown shifts 'axis'.*'axes'"):
+        ShiftedPatchEmbed(8, 4, 3, 10, shifts="axis")
+    with refused("unknown shifts 'half-patch'.*'half_patch'"):
+        create_model("vit_small_spt_p4_32", shifts="half-patch")
+    with refused("shifts=1 must be text"):
+        create_model("vit_small_spt_p4_32", shifts=1)
+    with refused("shifts='axes'.*shifted patches"):
+        create_model("vit_small_p4_32", shifts="axes")
+    for patch in (1, (1, 4), (4, 1)):
+        with refused("half_patch.*larger patches"):
+            ShiftedPatchEmbed(8, patch, 3, 10, shifts="half_patch")
 
 
 def test_another_image_size_is_taken() -> None:

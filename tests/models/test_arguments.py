@@ -57,6 +57,8 @@ BAD: dict[str, tuple[Any, ...]] = {
     "res_scale_init_values": ([1.0], NAN, [NAN] * 4),
     "residual_scale": (0.0, -1.0, NAN, INF, "nan"),
     "last_blocks": (-1, 13, 99, True, 1.5),
+    "norm_eps": (0.0, -1e-5, NAN, INF, "a"),
+    "shifts": ("axes", "diagonale", 3),  # plain patches are not shifted
     "reg_tokens": (-1,),
     "class_heads": (0,),
     "class_head_dim": (0,),

@@ -12,7 +12,7 @@ from torch import nn
 from keymix import recipes
 from keymix.errors import UserError
 from keymix.models.match import trainable
-from keymix.train.model import build_model
+from keymix.train.model import build_model, settled
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import replace_path
 from keymix.train.task import ClassificationTask
@@ -51,7 +51,7 @@ def test_unknown_recipe_names_the_nearest() -> None:
 def test_recipe_is_named_like_its_file_and_survives_json(name: str, tmp_path: Path) -> None:
     import json
 
-    recipe = recipes.get(name)
+    recipe = settled(recipes.get(name))  # as a run records it
     assert recipe.name == name
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_dict()))
     assert recipes.resolve(str(tmp_path)) == recipe

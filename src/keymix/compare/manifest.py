@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keymix.compare.plan import Entrant, Plan
 from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.train.recipe import Recipe
 
 MANIFEST = "comparison.json"
 _SHARED = ("baseline", "match", "pooling")
@@ -105,7 +108,7 @@ def read(out: Path) -> Manifest:
         UserError: If it is damaged.
     """
     from keymix.train.files import read_json
-    from keymix.train.recipe import from_dict
+    from keymix.train.recipe import from_record
 
     path = out / MANIFEST
     values = read_json(path)
@@ -113,10 +116,21 @@ def read(out: Path) -> Manifest:
     if not isinstance(found, dict) or not {"recipe", "match", "data"} <= found.keys():
         raise UserError(f"{str(path)!r} is damaged. Delete it, or name another folder with --out.")
     return Manifest(
-        identity=found | {"recipe": from_dict(found["recipe"]).to_dict()},
+        identity=found | {"recipe": from_record(found["recipe"]).to_dict()},
         runs=list(values.get("runs", [])),
         planned=dict(values.get("planned", {})),
     )
+
+
+def recorded_in(out: Path) -> Recipe | None:
+    """Return the recipe that the runs of a comparison's folder share; None where there is none.
+
+    Raises:
+        UserError: If its manifest is damaged.
+    """
+    from keymix.train.recipe import from_record
+
+    return from_record(read(out).identity["recipe"]) if (out / MANIFEST).is_file() else None
 
 
 def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:
@@ -131,13 +145,13 @@ def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:
     Raises:
         UserError: If neither tells the plan.
     """
-    from keymix.train.recipe import from_dict
+    from keymix.train.recipe import from_record
 
     planned = manifest.planned or _from_record(record)
     known = {field.name for field in fields(Entrant)}
     try:
         return Plan(
-            recipe=from_dict(manifest.identity["recipe"]),
+            recipe=from_record(manifest.identity["recipe"]),
             entrants=tuple(
                 Entrant(**{key: mixer[key] for key in mixer if key in known})
                 for mixer in planned["mixers"]

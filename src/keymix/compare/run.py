@@ -133,7 +133,7 @@ def compare(
     from keymix.compare.gallery import pictures
     from keymix.mixers.registry import import_file
     from keymix.train.fits import check_recipe, training_batches
-    from keymix.train.model import device_of_this_machine, load_data, warn_of_data
+    from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
 
     out = Path(out)
     watch: Watcher = progress or ignore
@@ -162,7 +162,10 @@ def compare(
     specs = choose_mixers(mixers, controls=controls, model=shared.model.name)
     choose_baseline(specs, baseline)  # or refuse, before the data is read
     check_recipe(shared)
-    shared = shared if default is None else default.gathered(shared)
+    shared = settled(
+        shared if default is None else default.gathered(shared),
+        None if overwrite else manifest.recorded_in(out),
+    )
     watch(Event(kind="stage", text="loading the data"))
     images = warn_of_data(load_data(shared.data))
     cannot_sit: tuple[str, ...] = ()

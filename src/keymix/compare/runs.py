@@ -162,9 +162,9 @@ def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
     """
     from keymix.compare.folder import differences
     from keymix.train.files import RECIPE, read_json
-    from keymix.train.recipe import from_dict
+    from keymix.train.recipe import from_record
 
-    there = from_dict(read_json(plan.folder(entrant, seed) / RECIPE)).to_dict()
+    there = from_record(read_json(plan.folder(entrant, seed) / RECIPE)).to_dict()
     differing = [
         found
         for found in differences(there, plan.recipe_for(entrant, seed).to_dict())

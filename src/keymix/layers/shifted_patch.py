@@ -11,21 +11,21 @@ from jaxtyping import Float
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 from keymix.layers.patches import whole_size
+from keymix.layers.shifts import SHIFTS
 
-# left/right and top/bottom padding of the four diagonal shifts; negative padding crops
-SHIFTS = ((1, -1, 1, -1), (1, -1, -1, 1), (-1, 1, 1, -1), (-1, 1, -1, 1))
+# direction of each copy's content: right and down are positive
+_AXES = ((1, 0), (-1, 0), (0, 1), (0, -1))
+_DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 class ShiftedPatchEmbed(PatchEmbed):
-    """Patch embedding of the image with its four one-pixel diagonal shifts.
+    """Patch embedding of the image with four shifted copies of it.
 
     Paper: Vision Transformer for Small-Size Datasets, https://arxiv.org/abs/2112.13492, Sec. 4.1;
     part of the ViT-S baseline of SKA. The shifted copies are concatenated over channels, cut into
     patches, normalised (LayerNorm over 5 * in_chans * p^2 values) and projected.
-    Differs: the shift is one pixel, not half a patch. The code behind SKA's baseline shifts by one
-    pixel too, but along the axes, not the diagonals; the counts are the same.
 
     Args:
         img_size: Height and width of the image in pixels.
@@ -35,14 +35,23 @@ class ShiftedPatchEmbed(PatchEmbed):
         bias: Bias of the projection.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
+        shifts: How the copies are moved, zeros following: ``"axes"`` by one pixel right, left, down
+            and up, as in the code behind SKA's baseline; ``"half_patch"`` along the diagonals by
+            p // 2 pixels, as in the paper and its code; ``"diagonal"`` along the diagonals by one
+            pixel, which is neither and was the only one in keymix before there was a choice. None
+            is ``"axes"`` until weights are loaded whose record says another.
         timm: What else timm's ViT passes to its patch embedding (``dynamic_img_pad`` and the
             like); any that is set is refused.
 
     Shape: x ``[B, in_chans, H, W]`` -> ``[B, (H / p) * (W / p), C]``.
 
     Raises:
-        UserError: If asked for an option of timm's patch embedding that it does not have.
+        UserError: If asked for an option of timm's patch embedding that it does not have, for
+            unknown shifts, or for half of a patch of one pixel.
     """
+
+    shifts: str = "diagonal"  # these two of modules pickled before there was a choice
+    chosen: bool = True
 
     def __init__(
         self,
@@ -53,15 +62,47 @@ class ShiftedPatchEmbed(PatchEmbed):
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
+        *,
+        shifts: str | None = None,
         **timm: Any,
     ) -> None:
         asked = sorted(name for name, value in timm.items() if value)
         if asked:
             raise UserError(f"shifted patch embedding does not take {', '.join(asked)}")
         super().__init__(img_size, patch_size, in_chans, embed_dim, device="meta")
+        self.chosen = shifts is not None  # or left to the weights
+        self.take_shifts(SHIFTS[0] if shifts is None else shifts)
         width = 5 * in_chans * self.patch_size[0] * self.patch_size[1]
         self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
         self.proj = nn.Linear(width, embed_dim, bias=bias, device=device, dtype=dtype)
+
+    def take_shifts(self, shifts: str) -> None:
+        """Move the copies in another way from the next call on; no weight depends on it.
+
+        Args:
+            shifts: As the constructor takes it.
+
+        Raises:
+            UserError: If there are no such shifts, or half a patch is no pixel.
+        """
+        if shifts not in SHIFTS:
+            raise unknown("shifts", shifts, SHIFTS)
+        height, width = self.patch_size
+        if shifts == "half_patch" and min(height, width) < 2:
+            raise UserError(
+                f"{shifts=} moves by half a patch, which is no whole pixel of patches of "
+                f"{height}x{width}; take shifts='axes', or larger patches"
+            )
+        self.shifts = shifts
+
+    def _copies(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B c H W"]]:
+        """Return the image moved in the four directions."""
+        half = self.shifts == "half_patch"
+        down, right = [side // 2 if half else 1 for side in self.patch_size]
+        directions = _AXES if self.shifts == "axes" else _DIAGONALS
+        steps = [(right * across, down * along) for across, along in directions]
+        # padding of one side and cropping of the other: left, right, top, bottom
+        return [F.pad(x, (dx, -dx, dy, -dy)) for dx, dy in steps]
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Take another image size; the patch size is built in.
@@ -79,7 +120,7 @@ class ShiftedPatchEmbed(PatchEmbed):
             raise UserError(
                 f"image is {tuple(x.shape[-2:])}, the model was built for {self.img_size}"
             )
-        x = torch.cat((x, *(F.pad(x, shift) for shift in SHIFTS)), 1)
+        x = torch.cat((x, *self._copies(x)), 1)
         patches = F.unfold(x, self.patch_size, stride=self.patch_size).transpose(1, 2)
         out: Tensor = self.proj(self.norm(patches))
         return out

@@ -31,6 +31,8 @@ class ConvStaticKeyAttention(LearnedKeys):
     the convolution for all M keys, prefix keys first. Parameters: ``q``, ``key_conv`` (weight
     ``[h * M, d, k, k]``, bias ``[h * M]``; one such a window under ``Site.windows``), ``v``,
     ``proj``, and ``key [h, M, d]`` where P > 0.
+    Differs from the authors' code, which leaves some logits unscaled and orders rows otherwise:
+    docs/papers.md has what does as it does.
     Under Swin's shift the convolution reaches over the seam between regions of one window; the
     mask on the map holds all the same.
 

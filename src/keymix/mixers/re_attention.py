@@ -132,6 +132,8 @@ class ReAttention(ReMixing):
     over maps ``[B, h, N, M]`` (the authors' code) and LayerNorm over the head axis; the bias b is
     in the published parameter counts. Parameters: ``qkv``, ``theta [h, h]``, ``theta_bias [h]``,
     ``norm``, ``proj``. Not maskable, see :class:`ReMixing`.
+    Differs: the authors' code drops entries of the softmax's maps, before the mixing; ``attn_drop``
+    acts on the final map.
 
     Args:
         site: Where the mixer sits.

@@ -36,7 +36,7 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
         lambda number: number >= 0,
     ),
     (
-        frozenset({"mlp_ratio", "mlp_ratio_token_only", "residual_scale"}),
+        frozenset({"mlp_ratio", "mlp_ratio_token_only", "residual_scale", "norm_eps"}),
         " above 0",
         lambda number: number > 0,
     ),

@@ -8,7 +8,9 @@ attention among patches; class attention stays. Talking heads belong to the fami
 with an attention map has them unless it is told otherwise.
 
 ``cska_cait_small_p4_32`` scales its logits as all our mixers do; the code behind the published row
-left them unscaled (``mixer_options={"scale": False}``). No parameter depends on it.
+left them unscaled (``mixer_options={"scale": False}``). Its class layers read patches that are not
+normalised; here they are, as in CaiT's paper. docs/papers.md has the lines that do as theirs. No
+parameter depends on either.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import nn
 
 from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.class_attention import ClassAttention
-from keymix.models.family import MixerModel, base_cfg, register_variants
+from keymix.models.family import MixerModel, base_cfg, register_variants, with_norm_eps
 from keymix.models.input_size import asked_grid, check_patches, record_input_size
 
 
@@ -36,6 +38,8 @@ class MixerCait(MixerModel, Cait):
         mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
         class_heads: Heads of class attention; the model's if None.
         class_head_dim: Their width; ``embed_dim / class_heads`` if None.
+        norm_eps: What LayerNorms add to the variance; timm's, 1e-6, if None. The code behind SKA's
+            rows has PyTorch's 1e-5.
         timm: Arguments of timm's Cait.
     """
 
@@ -51,13 +55,14 @@ class MixerCait(MixerModel, Cait):
         mixer_options: MixerOptions = None,
         class_heads: int | None = None,
         class_head_dim: int | None = None,
+        norm_eps: float | None = None,
         **timm: Any,
     ) -> None:
         def class_attention(dim: int, *, num_heads: int, **given: Any) -> nn.Module:
             heads = class_heads or num_heads
             return ClassAttention(dim, num_heads=heads, head_dim=class_head_dim, **given)
 
-        super().__init__(attn_block_token_only=class_attention, **timm)
+        super().__init__(attn_block_token_only=class_attention, **with_norm_eps(norm_eps, timm))
         check_patches(self)
         for block in self.blocks:
             # the paper's heads talk without biases; the mixers take that from here

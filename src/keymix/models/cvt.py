@@ -5,8 +5,8 @@ Paper: CvT, https://arxiv.org/abs/2103.15808. The rows of SKA (Tables 1, 8 and 9
 32x32 images: grids of 8x8, 4x4 and 2x2 tokens, keys and values with stride 2 on 4x4, 2x2 and 1x1,
 the class token in the last stage. ``…_wide`` has the widths of the parameter-matched row.
 Differs: the authors scale logits by the whole width, which ``mixer_options={"scale": "dim"}``
-does; here the paper's d^-0.5. Their drop path rises within the last stage alone, ours over all
-blocks, as timm's models do.
+does; here the paper's d^-0.5 (docs/papers.md has what else aligns). Their drop path rises within
+the last stage alone, ours over all blocks, as timm's models do.
 """
 
 from __future__ import annotations

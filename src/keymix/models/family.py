@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from timm.layers import LayerNorm
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -92,6 +94,19 @@ def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
         "license": "apache-2.0",
         **more,
     }
+
+
+def with_norm_eps(eps: float | None, timm: Row) -> dict[str, Any]:
+    """Add LayerNorms of this eps to the arguments of a timm class; timm's own if None.
+
+    Raises:
+        UserError: If ``norm_layer`` is given as well.
+    """
+    if eps is None:
+        return dict(timm)
+    if timm.get("norm_layer") is not None:
+        raise UserError(f"norm_eps={eps} is of the model's LayerNorms; leave norm_layer= out")
+    return {**timm, "norm_layer": partial(LayerNorm, eps=eps)}
 
 
 def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, Any]:

@@ -7,6 +7,8 @@ linear map of 2x2, 2x2 and 1x1 tokens; no norm in the stem, no qkv bias, one tab
 positions a block for all heads; every second block is shifted by 2, also where one window covers
 the image. Learned keys are a window's own. Table 9's own column (three stages, patch 4) does not
 give the published counts; this network does.
+Differs: the code behind the rows averages the tokens before the last norm, ours and Swin's own
+after it; docs/papers.md has the two lines that do as theirs.
 """
 
 from __future__ import annotations

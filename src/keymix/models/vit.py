@@ -4,18 +4,21 @@
 The paper's rows (SKA Tables 1, 8 and 9): width 512, 6 blocks, 8 heads of 64, MLP ratio 1, patch 4
 on 32x32 images, no qkv bias. ``vit_small_p4_32`` embeds patches plainly; ``vit_small_spt_p4_32``
 is the published baseline, with shifted patch tokens and locality self-attention (learned
-temperature, masked diagonal). Dropout rates are the recipe's, not the model's.
+temperature, masked diagonal); with ``norm_eps=1e-5`` it equals the network of the code behind it,
+which shifts by one pixel along the axes. Dropout rates are the recipe's, not the model's.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
+from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
-from keymix.models.family import MixerModel, base_cfg, register_variants
+from keymix.models.family import MixerModel, base_cfg, register_variants, with_norm_eps
 from keymix.models.input_size import asked_grid, check_patches
 
 
@@ -30,7 +33,16 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
         mixer_defaults: Options of the family for those mixers that know them.
         shifted_patches: Embed patches with their shifted copies.
+        shifts: How these are moved, ``"axes"``, ``"half_patch"`` or ``"diagonal"``, as
+            :class:`keymix.layers.shifted_patch.ShiftedPatchEmbed` takes it; None is ``"axes"``
+            until weights are loaded whose record says another.
+        norm_eps: What LayerNorms of the blocks and the last one add to the variance; timm's, 1e-6,
+            if None. The code behind SKA's baseline has PyTorch's 1e-5.
         timm: Arguments of timm's VisionTransformer.
+
+    Raises:
+        UserError: If shifts are unknown, or given without shifted patches; or a mixer cannot sit in
+            a block.
     """
 
     patch_embed: Any  # timm's
@@ -42,11 +54,18 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         mixer_options: MixerOptions = None,
         mixer_defaults: MixerOptions = None,
         shifted_patches: bool = False,
+        shifts: str | None = None,
+        norm_eps: float | None = None,
         **timm: Any,
     ) -> None:
         if shifted_patches:
-            timm["embed_layer"] = ShiftedPatchEmbed
-        super().__init__(**timm)
+            timm["embed_layer"] = partial(ShiftedPatchEmbed, shifts=shifts)
+        elif shifts is not None:
+            raise UserError(
+                f"{shifts=} is of models with shifted patches, such as vit_small_spt_p4_32; leave "
+                "it out (on the command line --model.options.shifts null)"
+            )
+        super().__init__(**with_norm_eps(norm_eps, timm))
         check_patches(self)
         put_mixers(self, mixer, mixer_options, defaults=mixer_defaults)
 

@@ -15,6 +15,7 @@ from timm.models import clean_state_dict, load_state_dict
 from torch import Tensor
 
 from keymix.errors import UserError, one_line
+from keymix.layers.shifts import recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import RECORD, Config, preprocessing_of
 
@@ -44,12 +45,14 @@ class Source:
         img_size: Height and width of the images they were trained on, pixels, where a run wrote
             them; None where nothing says.
         shown: How those images were shown, as ``pretrained_cfg`` has it; None where nothing says.
+        shifts: How shifted patches were moved, where a run of such a model wrote them.
     """
 
     tensors: dict[str, Tensor]
     called: str
     img_size: Grid | None = None
     shown: Config | None = None
+    shifts: str | None = None
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
@@ -81,13 +84,38 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     try:
         _check_kind(path)
         content = load_state_dict(str(path))
-        size, shown = _trained_at(path)
+        facts = _facts(path)
+        size, shown = _trained_at(facts)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{called} are damaged, or no {_KINDS[2:]}: {one_line(reason)}") from None
     if not isinstance(content, Mapping):
         raise UserError(f"{called} hold a {type(content).__name__}; save model.state_dict()")
-    return Source(tensors=_tensors(content, called), called=called, img_size=size, shown=shown)
+    return Source(
+        tensors=_tensors(content, called),
+        called=called,
+        img_size=size,
+        shown=shown,
+        shifts=_shifts(facts),
+    )
+
+
+def shifts_of(path: Path) -> str | None:
+    """Read how shifted patches were moved in the run that wrote a file of weights.
+
+    Args:
+        path: The file.
+
+    Returns:
+        As the option ``shifts`` takes it; None where nothing says, or patches were not shifted.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
+    try:
+        return _shifts(_facts(path))
+    except _FAILURES as error:
+        raise UserError(f"weights {str(path)!r} are damaged: {one_line(str(error))}") from None
 
 
 def _check_kind(path: Path) -> None:
@@ -101,18 +129,28 @@ def _check_kind(path: Path) -> None:
     raise ValueError(f"it begins with {start!r}; name a file that torch.save or safetensors wrote")
 
 
-def _trained_at(path: Path) -> tuple[Grid | None, Config | None]:
-    """Read what a run says of its images in the facts of its weights."""
+def _facts(path: Path) -> dict[str, Any]:
+    """Read what a run says of itself in its weights; nothing where no run wrote them."""
     if path.suffix != ".safetensors":
-        return None, None
+        return {}
     with safe_open(path, framework="pt") as stored:
         facts = (stored.metadata() or {}).get("keymix")
-    if facts is None:
+    return {} if facts is None else dict(json.loads(facts))
+
+
+def _trained_at(facts: Mapping[str, Any]) -> tuple[Grid | None, Config | None]:
+    """Return height and width of a run's images, and how they were shown."""
+    if not facts:
         return None, None
-    data = json.loads(facts)["data"]
+    data = facts["data"]
     height, width = data["image_size"]
     shown = preprocessing_of(data) if data.keys() >= RECORD else None
     return (int(height), int(width)), shown
+
+
+def _shifts(facts: Mapping[str, Any]) -> str | None:
+    """Return how a run's model moved shifted patches."""
+    return recorded_shifts(facts.get("recipe", {}).get("model", {}))
 
 
 def _tensors(content: Mapping[Any, Any], called: str) -> dict[str, Tensor]:

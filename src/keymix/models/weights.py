@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import Any
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from keymix.errors import UserError, one_line
+from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.hosts.encoded import encoder_of
+from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.mixers.base import Grid
-from keymix.models.preprocessing import Config, describe_loaded
+from keymix.models.preprocessing import describe_loaded
 from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
 from keymix.models.weight_names import joined_state, target_names
 from keymix.models.weight_shapes import adapted_mixer, pointwise
-from keymix.models.weight_source import read_source
+from keymix.models.weight_source import Source, read_source
 
 State = Mapping[str, Tensor]
 _TABLE = "relative_position_bias_table"
@@ -74,6 +76,10 @@ def load_weights(
 
     A model of segmentation takes weights of its kind, or those of a classifier for its encoder:
     all names of the decoder are missing then.
+
+    A run's weights also tell how shifted patches were moved (``shifts``). A model that was built
+    without saying so takes it from them; one that was built with another keeps it, with a warning.
+    Other weights say nothing of it, and the model stays as it is.
 
     Args:
         model: Any model; it changes in place, unless an error is raised.
@@ -156,7 +162,7 @@ def load_weights(
     took = {names[name] for name in found if name in names} | idle
     left = [name for name in state if name not in took]
     _check_kin(model, found, left, (*in_mixers, *classifier, *decoder), called)
-    _take(model, found, read.shown)
+    _take(model, found, read)
     return Loaded(
         copied=tuple(n for n in {**own, **found} if n in found and n not in resized),
         resized=tuple(resized),
@@ -165,12 +171,28 @@ def load_weights(
     )
 
 
-def _take(model: nn.Module, found: State, shown: Config | None) -> None:
+def _take(model: nn.Module, found: State, read: Source) -> None:
     """Give a model the tensors, and what is known of the images that they were trained on."""
     model.load_state_dict(found, strict=False)
-    if shown is not None:
+    if read.shown is not None:
         last = [name for name in model.state_dict() if name.startswith(_classifier(model))]
-        describe_loaded(model, shown, with_classes=all(name in found for name in last))
+        describe_loaded(model, read.shown, with_classes=all(name in found for name in last))
+    _take_shifts(model, read)
+
+
+def _take_shifts(model: nn.Module, read: Source) -> None:
+    """Move shifted patches as the weights' run did, unless the model was given a way."""
+    embed = next((part for part in model.modules() if isinstance(part, ShiftedPatchEmbed)), None)
+    if embed is None or read.shifts in (None, embed.shifts):
+        return
+    if not embed.chosen:
+        embed.take_shifts(read.shifts)
+        return
+    text = (
+        f"{read.called} were trained with shifts={read.shifts!r}, and the model has "
+        f"shifts={embed.shifts!r}"
+    )
+    warnings.warn(text, KeymixWarning, stacklevel=4)
 
 
 def _for_encoder(model: nn.Module, state: State) -> tuple[State, tuple[str, ...]]:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.errors import UserError, WriteError
 from keymix.hosts.base import find_mixers
+from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.shifts import BEFORE
 from keymix.models.preprocessing import describe, described
 from keymix.surgery.plans import PLAN, Plan, install, shadow
 
@@ -32,8 +34,9 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
     """Write a swapped model's weights and, beside them, what was put where.
 
     One safetensors file: all tensors of ``model.state_dict()``, and in its metadata, under
-    ``"keymix_swap"``, JSON of the mixers, their options and their places, and of what the model's
-    ``pretrained_cfg`` says of images and classes. Which weights train is not written.
+    ``"keymix_swap"``, JSON of the mixers, their options and their places, of how shifted patches
+    are moved, and of what the model's ``pretrained_cfg`` says of images and classes. Which weights
+    train is not written.
 
     Args:
         model: A model after one or more swaps.
@@ -51,6 +54,7 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
         "version": __version__,
         "model": _kind(model),
         "swaps": [asdict(plan) for plan in plans],
+        "shifts": next((embed.shifts for embed in _shifted(model)), None),
         "shown": described(model),
     }
     path, part = Path(path), Path(f"{path}.part")
@@ -88,11 +92,19 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     copy = shadow(model)
     install(copy, plans)
     _check(copy.state_dict(), state, path)
+    shifts = record.get("shifts") or BEFORE
+    for embed in (*_shifted(copy), *_shifted(model)):  # the copy refuses first
+        embed.take_shifts(shifts)
     install(model, plans)
     model.load_state_dict(state)
     if record.get("shown"):
         describe(model, record["shown"])
     return model
+
+
+def _shifted(model: nn.Module) -> list[ShiftedPatchEmbed]:
+    """Return the patch embeddings of a model that shift, which no weight says how."""
+    return [module for module in model.modules() if isinstance(module, ShiftedPatchEmbed)]
 
 
 def _kind(model: nn.Module) -> str:

@@ -25,7 +25,7 @@ from keymix.train.checkpoints import AtomicCheckpointIO, Checkpoint, standing, u
 from keymix.train.distill import Teacher, make_teacher
 from keymix.train.environment import environment
 from keymix.train.fits import check_recipe, training_batches
-from keymix.train.folder import clear, is_done
+from keymix.train.folder import clear, is_done, recorded_in
 from keymix.train.lock import locked
 from keymix.train.manners import ctrl_c_given_back, quiet
 from keymix.train.mask_scoring import MaskScored
@@ -36,6 +36,7 @@ from keymix.train.model import (
     find_weights,
     load_data,
     mixer_label,
+    settled,
     start_from,
     warn_of_data,
 )
@@ -118,6 +119,7 @@ def train(
     folder = Path(out)
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
+    recipe = settled(recipe, None if overwrite else recorded_in(folder))
     if is_done(folder, recipe, overwrite=overwrite):
         return load_run(folder)
     check_recipe(recipe)

@@ -18,8 +18,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from keymix.errors import UserError, WriteError
+from keymix.train.recipe import RECORD
 
-RECIPE, ENVIRONMENT, SUMMARY = "recipe.json", "environment.json", "summary.json"
+RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
 NONFINITE, SWAP = "nonfinite.json", "swap.json"
 

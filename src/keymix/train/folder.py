@@ -11,7 +11,7 @@ from typing import Any
 from keymix.errors import UserError
 from keymix.train import files
 from keymix.train.lock import LOCK
-from keymix.train.recipe import Recipe, from_dict
+from keymix.train.recipe import Recipe, from_record
 
 
 def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
@@ -40,7 +40,7 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
             f"the folder {str(folder)!r} holds a swapped model: train it into another, with "
             f"--model.weights {folder} --out DIR."
         )
-    there = _flat(from_dict(files.read_json(folder / files.RECIPE)).to_dict())
+    there = _flat(from_record(files.read_json(folder / files.RECIPE)).to_dict())
     here = _flat(recipe.to_dict())
     differing = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     if differing:
@@ -51,6 +51,16 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
         )
     summary = folder / files.SUMMARY
     return summary.exists() and files.read_json(summary).get("status") == "done"
+
+
+def recorded_in(folder: Path) -> Recipe | None:
+    """Return the recipe of the run in a folder; None where there is none.
+
+    Raises:
+        UserError: If its record is damaged.
+    """
+    path = folder / files.RECIPE
+    return from_record(files.read_json(path)) if path.is_file() else None
 
 
 def _is_content(path: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from keymix.data.augment import Augment
 from keymix.errors import UserError, unknown
+from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.train._checks import (
     require,
     require_at_least,
@@ -26,6 +27,7 @@ from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
 
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
+RECORD = "recipe.json"  # of a run's folder
 _TEMPERATURE = 2.0  # of distillation
 
 
@@ -267,6 +269,26 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     return build(Recipe, values)
 
 
+def from_record(values: Mapping[str, Any]) -> Recipe:
+    """Build the recipe that a run or a comparison recorded, by whichever version of keymix.
+
+    What its model was, and a record of its time could not say, is said now: shifted patches were
+    moved along the diagonals before the model had the option ``shifts``.
+
+    Args:
+        values: What `Recipe.to_dict` gave.
+
+    Raises:
+        UserError: As `from_dict`.
+    """
+    recipe = from_dict(values)
+    model = asdict(recipe.model)
+    shifts = recorded_shifts(model)
+    return (
+        recipe if shifts is None else replace_path(recipe, {f"{embedder(model)[1]}.shifts": shifts})
+    )
+
+
 def paths() -> list[str]:
     """Every dotted key of a recipe, e.g. ``optim.lr``, in reading order."""
     return [path for path, _ in leaves(Recipe)]
@@ -324,8 +346,10 @@ def merge(recipe: Recipe, nested: Mapping[str, Any]) -> Recipe:
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds a recipe or a part of one.
 
+    A run's ``recipe.json`` is a record, see `from_record`; any other file is a recipe of today.
+
     Raises:
-        UserError: If it cannot be read or is no mapping.
+        UserError: If it cannot be read, is no mapping, or a record is damaged.
     """
     import yaml
 
@@ -338,10 +362,11 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         raise UserError(f"cannot read the recipe {str(file)!r}: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{str(file)!r} holds no recipe: expected keys such as `optim:`.")
-    return values
+    recorded = file.name == RECORD and {"name", "data", "model"} <= values.keys()
+    return from_record(values).to_dict() if recorded else values
 
 
 def read_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a ``.yaml`` or ``.json`` file, or from a run's folder."""
     file = Path(path)
-    return from_dict(read_mapping(file / "recipe.json" if file.is_dir() else file))
+    return from_dict(read_mapping(file / RECORD if file.is_dir() else file))

@@ -24,7 +24,7 @@ from keymix.train.folder import run_folder
 from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import build_model, device_of_this_machine
-from keymix.train.recipe import Recipe, from_dict
+from keymix.train.recipe import Recipe, from_record
 from keymix.train.run_data import data_for, relabelled
 from keymix.train.score_split import score_split
 from keymix.train.scoring import ImageBatch
@@ -142,7 +142,7 @@ def load_run(path: str | Path) -> Run:
         UserError: If it is no run's folder, or its recipe is damaged.
     """
     folder = run_folder(Path(path))
-    return Run(folder, from_dict(files.read_json(folder / files.RECIPE)))
+    return Run(folder, from_record(files.read_json(folder / files.RECIPE)))
 
 
 def evaluate(

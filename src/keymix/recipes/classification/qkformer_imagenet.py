@@ -22,12 +22,13 @@ set. To go on so from a run:
         --data.image_size 384 --model.weights hst-768 --optim.lr 5.6e-6 --schedule.min_lr 5e-7 \
         --schedule.epochs 10 --schedule.warmup_epochs 0
 
-The batch: 32 images x 1 device x 16 steps = 512 an update, at 6e-4 x 512 / 256 = 1.2e-3. Theirs was
-32 x 8 x 2 = 512, on 8 devices ``--optim.accumulate 2``; their -768 run had 24 x 8 x 3 = 576, at
-1.35e-3: ``--data.batch_size 24 --optim.accumulate 3 --optim.lr 1.35e-3`` on 8 devices. A BatchNorm
-sees the images of one device and step. AdamW, weight decay 0.05, 200 epochs, 5 of warm-up, down to
-1e-6; RandAugment m9-mstd0.5-inc1, a quarter erased to noise, label smoothing 0.1, stochastic depth
-0.1, no mixup or cutmix. Their runs took 4.5, 6 and 13 days on 8 GPUs.
+The batch: 32 images x 1 device x 16 steps = 512 an update, at 6e-4 x 512 / 256 = 1.2e-3; a run uses
+one device. Theirs was 32 x 8 devices x 2 steps = 512; their -768 run had 24 x 8 x 3 = 576, at
+1.35e-3: ``--data.batch_size 24 --optim.accumulate 24 --optim.lr 1.35e-3``. A BatchNorm sees the
+images of one step, as theirs sees those of one device and step. AdamW, weight decay 0.05, 200
+epochs, 5 of warm-up, down to 1e-6; RandAugment m9-mstd0.5-inc1, a quarter erased to noise, label
+smoothing 0.1, stochastic depth 0.1, no mixup or cutmix. Their runs took 4.5, 6 and 13 days on 8
+GPUs.
 Differs: a tenth of the training images is held out to choose the best epoch on; mean and deviation
 are measured on the training images.
 

@@ -7,8 +7,9 @@ For an afternoon on two CPU cores: enough to see a mechanism learn, far from wha
 
 Paper: none; crop and flip are the usual for 32x32 images.
 Measured: on 10,000 CIFAR-10 images with `keymix compare` (docs/results/cifar10-10k.md), test top-1
-of the last epoch over seeds 0, 1, 2: softmax 39.4 ± 0.3 %, static_key 45.9 ± 0.6 %; about 30 s of
-processor time an epoch on one thread of a Xeon, torch 2.15.
+of the last epoch over seeds 0, 1, 2: softmax 39.4 ± 0.3 %, static_key 45.9 ± 0.6 %, which is early
+training (the page says how early); about 30 s of processor time an epoch on one thread of a Xeon,
+torch 2.15.
 """
 
 from __future__ import annotations
