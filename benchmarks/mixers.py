@@ -6,7 +6,9 @@
 
 All mixers are timed in turns in one process, at batch 1 for latency and at ``--batch`` for
 throughput; peak memory is the growth of a fresh process over forward and backward of one batch.
-A ratio below 1 is faster, or smaller, than fused softmax attention.
+A ratio below 1 is faster, or smaller, than fused softmax attention. One of latencies is given where
+a paired test shows a difference (1 % for all mixers of a table): n.d. is not distinguishable, busy
+is a machine that was too busy to tell. Twelve rounds are the fewest that can show one.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def bench(
 ) -> tuple[dict[str, Cost], dict[str, int]]:
     """Measure and count the mixers at one number of tokens."""
     models = {name: build.make() for name, build in made.items()}
-    costs = measure_interleaved(models, shape, batch_size=batch, repeats=repeats, threads=threads)
+    costs = measure_interleaved(
+        models, shape, batch_size=batch, repeats=repeats, threads=threads, baseline=BASELINE
+    )
     peaks = peak_memory(made, shape, batch_size=batch, threads=threads, phases=("training",))
     return (
         {name: with_peak(cost, peaks[name]) for name, cost in costs.items()},
@@ -104,7 +108,7 @@ def report(costs: dict[str, Cost], macs: dict[str, int]) -> None:
                 f"{macs[name] / 1e6:.1f}",
                 f"{cost.latency_ms:.3f}",
                 f"[{cost.latency_q1_ms:.3f}, {cost.latency_q3_ms:.3f}]",
-                f"{cost.latency_ms / base.latency_ms:.2f}",
+                "1.00" if cost.against is None else cost.against.ratio_text(),
                 f"{cost.images_per_s / base.images_per_s:.2f}",
                 peak,
                 peak_ratio,

@@ -2,11 +2,13 @@
 """A training step of QKFormer at T=4 beside SpikingJelly 2's own: time and peak memory.
 
     python benchmarks/qkformer_step.py
-    python benchmarks/qkformer_step.py --batch 8 --rounds 5
+    python benchmarks/qkformer_step.py --batch 8 --rounds 12
 
-ImageNet stem, widths 96, 192 and 384, blocks 1, 1 and 2. Times are taken in
-turns in one process; peak memory is the growth of a fresh process over two steps. ``one by one``
-is ours with the parts of a step called one after the other, which keeps what PyTorch keeps.
+ImageNet stem, widths 96, 192 and 384, blocks 1, 1 and 2. Times are taken in turns in one process,
+and a ratio of times is given where a paired test shows a difference (1 % for both): n.d. is not
+distinguishable, busy is a machine that was too busy to tell, and ten rounds are the fewest. Peak
+memory is the growth of a fresh process over two steps. ``one by one`` is ours with the parts of a
+step called one after the other, which keeps what PyTorch keeps.
 """
 
 from __future__ import annotations
@@ -15,10 +17,8 @@ import argparse
 import contextlib
 import functools
 import resource
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import keymix
+from keymix.analysis.timing import Pass, Turns, compare, quartiles
 from keymix.layers.spiking_block import plain_steps
 from keymix.models.qkformer import QKFormer
 
@@ -81,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=4, help="images a step (default 4)")
     parser.add_argument("--side", type=int, default=128, help="pixels of an image (default 128)")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--peak-of", choices=(THEIRS, OURS, PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.peak_of:
@@ -99,26 +100,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     peaks = {name: peak(name, args.batch, args.side) for name in names}
     steps = {name: trainer(name, args.batch, args.side) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(args.rounds + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if turn:  # the first warms up
-                times[name].append(time.perf_counter() - start)
+    turns = Turns({name: Pass(step) for name, step in steps.items()})
+    for _ in range(args.rounds):
+        turns.round()
     line = "{:<20} {:>9} {:>16} {:>6} {:>9} {:>6}"
     print(line.format("step of", "median s", "[quartiles]", "ratio", "peak MiB", "ratio"))
-    base = statistics.median(times[THEIRS])
+    base = turns.samples[THEIRS]
     for name in names:
-        low, middle, high = (
-            statistics.quantiles(times[name], n=4) if args.rounds > 1 else times[name] * 3
-        )
+        low, middle, high = quartiles(turns.samples[name].kept())
+        paired = compare(base, turns.samples[name], comparisons=2)
         print(
             line.format(
                 name,
                 f"{middle:.2f}",
                 f"[{low:.2f}, {high:.2f}]",
-                f"{middle / base:.2f}",
+                "1.00" if name == THEIRS else paired.ratio_text(),
                 f"{peaks[name]:.0f}",
                 f"{peaks[name] / peaks[THEIRS]:.2f}",
             )

@@ -7,7 +7,9 @@
 Each encoder of the KV paper's Table 2 with softmax attention and with key-value attention, timed
 in turns in one process, at batch 1 for latency and at ``--batch`` for throughput; peak memory is
 the growth of a fresh process over a forward pass, and over forward and backward, of one batch.
-Ratios are to the same encoder with softmax attention: below 1 is faster, or smaller.
+Ratios are to the same encoder with softmax attention: below 1 is faster, or smaller. One of
+latencies is given where a paired test shows a difference (1 % an encoder): n.d. is not
+distinguishable, busy is a machine that was too busy to tell.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def report(costs: dict[str, Cost], sizes: dict[str, tuple[int, int]]) -> None:
                 ratio(PRINTED[name], PRINTED[first]),
                 f"{cost.latency_ms:.1f}",
                 f"[{cost.latency_q1_ms:.1f}, {cost.latency_q3_ms:.1f}]",
-                ratio(cost.latency_ms, base.latency_ms),
+                "1.000" if cost.against is None else cost.against.ratio_text(3),
                 ratio(cost.images_per_s, base.images_per_s),
                 "-" if memory is None else f"{memory:.1f}",
                 ratio(memory, base.peak_inference_mib),
@@ -110,7 +112,9 @@ def bench(names: list[str], size: int, *, batch: int, repeats: int, threads: int
     """Measure the models of one encoder beside one another and print them."""
     shape = (3, size, size)
     builds = {name: Build(kwargs={"name": name, "img_size": size}) for name in names}
-    costs = measure_models(builds, shape, batch_size=batch, repeats=repeats, threads=threads)
+    costs = measure_models(
+        builds, shape, batch_size=batch, repeats=repeats, threads=threads, baseline=names[0]
+    )
     report(costs, sizes_of(names, shape))
 
 

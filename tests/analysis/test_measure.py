@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis import measure as measuring
-from keymix.analysis import memory
+from keymix.analysis import memory, timing
 from keymix.analysis.measure import (
     Cost,
     measure,
@@ -44,27 +42,36 @@ class Recorder(nn.Module):
         return self.fc(x)
 
 
+def one_sample_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count passes by clocks that never move."""
+    monkeypatch.setattr(timing, "_SHORTEST", 0.0)
+    monkeypatch.setattr(timing, "_ROUND", 0.0)
+
+
 def test_models_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_SHORTEST", 0.0)
+    one_sample_a_round(monkeypatch)
     log: list[tuple[str, int]] = []
     models = {name: Recorder(name, log).train() for name in "ab"}
-    costs = measure_interleaved(models, (4,), batch_size=3, repeats=3, warmup=1)
-    assert log[:4] == [("a", 1), ("a", 3), ("b", 1), ("b", 3)]  # warm-up
-    a, b = [("a", 1), ("a", 3)], [("b", 1), ("b", 3)]
-    assert log[4:] == [*a, *b, *b, *a, *a, *b]
+    costs = measure_interleaved(models, (4,), batch_size=3, repeats=20, warmup=1)
+    alone, batch = [("a", 1), ("b", 1)], [("a", 3), ("b", 3)]
+    assert log[:12] == [*alone, *alone, *alone, *batch, *batch, *batch]  # warm-up, three at least
+    rounds = [tuple(log[i : i + 2]) for i in range(12, len(log), 2)]
+    assert set(rounds) == {(*alone,), (*alone[::-1],), (*batch,), (*batch[::-1],)}
+    assert len(rounds) == 40
     assert all(m.training for m in models.values())
     assert set(costs) == {"a", "b"}
+    assert all(cost.against is None for cost in costs.values())
 
 
 def test_a_batch_of_one_is_timed_once_and_rounds_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_SHORTEST", 0.0)
+    one_sample_a_round(monkeypatch)
     log: list[tuple[str, int]] = []
     told: list[int] = []
     models = {"a": Recorder("a", log)}
     costs = measure_interleaved(
         models, (4,), batch_size=1, repeats=3, warmup=1, on_round=told.append
     )
-    assert log == [("a", 1)] * 4
+    assert log == [("a", 1)] * 6
     assert told == [1, 2, 3]
     assert costs["a"].images_per_s == pytest.approx(1000 / costs["a"].latency_ms)
 
@@ -86,11 +93,8 @@ def test_a_cost_states_its_conditions_and_is_ordered() -> None:
 
 
 def test_quartiles_are_those_of_the_samples() -> None:
-    runner = measuring._Runner(nn.Identity(), torch.zeros(1, 1), warmup=1)
-    runner.samples = [5.0, 1.0, 4.0, 2.0, 3.0]
-    assert runner.quartiles() == (2.0, 3.0, 4.0)
-    runner.samples = [7.0]
-    assert runner.quartiles() == (7.0, 7.0, 7.0)
+    assert timing.quartiles([5.0, 1.0, 4.0, 2.0, 3.0]) == (2.0, 3.0, 4.0)
+    assert timing.quartiles([7.0]) == (7.0, 7.0, 7.0)
 
 
 def test_bad_numbers_are_refused() -> None:
@@ -184,18 +188,56 @@ def test_on_cuda_the_allocator_tells_the_peak() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_a_slow_spell_of_the_machine_leaves_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = 0
+class Working(nn.Module):
+    """Takes simulated time: seconds by seconds, and more as the machine slows down."""
 
-    def seconds(runner: Any, inner: int = 1) -> float:
-        nonlocal rounds
-        rounds += 1
-        spell = 3.0 if rounds > 12 else 1.0  # after warm-up and some rounds
-        return spell * (0.02 if runner.model is slow else 0.01)
+    wall = cpu = 0.0
 
-    quick, slow = nn.Linear(2, 2), nn.Linear(2, 2)
-    monkeypatch.setattr("keymix.analysis.measure._Runner._seconds", seconds)
-    told = measure_paired(quick, slow, (2,), repeats=9, warmup=1)
+    def __init__(self, seconds: float, taken: float = 0.0) -> None:
+        super().__init__()
+        self.seconds, self.taken = seconds, taken
+
+    def forward(self, x: Tensor) -> Tensor:
+        spell = 3.0 if Working.wall > 0.3 else 1.0
+        Working.wall += spell * (1 + self.taken) * self.seconds
+        Working.cpu += spell * self.seconds
+        return x
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Working, "wall", 0.0)
+    monkeypatch.setattr(Working, "cpu", 0.0)
+    clock = timing.Clock(lambda: Working.wall, lambda: Working.cpu, lambda seconds: None)
+    monkeypatch.setattr(timing, "CLOCK", clock)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_slow_spell_of_the_machine_leaves_the_ratio() -> None:
+    told = measure_paired(Working(0.01), Working(0.02), (2,), repeats=12)
     assert (told.ratio_q1, told.ratio, told.ratio_q3) == pytest.approx((2, 2, 2))
     assert told.other_ms / told.base_ms == pytest.approx(2)
     assert told.base_ms in (pytest.approx(10), pytest.approx(30))
+    assert told.verdict == "different"
+    assert measure_paired(Working(0.01), Working(0.02), (2,), repeats=9).verdict != "different"
+
+
+@pytest.mark.usefixtures("simulated")
+def test_latencies_are_compared_with_the_baseline_at_one_level_for_all() -> None:
+    models = {"base": Working(0.002), "same": Working(0.002), "slow": Working(0.003)}
+    costs = measure_interleaved(models, (2,), batch_size=1, repeats=20, baseline="base")
+    assert costs["base"].against is None
+    same, slow = costs["same"].against, costs["slow"].against
+    assert same is not None
+    assert slow is not None
+    assert (same.verdict, slow.verdict) == ("not distinguishable", "different")
+    assert slow.ratio_text() == "1.50"
+    assert not costs["base"].busy
+    assert json.loads(json.dumps(costs["slow"].to_dict()))["against"]["verdict"] == "different"
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_busy_machine_shows_in_the_cost() -> None:
+    costs = measure_interleaved({"a": Working(0.01, taken=1.0)}, (2,), batch_size=1, repeats=3)
+    assert (costs["a"].busy, costs["a"].quiet_share) == (True, 0.0)
+    assert costs["a"].latency_ms == pytest.approx(20)

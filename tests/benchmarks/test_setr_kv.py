@@ -12,15 +12,24 @@ import pytest
 
 from keymix.analysis.measure import Cost
 from keymix.analysis.memory import Build
+from keymix.analysis.timing import Paired, Verdict
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "setr_kv.py"
 LATENCY = {"setr_qkv": 8.0, "setr_kv": 6.0, "setr_qkv_cvt": 5.0, "setr_kv_cvt": 4.0}
 
 
+def paired(ratio: float, name: str) -> Paired:
+    """What a comparison says: CvT's latencies cannot be distinguished."""
+    numbers = {"base_ms": 1.0, "other_ms": ratio, "ratio": ratio, "ratio_q1": 0.0, "ratio_q3": 9.0}
+    verdict: Verdict = "not distinguishable" if "cvt" in name else "different"
+    return Paired(**numbers, rounds=15, quiet_share=1.0, p=0.0, verdict=verdict)
+
+
 def measured(builds: Mapping[str, Build], shape: Sequence[int], **how: Any) -> dict[str, Cost]:
     """What would have been measured: a latency, twice the memory in training."""
     assert list(shape) == [3, 32, 32]
-    assert how == {"batch_size": 4, "repeats": 15, "threads": 1}
+    base = next(iter(builds))
+    assert how == {"batch_size": 4, "repeats": 15, "threads": 1, "baseline": base}
     return {
         name: Cost(
             latency_ms=LATENCY[name],
@@ -38,6 +47,7 @@ def measured(builds: Mapping[str, Build], shape: Sequence[int], **how: Any) -> d
             peak_inference_mib=LATENCY[name] if "cvt" not in name else None,
             peak_training_mib=2 * LATENCY[name] ** 2,
             peak_note="as told",
+            against=None if name == base else paired(LATENCY[name] / LATENCY[base], name),
         )
         for name in builds
     }
@@ -59,6 +69,7 @@ def test_the_benchmark_prints_ratios_to_the_same_encoder(
     ]
     assert rows["setr_kv_cvt"][1] == f"{21_329_540 / 22_933_380:.3f}"
     assert float(rows["setr_kv_cvt"][2]) < 1
+    assert rows["setr_kv_cvt"][7] == "n.d."
     assert rows["setr_kv_cvt"][-4:] == ["-", "-", "32.0", "0.640"]
     assert rows["setr_qkv_cvt"][1:4] == ["1.000"] * 3
 

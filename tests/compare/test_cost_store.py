@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,3 +85,21 @@ def test_a_damaged_store_is_measured_anew_and_overwrite_forgets_it(tmp_path, mea
     assert len(measured) == 4  # a whole one serves
     small(tmp_path / "out", controls=False, overwrite=True)
     assert len(measured) == 5
+
+
+def test_a_machine_that_is_busy_while_times_are_measured_is_noted(tmp_path, monkeypatch):
+    from keymix.analysis import measure
+
+    really = measure.measure_interleaved
+
+    def disturbed(models: Any, *args: Any, **options: Any) -> Any:
+        shares = {"softmax": 1.0, "static_key": 0.4}
+        found = really(models, *args, **options)
+        return {
+            name: replace(cost, quiet_share=shares.get(name, 1.0)) for name, cost in found.items()
+        }
+
+    monkeypatch.setattr(measure, "measure_interleaved", disturbed)
+    costs = small(tmp_path / "out", controls=False).record["costs"]
+    assert "busy" not in costs["softmax"]["note"]
+    assert "the machine was busy" in costs["static_key"]["note"]

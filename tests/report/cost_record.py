@@ -50,6 +50,8 @@ def _measured(mixer: str, rank: int, tokens: int) -> dict[str, Any]:
         "latency_q1_ms": latency and 0.9 * latency,
         "latency_q3_ms": latency and 1.1 * latency,
         "latency_ratio": latency and rank / 6,
+        "latency_p": latency and 0.0005,
+        "latency_verdict": latency and (None if mixer == "softmax" else "different"),
         "images_per_s": latency and 1000 / latency,
         "peak_inference_mib": None if fails else 0.0 if mixer == "identity" else 0.02 * tokens,
         "peak_training_mib": None if fails else 0.05 * rank * tokens,

@@ -151,6 +151,24 @@ def test_multiples_of_softmax_have_a_column_a_size() -> None:
     assert "(2.94, 11.8, 47.0 ms; 14.7, 58.8, 235 MiB)" in table.title
 
 
+def test_a_latency_that_is_not_called_different_is_no_multiple() -> None:
+    record = cost_record()
+    mine = [row for row in record["scaling"] if row["mixer"] == "static_key"]
+    mine[0]["latency_verdict"], mine[1]["latency_verdict"] = "not distinguishable", "busy"
+    made = by_key(record)
+    row = next(row for row in made["multiples"].cells() if row[0] == "static_key")
+    assert row[1:3] == ["n.d.", "busy"]
+    assert row[3] != "n.d."
+    assert "n.d.: not distinguishable from softmax (test at 1%); busy: " in made["multiples"].title
+    assert "n.d." not in by_key(cost_record())["multiples"].title
+    rows = [row for row in made["scaling"].cells() if row[0] == "static_key"]
+    at = made["scaling"].headings().index("× softmax")
+    assert [row[at] for row in rows][:2] == ["n.d.", "busy"]
+    lines = list(csv.DictReader(io.StringIO(made["scaling"].csv())))
+    assert {"latency_ratio", "latency_p", "latency_verdict"} <= set(lines[0])
+    assert "n.d." in render(record)
+
+
 def test_without_softmax_there_are_no_multiples() -> None:
     record = cost_record()
     record["scaling"] = [

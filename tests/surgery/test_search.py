@@ -15,10 +15,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from keymix.analysis.counting import count
+from keymix.analysis.timing import Paired
 from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.models import create_model
+from keymix.report import swap as pages
 from keymix.surgery import attention_cost, held_out
 from keymix.surgery.attention_cost import attention_costs
 from keymix.surgery.operation import swap
@@ -220,7 +222,8 @@ def test_shares_are_of_the_original_attention(cost: Cost) -> None:
 def step(layers: tuple[int, ...], **more: Any) -> Step:
     told: dict[str, Any] = {"share": len(layers) / 4, "loss": 1.0, "top1": 0.8, "params": 1}
     told |= {"change_low": -0.011, "change_high": 0.005, "macs": 1, "latency_ms": 1}
-    told |= {"latency_ratio": 0.82, "latency_ratio_q1": 0.8, "latency_ratio_q3": 1.0}
+    told |= {"latency_ratio": 0.82, "latency_ratio_q1": 0.8, "latency_ratio_q3": 0.9}
+    told |= {"latency_p": 0.2, "latency_verdict": "not distinguishable"}
     return Step(**{**told, "layers": layers, "original_ms": 1, **more})
 
 
@@ -241,15 +244,19 @@ def test_the_sentence_tells_measured_numbers() -> None:
         steps=(
             step(()),
             step((0,), top1=0.8),
-            step((0, 2), top1=0.797, latency_ratio_q3=0.99),
+            step((0, 2), top1=0.797, latency_verdict="different"),
+            step((0, 2, 1), latency_ratio=0.06, latency_verdict="busy"),
+            step((0, 2, 1, 3), latency_p=None, latency_verdict=None),
         ),
     )
     assert told.order == (0, 2, 1, 3)
     doubt = "points of held-out top-1 (−1.1 to +0.5)"
     assert told.sentence() == f"2 of 4 layers, −0.3 {doubt}, −18 % latency"
     assert told.sentence(1) == f"1 of 4 layers, 0.0 {doubt}, latency not distinguishable"
+    assert told.sentence(3).endswith(", latency unclear, the machine was busy")
+    assert told.sentence(4).endswith(", latency not tested")  # of an earlier version
     assert told.basis() == "the parameters of the original model's attention"
-    assert replace(told, budget=0.9).met is None
+    assert replace(told, budget=0.9, steps=told.steps[:3]).met is None
     dear = replace(attention[2], share=0.5)
     costs = replace(
         told,
@@ -257,6 +264,70 @@ def test_the_sentence_tells_measured_numbers() -> None:
         trials=tuple(replace(t, loss=1.1) for t in told.trials),
     )
     assert costs.order == (2, 0, 1, 3), "equal rises: the layer that costs more comes first"
+
+
+def test_a_busy_machine_leaves_times_and_their_change_open() -> None:
+    no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
+    told = Search(
+        mixer="static_key",
+        cost="params",
+        estimate="least_squares",
+        budget=0.5,
+        images=10,
+        attention=(Attention(path="0", params=1, macs=1, share=1.0, **no_times),),
+        candidates=(0,),
+        steps=(step(()), step((0,), latency_ratio=0.06, latency_verdict="busy")),
+    ).to_dict()
+    quiet, busy = pages.steps(told)
+    times = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
+    assert [busy[name] for name in times] == [None] * 5
+    assert None not in [quiet[name] for name in times]
+    assert pages.told_latency(told["steps"][1]) == "unclear, the machine was busy"
+    assert "−94" not in pages.steps_csv(told)
+    assert pages.told_latency({**told["steps"][1], "latency_verdict": "different"}).startswith(
+        "−94"
+    )
+    charts = pages._charts(told)
+    assert len(charts) == 3
+    only_busy = {**told, "steps": [{**each, "latency_verdict": "busy"} for each in told["steps"]]}
+    assert len(pages._charts(only_busy)) == 2
+
+
+def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> None:
+    record = Search(
+        mixer="static_key",
+        cost="params",
+        estimate="least_squares",
+        budget=0.5,
+        images=10,
+        steps=(step(()), step((0,))),
+    ).to_dict()
+    for each in record["steps"]:
+        del each["latency_p"], each["latency_verdict"]
+    before = Search.from_dict(record)
+    assert [each.latency_verdict for each in before.steps] == [None, None]
+    assert "−18" not in before.sentence(1)
+
+
+def test_steps_share_the_level_of_the_test(
+    model: nn.Module, labels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def paired(*models: nn.Module, comparisons: int, **more: Any) -> Paired:
+        told.append(comparisons)
+        numbers = {"base_ms": 1.0, "other_ms": 1.3, "ratio": 1.3, "ratio_q1": 1.3, "ratio_q3": 1.3}
+        found = {"rounds": 20, "quiet_share": 1.0, "p": 0.0, "verdict": "different"}
+        return Paired(**{**numbers, **found})
+
+    monkeypatch.setattr(held_out, "measure_paired", paired)
+    found = searched(model, labels, layers=[0, 1])
+    assert told[1:] == [2, 2]
+    assert [each.latency_verdict for each in found.steps] == [
+        "not distinguishable",  # the original from itself
+        "different",
+        "different",
+    ]
 
 
 def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:

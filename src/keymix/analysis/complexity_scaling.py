@@ -14,6 +14,7 @@ from keymix.analysis.attention import inference_mode_of
 from keymix.analysis.complexity_sites import Candidate, Counted, attempt, counted, near_square
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak
 from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
+from keymix.analysis.timing import Verdict
 from keymix.errors import UserError
 from keymix.mixers.base import Grid
 
@@ -41,7 +42,11 @@ class ScalingRow:
         latency_ms: Median time of a forward pass of one image, milliseconds.
         latency_q1_ms: First quartile.
         latency_q3_ms: Third quartile.
-        latency_ratio: Median as a multiple of softmax attention's at the same tokens.
+        latency_ratio: As a multiple of softmax attention's at the same tokens: median of the
+            rounds' ratios; None where the machine was too busy.
+        latency_p: P-value of the test that the two differ.
+        latency_verdict: What `keymix.analysis.timing.compare` says of the two, at one level for all
+            mixers at these tokens; None for softmax attention itself.
         images_per_s: Images a second in batches.
         peak_inference_mib: Memory a forward pass of a batch adds, MiB.
         peak_training_mib: The same of forward and backward.
@@ -60,6 +65,8 @@ class ScalingRow:
     latency_q1_ms: float | None = None
     latency_q3_ms: float | None = None
     latency_ratio: float | None = None
+    latency_p: float | None = None
+    latency_verdict: Verdict | None = None
     images_per_s: float | None = None
     peak_inference_mib: float | None = None
     peak_training_mib: float | None = None
@@ -195,7 +202,12 @@ def _measured(
 
     on_round(0)
     costs = measure_interleaved(
-        models, size, batch_size=batch_size, repeats=repeats, warmup=1, on_round=on_round
+        models,
+        size,
+        batch_size=batch_size,
+        repeats=repeats,
+        baseline=BASELINE,
+        on_round=on_round,
     )
     if any(cost.device.startswith("cuda") for cost in costs.values()):
         return costs
@@ -245,15 +257,20 @@ def _row(
             peak_training_mib=cost.peak_training_mib,
             peak_note=cost.peak_note,
         )
+        if cost.against is not None:
+            row = replace(
+                row,
+                latency_ratio=None if cost.against.verdict == "busy" else cost.against.ratio,
+                latency_p=cost.against.p,
+                latency_verdict=cost.against.verdict,
+            )
     return row
 
 
 def _beside(row: ScalingRow, base: ScalingRow) -> ScalingRow:
-    return replace(
-        row,
-        latency_ratio=_over(row.latency_ms, base.latency_ms),
-        peak_ratio=_over(row.peak_training_mib, base.peak_training_mib),
-    )
+    row = replace(row, peak_ratio=_over(row.peak_training_mib, base.peak_training_mib))
+    timed = row.mixer == BASELINE and row.latency_ms is not None
+    return replace(row, latency_ratio=1.0) if timed else row
 
 
 def _over(value: float | None, base: float | None) -> float | None:

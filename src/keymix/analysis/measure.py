@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
-import time
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,9 +15,9 @@ from torch import Tensor, nn
 from keymix.analysis.attention import inference_mode_of
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory
+from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quartiles
 from keymix.errors import UserError
 
-_SHORTEST = 0.005  # seconds a sample lasts at least; the clock and the call are small beside it
 _NOT_HERE = "not measured: on a CPU a fresh process is needed; measure_models starts one"
 
 
@@ -36,13 +34,16 @@ class Cost:
         images_per_s_q3: The same from the first quartile of the time: a fast batch.
         batch_size: Images a batch.
         input_size: Shape of the input without the batch.
-        repeats: Samples behind each median.
+        repeats: Rounds behind each median. A short pass has several samples a round.
         threads: CPU threads within an operation.
         device: Where it ran, e.g. ``"cpu"``.
         dtype: Precision of the weights, e.g. ``"float32"``.
         peak_inference_mib: Memory a forward pass of one batch adds to weights and input, MiB.
         peak_training_mib: The same of forward and backward, parameter gradients included.
         peak_note: How the peak was measured, or why it is None.
+        quiet_share: Share of the samples of one image in which no other program took processor
+            time, as far as CPU time shows it. The others are left out where enough are quiet.
+        against: The latency next to that of the baseline; None without one, and for itself.
     """
 
     latency_ms: float
@@ -60,6 +61,13 @@ class Cost:
     peak_inference_mib: float | None = None
     peak_training_mib: float | None = None
     peak_note: str = _NOT_HERE
+    quiet_share: float = 1.0
+    against: Paired | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs took processor time in most of the samples."""
+        return self.quiet_share < 0.5
 
     @property
     def peak_mib(self) -> float | None:
@@ -76,25 +84,6 @@ class Cost:
         return {**asdict(self), "input_size": list(self.input_size), "peak_mib": self.peak_mib}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Paired:
-    """Latency of one image by two models in turns.
-
-    Attributes:
-        base_ms: Median time of one image by the first, milliseconds.
-        other_ms: The same of the second.
-        ratio: Median over the rounds of the second's time over the first's in the same round.
-        ratio_q1: First quartile of these ratios.
-        ratio_q3: Third quartile.
-    """
-
-    base_ms: float
-    other_ms: float
-    ratio: float
-    ratio_q1: float
-    ratio_q3: float
-
-
 @contextlib.contextmanager
 def _threads(number: int | None) -> Iterator[int]:
     before = torch.get_num_threads()
@@ -106,48 +95,35 @@ def _threads(number: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-class _Runner:
-    """Times one model on one input."""
-
-    def __init__(self, model: nn.Module, x: Tensor, warmup: int) -> None:
-        self.model, self.x = model, x
-        self.samples: list[float] = []
-        self.inner = 1
-        for _ in range(warmup):
-            single = self._seconds()
-            self.inner = max(1, math.ceil(_SHORTEST / max(single, 1e-7)))
-
-    def _wait(self) -> None:
-        if self.x.device.type == "cuda":
-            torch.cuda.synchronize(self.x.device)
-
-    def _seconds(self, inner: int = 1) -> float:
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(inner):
-            self.model(self.x)
-        self._wait()
-        return (time.perf_counter() - start) / inner
-
-    def sample(self) -> None:
-        self.samples.append(self._seconds(self.inner))
-
-    def quartiles(self) -> tuple[float, float, float]:
-        return quartiles(self.samples)
+def timed(call: Callable[[], object], device: torch.device) -> Pass:
+    """Make a pass of a call whose work is done on a device."""
+    if device.type == "cuda":
+        return Pass(call, functools.partial(torch.cuda.synchronize, device))
+    return Pass(call)
 
 
-def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return the first quartile, the median and the third quartile of at least one sample."""
-    if len(samples) == 1:
-        return (samples[0],) * 3
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return low, middle, high
-
-
-def _input(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    anchor = next(model.parameters(), torch.empty(0))
+def _input(anchor: Tensor, shape: tuple[int, ...]) -> Tensor:
     generator = torch.Generator().manual_seed(0)  # the caller's random state stays
     return torch.randn(shape, generator=generator).to(anchor.device, anchor.dtype)
+
+
+class _Turns(Turns):
+    """Times models; those of one device and precision see the same tensor."""
+
+    def __init__(
+        self, models: Mapping[str, nn.Module], shape: tuple[int, ...], warmup: int
+    ) -> None:
+        self.inputs: dict[str, Tensor] = {}
+        made: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        passes = {}
+        for name, model in models.items():
+            anchor = next(model.parameters(), torch.empty(0))
+            where = (anchor.device, anchor.dtype)
+            if where not in made:
+                made[where] = _input(anchor, shape)
+            x = self.inputs[name] = made[where]
+            passes[name] = timed(functools.partial(model, x), x.device)
+        super().__init__(passes, warmup)
 
 
 def measure_interleaved(
@@ -158,22 +134,25 @@ def measure_interleaved(
     repeats: int = 20,
     warmup: int = 3,
     threads: int | None = None,
+    baseline: str | None = None,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Cost]:
     """Measure models in turns, so that a machine that drifts is unfair to none of them.
 
-    Each round times every model once, alone and in a batch, starting with another model each
-    time. Models run where they are, in their own precision, in inference mode, and get their mode
-    back. Peak memory is measured here on CUDA only. A batch of one image is an image alone and is
-    timed once.
+    Each round times every model, alone and in a batch, in an order that is drawn at random. All
+    have the same number of inner repeats. Models run where they are, in their own precision, in
+    inference mode, and get their mode back. Peak memory is measured here on CUDA only. A batch of
+    one image is an image alone and is timed once.
 
     Args:
         models: Name to model.
         input_size: Shape without the batch; by default what the first model was made for.
         batch_size: Images a batch for images per second.
         repeats: Rounds.
-        warmup: Passes before the first round.
+        warmup: Passes before the first round, three at least.
         threads: CPU threads within an operation; as they are if None.
+        baseline: Name of the model that the others' latencies are compared with, as
+            `keymix.analysis.timing.compare` does it, at one level for all; none if None.
         on_round: Told the number of rounds that are done, after each.
 
     Raises:
@@ -196,22 +175,21 @@ def measure_interleaved(
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
         sizes = dict.fromkeys((1, batch_size))
-        runners = {
-            name: [_Runner(model, _input(model, (images, *size)), warmup) for images in sizes]
-            for name, model in models.items()
-        }
-        names = list(models)
+        turns = [_Turns(models, (images, *size), warmup) for images in sizes]
         for turn in range(repeats):
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
-                for runner in runners[name]:
-                    runner.sample()
+            for each in turns:
+                each.round()
             if on_round is not None:
                 on_round(turn + 1)
-    return {
-        name: _cost(models[name], each[0], each[-1], repeats=repeats, threads=used)
-        for name, each in runners.items()
-    }
+    alone, batch = turns[0].samples, turns[-1].samples
+    costs = {}
+    for name, model in models.items():
+        x = turns[-1].inputs[name]
+        costs[name] = _cost(model, x, alone[name], batch[name], repeats=repeats, threads=used)
+        if baseline in alone and name != baseline:
+            paired = compare(alone[baseline], alone[name], comparisons=len(models) - 1)
+            costs[name] = replace(costs[name], against=paired)
+    return costs
 
 
 def measure_paired(
@@ -221,44 +199,40 @@ def measure_paired(
     *,
     repeats: int = 20,
     warmup: int = 3,
+    comparisons: int = 1,
 ) -> Paired:
     """Compare the latency of one image by two models on a machine that others use too.
 
-    Each round times both, one right after the other, and the next round in the other order: what
-    slows the machine for longer than a round slows both, and leaves the ratio of the round.
+    Each round times both, one right after the other, in an order that is drawn at random and with
+    the same number of inner repeats: what slows the machine for longer than a round slows both,
+    and leaves the ratio of the round.
 
     Args:
         base: The model that is compared with.
         other: The model that is compared.
         input_size: Shape without the batch.
-        repeats: Rounds.
-        warmup: Passes of each before the first round.
+        repeats: Rounds; ten are the fewest that can show a difference.
+        warmup: Passes of each before the first round, three at least.
+        comparisons: Comparisons that are read together, which share the test's level.
     """
     size = tuple(int(s) for s in input_size)
-    models = (base, other)
+    models = {"base": base, "other": other}
     with contextlib.ExitStack() as stack:
-        for model in models:
+        for model in models.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
-        pair = [_Runner(model, _input(model, (1, *size)), warmup) for model in models]
-        for turn in range(repeats):
-            for runner in pair if turn % 2 == 0 else reversed(pair):
-                runner.sample()
-    first, second = (runner.samples for runner in pair)
-    low, middle, high = quartiles([b / a for a, b in zip(first, second, strict=True)])
-    return Paired(
-        base_ms=1e3 * statistics.median(first),
-        other_ms=1e3 * statistics.median(second),
-        ratio=middle,
-        ratio_q1=low,
-        ratio_q3=high,
-    )
+        turns = _Turns(models, (1, *size), warmup)
+        for _ in range(repeats):
+            turns.round()
+    return compare(turns.samples["base"], turns.samples["other"], comparisons=comparisons)
 
 
-def _cost(model: nn.Module, alone: _Runner, batch: _Runner, *, repeats: int, threads: int) -> Cost:
-    fast, middle, slow = alone.quartiles()
-    batch_fast, batch_middle, batch_slow = batch.quartiles()
-    images = len(batch.x)
+def _cost(
+    model: nn.Module, x: Tensor, alone: Samples, batch: Samples, *, repeats: int, threads: int
+) -> Cost:
+    fast, middle, slow = quartiles(alone.kept())
+    batch_fast, batch_middle, batch_slow = quartiles(batch.kept())
+    images = len(x)
     cost = Cost(
         latency_ms=middle * 1e3,
         latency_q1_ms=fast * 1e3,
@@ -267,14 +241,15 @@ def _cost(model: nn.Module, alone: _Runner, batch: _Runner, *, repeats: int, thr
         images_per_s_q1=images / batch_slow,
         images_per_s_q3=images / batch_fast,
         batch_size=images,
-        input_size=tuple(batch.x.shape[1:]),
+        input_size=tuple(x.shape[1:]),
         repeats=repeats,
         threads=threads,
-        device=str(batch.x.device),
-        dtype=str(batch.x.dtype).removeprefix("torch."),
+        device=str(x.device),
+        dtype=str(x.dtype).removeprefix("torch."),
+        quiet_share=alone.quiet_share(),
     )
-    if batch.x.device.type == "cuda":
-        x = batch.x.clone()
+    if x.device.type == "cuda":
+        x = x.clone()
         return replace(
             cost,
             peak_inference_mib=cuda_growth(model, x, "inference"),
@@ -323,6 +298,7 @@ def measure_models(
     repeats: int = 20,
     warmup: int = 3,
     threads: int | None = None,
+    baseline: str | None = None,
 ) -> dict[str, Cost]:
     """Make models and measure them on the CPU: times here, peak memory in a process of its own.
 
@@ -331,8 +307,9 @@ def measure_models(
         input_size: Shape without the batch.
         batch_size: Images a batch.
         repeats: Rounds.
-        warmup: Passes before the first round.
+        warmup: Passes before the first round, three at least.
         threads: CPU threads within an operation; as they are if None.
+        baseline: Name of the model that the others' latencies are compared with; none if None.
 
     Raises:
         UserError: If a model cannot be made, or a number is less than 1.
@@ -345,6 +322,7 @@ def measure_models(
         repeats=repeats,
         warmup=warmup,
         threads=threads,
+        baseline=baseline,
     )
     del models
     peaks = peak_memory(builds, input_size, batch_size=batch_size, threads=threads)
@@ -371,7 +349,7 @@ def measure_model(
         imports: Files of a user's own mixers.
         batch_size: Images a batch.
         repeats: Rounds.
-        warmup: Passes before the first round.
+        warmup: Passes before the first round, three at least.
         threads: CPU threads within an operation; as they are if None.
     """
     build = Build(kwargs={"name": name, **(kwargs or {})}, imports=tuple(imports))

@@ -118,6 +118,9 @@ def costs(
             table[label] = row | {"note": f"its model does not run: {broken[label]}"}
             continue
         row, cost = _counted(entrant, models[label], shape), measured[label]
+        notes = [row["note"]] if row["note"] else []
+        if cost.busy:
+            notes.append("times: the machine was busy while they were measured")
         row |= {
             "latency_ms": cost.latency_ms,
             "latency_low_ms": cost.latency_q1_ms,
@@ -126,8 +129,8 @@ def costs(
             "peak_mib": cost.peak_mib,
         }
         if cost.peak_mib is None:
-            note = f"peak memory: {cost.peak_note}"
-            row["note"] = f"{row['note']}; {note}" if row["note"] else note
+            notes.append(f"peak memory: {cost.peak_note}")
+        row["note"] = "; ".join(notes)
         table[label] = row
     return table, effort
 

@@ -7,10 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from keymix.analysis.timing import LEVEL, SHORT
 from keymix.report import csv_cells, formats
 
 Record = Mapping[str, Any]
 Kind = Literal["text", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
+
+_LONG = {
+    SHORT["not distinguishable"]: f"not distinguishable from softmax (test at {LEVEL:.0%})",
+    SHORT["busy"]: "the machine was too busy to tell",
+}
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     "ms": formats.milliseconds,
@@ -42,6 +48,8 @@ class Column:
         """Write a value for people."""
         if value is None or value == "":
             return formats.MISSING
+        if isinstance(value, str):
+            return value
         if self.kind == "whole":
             return f"{value:,}"
         if self.kind == "ratio":
@@ -309,10 +317,11 @@ def _scaling(record: Record) -> Table:
         Column("multiply-adds", "macs", "whole"),
         Column("latency, ms", "latency_ms", "ms"),
         Column("quartiles", "quartiles", where="people"),
-        Column("× softmax", "latency_ratio", "ratio"),
+        Column("× softmax", "times_softmax", "ratio", where="people"),
         Column(f"peak of inference, MiB, batch {batch}", "peak_inference_mib", "mib"),
         Column("of training", "peak_training_mib", "mib"),
         Column("× softmax", "peak_ratio", "ratio"),
+        *_csv_only("latency_ratio", "latency_p", "latency_verdict"),
         *_csv_only("latency_q1_ms", "latency_q3_ms", "images_per_s"),
         *_csv_only("params", "activation_bytes", "peak_note", "reason", "time_steps"),
     )
@@ -322,9 +331,21 @@ def _scaling(record: Record) -> Table:
         told = None if ends[0] is None else "–".join(map(formats.milliseconds, ends))
         values = {**row, "grid": "x".join(map(str, row["grid"])), "quartiles": told}
         values["time_steps"] = _steps_of(record, row["mixer"])
-        rows.append([values[column.key] for column in columns])
-    title = f"Latency of one image and peak memory{_over(record)}"
+        values["times_softmax"] = _times_softmax(row)
+        rows.append([values.get(column.key) for column in columns])
+    title = f"Latency of one image and peak memory{_over(record)}{_abbreviated(record)}"
     return Table("scaling", title, columns, rows)
+
+
+def _times_softmax(row: Record) -> float | str | None:
+    """Return a latency as a multiple of softmax attention's, or why none is given."""
+    return SHORT.get(row["latency_verdict"], row["latency_ratio"])
+
+
+def _abbreviated(record: Record) -> str:
+    """Say what stands for multiples that are not given, where there are any."""
+    told = {_times_softmax(row) for row in record["scaling"]}
+    return "".join(f"; {short}: {_LONG[short]}" for short in _LONG if short in told)
 
 
 def _multiples(record: Record) -> Table:
@@ -338,7 +359,9 @@ def _multiples(record: Record) -> Table:
         for name, _ in measures
         for size in sizes
     ]
-    found = {(row["mixer"], row["tokens"]): row for row in rows}
+    found = {
+        (row["mixer"], row["tokens"]): {**row, "latency_ratio": _times_softmax(row)} for row in rows
+    }
     names = dict.fromkeys(row["mixer"] for row in rows)
     cells = [
         (name, *(found[name, size][key] for _, key in measures for size in sizes)) for name in names
@@ -348,7 +371,7 @@ def _multiples(record: Record) -> Table:
     ms = ", ".join(formats.milliseconds(row["latency_ms"]) for row in base)
     mib = ", ".join(formats.mib(row["peak_training_mib"]) for row in base)
     title = f"Latency and memory of training as multiples of softmax's ({ms} ms; {mib} MiB)"
-    title += _over(record)
+    title += _over(record) + _abbreviated(record)
     return Table("multiples", title, columns, kept, shown=bool(kept), saved=False)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from keymix.analysis.timing import WORDS
 from keymix.report import csv_cells
 from keymix.report.formats import points
 from keymix.report.page import render_page
@@ -34,10 +35,15 @@ STEPS = (
     "latency_change",
     "latency_q1",
     "latency_q3",
+    "latency_p",
+    "latency_verdict",
 )
 """Columns of the steps in the CSV file. `change` is that of `top1`, a fraction too, with its 95 %
-interval; that of the latency and the quartiles beside it are of the ratios, round by round, less
-1."""
+interval; that of the latency and the quartiles next to it are of the ratios, round by round, less
+1. `latency_p` and `latency_verdict` are of the test for a difference; where the machine was too
+busy for it, times and change are empty."""
+
+_TIMES = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
 
 
 def steps(search: Record) -> list[dict[str, Any]]:
@@ -49,17 +55,20 @@ def steps(search: Record) -> list[dict[str, Any]]:
     rows = []
     for number, step in enumerate(search["steps"]):
         last = step["layers"][-1] if step["layers"] else None
-        rows.append(
-            {
-                **{name: step[name] for name in STEPS if name in step},
-                "step": number,
-                "layer": None if last is None else search["attention"][last]["path"],
-                "change": step["top1"] - search["steps"][0]["top1"],
-                "latency_change": step["latency_ratio"] - 1,
-                "latency_q1": step["latency_ratio_q1"] - 1,
-                "latency_q3": step["latency_ratio_q3"] - 1,
-            }
-        )
+        row: dict[str, Any] = {
+            **{name: step[name] for name in STEPS if name in step},
+            "step": number,
+            "layer": None if last is None else search["attention"][last]["path"],
+            "change": step["top1"] - search["steps"][0]["top1"],
+            "latency_change": step["latency_ratio"] - 1,
+            "latency_q1": step["latency_ratio_q1"] - 1,
+            "latency_q3": step["latency_ratio_q3"] - 1,
+            "latency_p": step.get("latency_p"),
+            "latency_verdict": step.get("latency_verdict"),
+        }
+        if not shows_times(step):
+            row |= dict.fromkeys(_TIMES)
+        rows.append(row)
     return rows
 
 
@@ -68,12 +77,19 @@ def steps_csv(search: Record) -> str:
     return csv_cells.write(STEPS, [[row[name] for name in STEPS] for row in steps(search)])
 
 
+def shows_times(step: Record) -> bool:
+    """Whether the times of a step and of the original were measured well enough to be shown."""
+    return step.get("latency_verdict") in ("different", "not distinguishable")
+
+
 def told_latency(step: Record) -> str:
     """Say how much longer or shorter one image takes than in the original, with the quartiles."""
+    if (verdict := step.get("latency_verdict")) != "different":
+        return WORDS[verdict]
     change, low, high = (
         points(step[name] - 1) for name in ("latency_ratio", "latency_ratio_q1", "latency_ratio_q3")
     )
-    return f"{change} % (quartiles of alternating rounds {low} to {high} %)"
+    return f"{change} % (quartiles of the rounds {low} to {high} %)"
 
 
 def render(record: Record) -> str:
@@ -92,6 +108,8 @@ def render(record: Record) -> str:
         "r": record,
         "steps": [] if search is None else steps(search),
         "latency": told_latency(record["after"]),
+        "timed": shows_times(record["after"]),
+        "words": WORDS,
         "charts": [] if search is None else _charts(search),
         "looks": {},
     }
@@ -109,11 +127,14 @@ def _charts(search: Record) -> list[tuple[Markup, str]]:
         ("loss", "loss on held-out images", False, "", ""),
         ("latency_change", "latency change, %", True, "latency_q1", "latency_q3"),
     ):
-        lines = [_line("every step", "c0", rows, name)]
+        known = [row for row in rows if row[name] is not None]
+        if not known:
+            continue
+        lines = [_line("every step", "c0", known, name)]
         if low:
-            ends = ([row[each] for row in rows] for each in (low, high))
+            ends = ([row[each] for row in known] for each in (low, high))
             lines[0] = replace(lines[0], low=next(ends), high=next(ends))
-        if met is not None:
+        if met is not None and rows[met][name] is not None:
             lines.append(_line("the budget", "ink", [rows[met]], name))
         chart = curves(
             lines,
@@ -132,7 +153,8 @@ def _charts(search: Record) -> list[tuple[Markup, str]]:
 
 _BANDS = {
     "top1": "Band: the first step’s accuracy with the 95 % interval of the change.",
-    "latency_change": "Band: quartiles of the rounds.",
+    "latency_change": "Band: quartiles of the rounds. Steps that were measured while the machine "
+    "was busy are left out.",
 }
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import time
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import Count, count
-from keymix.analysis.measure import quartiles
+from keymix.analysis.measure import timed
+from keymix.analysis.timing import Turns, quartiles
 from keymix.errors import UserError
 from keymix.hosts.layers import Layer
 from keymix.surgery.images import run
@@ -23,7 +24,6 @@ ROUNDS = 20
 """Of timing, behind each median."""
 
 Times = tuple[float | None, float | None, float | None]  # quartiles, the median between
-_WARM = 3  # rounds before
 
 
 def attention_costs(
@@ -94,25 +94,14 @@ def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[Time
     finally:
         for handle in handles:
             handle.remove()
-    samples: dict[str, list[float]] = {layer.path: [] for layer in found}
     with inference_mode_of(model), torch.no_grad():
-        for turn in range(_WARM + ROUNDS):
-            for layer in found:
-                seconds = _seconds(layer.module, *calls[layer.path], anchor.device)
-                if turn >= _WARM:
-                    samples[layer.path].append(seconds)
-    return [quartiles([1e3 * each for each in samples[layer.path]]) for layer in found]
-
-
-def _seconds(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
-) -> float:
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    wait()
-    start = time.perf_counter()
-    module(*args, **kwargs)
-    wait()
-    return time.perf_counter() - start
+        passes = {}
+        for layer in found:
+            args, kwargs = calls[layer.path]
+            call = functools.partial(layer.module, *args, **kwargs)
+            passes[layer.path] = timed(call, anchor.device)
+        turns = Turns(passes)
+        for _ in range(ROUNDS):
+            turns.round()
+    kept = [turns.samples[layer.path].kept() for layer in found]
+    return [quartiles([1e3 * each for each in seconds]) for seconds in kept]

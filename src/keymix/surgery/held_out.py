@@ -134,6 +134,7 @@ class HeldOut:
         model: nn.Module | None = None,
         layers: tuple[int, ...] = (),
         share: float = 0.0,
+        comparisons: int = 1,
     ) -> Step:
         """Measure a swapped model against the original: on the same images, and in turns.
 
@@ -142,6 +143,7 @@ class HeldOut:
             model: With some layers swapped; the original itself if None.
             layers: Which.
             share: Of the attention's cost that they hold.
+            comparisons: Of latencies with the original, which share the test's level.
         """
         shown = original if model is None else model
         size = tuple(self.images.shape[1:])
@@ -152,7 +154,10 @@ class HeldOut:
             self._seen[original] = self.score(original)[1]
         low, high = paired_interval(self._seen[original], right)
         counted = count(shown, size)
-        pair = measure_paired(original, shown, size, repeats=ROUNDS)
+        pair = measure_paired(original, shown, size, repeats=ROUNDS, comparisons=comparisons)
+        verdict = pair.verdict
+        if model is None and verdict == "different":  # from itself
+            verdict = "not distinguishable"
         return Step(
             layers=layers,
             share=share,
@@ -167,4 +172,6 @@ class HeldOut:
             latency_ratio=pair.ratio,
             latency_ratio_q1=pair.ratio_q1,
             latency_ratio_q3=pair.ratio_q3,
+            latency_p=pair.p,
+            latency_verdict=verdict,
         )

@@ -143,7 +143,7 @@ def search(
         if number >= len(told.steps):
             note.says(f"{number} of {len(found)} layers", 1 + len(candidates) + number)
             share = math.fsum(told.attention[j].share for j in picked[:number])
-            step = held.step(model, grown, picked[:number], share)
+            step = held.step(model, grown, picked[:number], share, len(candidates))
             told = note.keeps(replace(told, steps=(*told.steps, step)))
     return told
 

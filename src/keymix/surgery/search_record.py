@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from keymix.analysis.timing import WORDS, Verdict
+
 Cost = Literal["params", "macs", "latency"]
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
 
@@ -72,6 +74,9 @@ class Step:
         latency_ratio: Median of the rounds' ratios of its time to the original's.
         latency_ratio_q1: First quartile of these ratios.
         latency_ratio_q3: Third quartile.
+        latency_p: P-value of the test for a difference; None from a version without it.
+        latency_verdict: What `keymix.analysis.timing.compare` says, at one level for all steps of
+            a search; None from a version without it.
     """
 
     layers: tuple[int, ...]
@@ -87,16 +92,13 @@ class Step:
     latency_ratio: float
     latency_ratio_q1: float
     latency_ratio_q3: float
+    latency_p: float | None = None
+    latency_verdict: Verdict | None = None
 
     @property
     def latency_change(self) -> float:
         """What the swap adds to the latency of one image, as a fraction of the original's."""
         return self.latency_ratio - 1
-
-    @property
-    def latency_differs(self) -> bool:
-        """Whether the quartiles of the ratios lie on one side of 1."""
-        return not self.latency_ratio_q1 <= 1 <= self.latency_ratio_q3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +202,8 @@ def sentence(before: Step, after: Step, layers: int) -> str:
     """Say what a swap costs, against the original model, all of it measured.
 
     "5 of 12 layers, −0.3 points of held-out top-1 (−1.1 to +0.5), −18 % latency": the brackets
-    hold the 95 % interval over the held-out images; latency is of one image, and "not
-    distinguishable" where the quartiles of the rounds' ratios lie on both sides of 1.
+    hold the 95 % interval over the held-out images; latency is of one image, with a figure where
+    `keymix.analysis.timing.compare` calls it different.
 
     Args:
         before: The original model.
@@ -210,9 +212,10 @@ def sentence(before: Step, after: Step, layers: int) -> str:
     """
     points = _signed(100 * (after.top1 - before.top1), 1)
     low, high = (_signed(100 * end, 1) for end in (after.change_low, after.change_high))
-    latency = "latency not distinguishable"
-    if after.latency_differs:
+    if after.latency_verdict == "different":
         latency = f"{_signed(100 * after.latency_change, 0)} % latency"
+    else:
+        latency = f"latency {WORDS[after.latency_verdict]}"
     return (
         f"{len(after.layers)} of {layers} layers, {points} points of held-out top-1 "
         f"({low} to {high}), {latency}"
