@@ -112,8 +112,6 @@ def test_a_control_far_below_does_not_squash_the_axis():
 def test_the_front_goes_down_to_the_arrow_of_a_point_below():
     root = ET.fromstring(scatter(_points([3, 2], [0.95, 0.94]), x_label="x", y_label="y", name="n"))
     assert len(_front(root)) == 2
-    bare = scatter(_points([3, 2], [0.95, 0.94]), x_label="x", y_label="y", name="n", front=False)
-    assert 'class="front"' not in bare
     points = [
         Point("softmax", LOOKS["softmax"], 3, 0.95),
         Point("identity", LOOKS["identity"], 1, 0.3),

@@ -17,7 +17,7 @@ from keymix.report.class_plots import Spread, dots, histograms
 from keymix.report.html import render
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.plots import looks
-from keymix.report.views import attention, outcome, runs
+from keymix.report.views import attention, runs
 from keymix.report.views.classes import by_class, wilson
 from keymix.report.views.payload import as_element_text
 
@@ -190,19 +190,3 @@ def test_labels_break_within_and_remarks_stay_whole() -> None:
     assert broken == (
         "key_<wbr>value(<wbr>head_<wbr>dim=<wbr>43) loses here (−1.0 points) &lt;b&gt;"
     )
-
-
-def test_there_is_no_pareto_front_of_measured_latencies(monkeypatch):
-    fronts = {}
-
-    def scatter(points, *, x_label, front, **more):
-        fronts[x_label.partition(",")[0]] = front
-
-    monkeypatch.setattr(outcome.plots, "scatter", scatter)
-    outcome.scatters(make_record(), LOOKS)
-    assert fronts == {
-        "parameters": True,
-        "multiply-adds an image": True,
-        "latency at batch 1": False,
-        "peak memory of a training step": True,
-    }

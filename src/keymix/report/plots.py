@@ -194,19 +194,17 @@ def _stragglers(values: Sequence[float], removable: Sequence[bool]) -> set[int]:
     return {i for i, v in enumerate(values) if removable[i] and v < low - room}
 
 
-def scatter(
-    points: Sequence[Point], *, x_label: str, y_label: str, name: str, front: bool = True
-) -> Markup:
+def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -> Markup:
     """Draw accuracy against a cost, with the Pareto front and every point named.
 
-    A control far below the rest is drawn as an arrow at the foot of the chart, with its value.
+    A control far below the rest would squash the axis: it is drawn as an arrow at the foot of the
+    chart with its value beside its name.
 
     Args:
         points: One a mixer.
         x_label: The cost and its unit.
         y_label: The accuracy and its unit (percent).
         name: What the chart shows, for readers who cannot see it.
-        front: Whether to draw the Pareto front: not where costs may differ by chance.
     """
     below = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points])
     inside = [p for i, p in enumerate(points) if i not in below]
@@ -217,7 +215,7 @@ def scatter(
     parts = _frame(x, y, x_label, y_label, percent=True)
     # the arrow at the foot stands for a point below, in the front too
     marks = [(x(p.x), y.start - 9 if i in below else y(p.y)) for i, p in enumerate(points)]
-    steps = [marks[points.index(p)] for p in pareto(points)] if front else []
+    steps = [marks[points.index(p)] for p in pareto(points)]
     if len(steps) > 1:
         parts.append(el("path", d=path(steps), class_="front"))
     bars = _along(steps)

@@ -95,7 +95,6 @@ def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
                     x_label=shown,
                     y_label=f"test {short}, %",
                     name=f"Test {short} against {shown}",
-                    front=key != "latency_ms",
                 )
             )
     return charts
