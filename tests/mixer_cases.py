@@ -5,26 +5,25 @@ from __future__ import annotations
 
 import types
 import typing
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jaxtyping
 import pytest
 import torch
-from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.layers.neurons import Neurons
+from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.contract import Accuracy, example_tokens, stir
 from keymix.mixers.registry import create_mixer, list_mixers, mixer_options, option_hints
+from tolerances import CHANGE, TOLERANCE
 
 DIM, HEADS, GRID = 12, 3, (2, 3)
-STEPS = 3  # of spiking mixers
-
-# what moves the norms in front of spiking neurons to where enough of them fire
-FIRING = {"q_bn.bias": 1.0, "k_bn.bias": 1.8, "v_bn.bias": 1.8, "proj_bn.bias": 1.6}
+EXACT = Accuracy(dtype=torch.float64, near=TOLERANCE[torch.float64], far=CHANGE)
 
 # other values of options that hold numbers; an option whose annotation lists its values (Literal,
 # bool) needs no entry. A new option with a number gets a line here.
@@ -113,24 +112,6 @@ def mixer_cases() -> list[Any]:
     return plain + varied
 
 
-def stir(module: nn.Module) -> None:
-    """Move every parameter away from its neutral start, the same way for the same name.
-
-    The norms in front of spiking neurons are moved to where about every third fires.
-    """
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            noise = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            p.add_(0.3 * torch.randn(p.shape, generator=noise, dtype=torch.float64).to(p))
-        for name, b in module.named_buffers():
-            if name.endswith("running_mean"):
-                b.add_(0.1)
-            elif name.endswith("running_var"):
-                b.mul_(0.5)
-        for name, p in module.named_parameters():
-            p.add_(FIRING.get(name, 0.0))
-
-
 def make(
     name: str,
     options: dict[str, Any] | None = None,
@@ -151,42 +132,9 @@ def make(
     return mixer
 
 
-def spiking(mixer: TokenMixer) -> bool:
-    """Whether a mixer takes spikes, time steps first."""
-    return mixer.claims.domain == "spiking"
-
-
-def images(mixer: TokenMixer) -> int:
-    """The axis of the images in a mixer's tokens: behind the time steps, if there are any."""
-    return 1 if spiking(mixer) else 0
-
-
-def tokens(
-    mixer: TokenMixer, *lead: int, seed: int = 1, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Random tokens that fit a mixer's site, two images if no leading axes are named.
-
-    Spiking mixers get spikes, ``STEPS`` in front of the leading axes.
-    """
-    noise = torch.Generator().manual_seed(seed)
-    steps = (STEPS,) if spiking(mixer) else ()
-    shape = (*steps, *(lead or (2,)), mixer.site.num_tokens, mixer.site.dim)
-    x = torch.randn(shape, generator=noise, dtype=torch.float64)
-    return (x > 0).to(dtype) if steps else x.to(dtype)
-
-
-def gradients(mixer: nn.Module, x: Tensor, **call: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Output, and the gradient of a fixed random sum of it, of the tokens and every parameter."""
-    x = x.detach().clone().requires_grad_()
-    y = mixer(x, **call)
-    noise = torch.Generator().manual_seed(7)
-    weight = torch.randn(y.shape, generator=noise, dtype=torch.float64).to(y)
-    named = {"x": x, **dict(mixer.named_parameters())}
-    grads = torch.autograd.grad((y * weight).sum(), list(named.values()), allow_unused=True)
-    return y.detach(), {
-        name: torch.full_like(named[name], torch.nan) if g is None else g
-        for name, g in zip(named, grads, strict=True)
-    }
+tokens = partial(example_tokens, dtype=torch.float64)
+images = contract.image_axis
+gradients = contract.gradients
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from keymix.mixers.base import Grid, Site, TokenMixer, Traits
 class _Linear(TokenMixer):
     """One square matrix on every token."""
 
+    traits = Traits(mixes_prefix=False)
+
     def __init__(self, site: Site, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__(site)
         self.fc = nn.Linear(site.dim, site.dim, bias=False, device=device, dtype=dtype)
@@ -63,7 +65,7 @@ class Uncounted(_Linear):
 class SpikingLinear(_Linear):
     """Takes time, batch, tokens and channels, and nothing less."""
 
-    traits = Traits(domain="spiking")
+    traits = Traits(domain="spiking", mixes_prefix=False)
 
     def forward(self, x: Tensor, grid: Grid | None = None, bias: Tensor | None = None) -> Tensor:
         if x.ndim != 4:

@@ -167,9 +167,10 @@ def test_a_mixer_of_ones_own_file_goes_into_the_fresh_process(
     monkeypatch.setattr(scaling, "peak_memory", peaks)
     file = tmp_path / "thrice.py"
     file.write_text(
-        "from keymix import TokenMixer, register_mixer\n"
+        "from keymix import TokenMixer, Traits, register_mixer\n"
         "@register_mixer('thrice_for_complexity')\n"
         "class Thrice(TokenMixer):\n"
+        "    traits = Traits(mixes_prefix=False)\n"
         "    def forward(self, x, grid=None, bias=None):\n"
         "        return 3 * x\n"
     )

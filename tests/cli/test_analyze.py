@@ -194,9 +194,10 @@ def test_numbers_of_tokens_may_have_an_exponent(capsys: pytest.CaptureFixture[st
 def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "picky.py"
     file.write_text(
-        "from keymix import TokenMixer, UserError, register_mixer\n"
+        "from keymix import TokenMixer, Traits, UserError, register_mixer\n"
         "@register_mixer('picky_for_analyze')\n"
         "class Picky(TokenMixer):\n"
+        "    traits = Traits(maskable=False, permutation='positional')\n"
         "    def __init__(self, site):\n"
         "        if site.grid != (2, 2):\n"
         "            raise UserError('wants four tokens')\n"

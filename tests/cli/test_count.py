@@ -134,9 +134,10 @@ def test_a_model_that_cannot_run_is_one_line(
 def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "double.py"
     file.write_text(
-        "from keymix import TokenMixer, register_mixer\n"
+        "from keymix import TokenMixer, Traits, register_mixer\n"
         "@register_mixer('double_for_count')\n"
         "class Double(TokenMixer):\n"
+        "    traits = Traits(mixes_prefix=False)\n"
         "    def forward(self, x, grid=None, bias=None):\n"
         "        return 2 * x\n"
     )

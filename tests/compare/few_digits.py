@@ -9,7 +9,7 @@ from typing import Any
 from keymix.compare.run import Comparison, compare
 
 BRITTLE = '''
-from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.base import Site, TokenMixer, Traits
 from keymix.mixers.registry import register_mixer
 
 
@@ -17,8 +17,10 @@ from keymix.mixers.registry import register_mixer
 class Brittle(TokenMixer):
     """Passes every check and breaks in training."""
 
+    traits = Traits(mixes_prefix=False)
+
     def forward(self, x, grid=None, bias=None):
-        if self.training and len(x) > 2:  # batches of training, not the trial runs before
+        if self.training and len(x) > 3:  # batches of training, not the trial runs before
             {how}
         return x
 '''

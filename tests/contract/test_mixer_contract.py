@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from keymix.layers.neurons import Neurons
-from keymix.mixers.base import TokenMixer, explain_backend
+from keymix.mixers import contract
+from keymix.mixers.base import Site, TokenMixer, explain_backend
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.registry import list_mixers, mixer_options
+from keymix.mixers.registry import get_mixer_class, list_mixers, mixer_options
 from mixer_cases import (
     BESIDE,
     DIM,
+    EXACT,
     SAME_RESULT,
     alternatives,
     gradients,
@@ -30,7 +32,7 @@ from mixer_cases import (
     stir,
     tokens,
 )
-from tolerances import CHANGE, close, differs
+from tolerances import close, differs
 
 OTHER_NEURONS = Neurons(v_reset=None)  # of a site, so that each kind by name is another
 
@@ -45,26 +47,29 @@ def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
 # ---- shapes -----------------------------------------------------------------------------------
 
 
+@every_mixer
+def test_a_mixer_keeps_its_site_and_takes_what_hosts_hand_it(name: str) -> None:
+    kind, site = get_mixer_class(name), Site(dim=DIM, num_heads=3, grid=(2, 3))
+    assert contract.breaks_constructor(kind(site), site) is None
+    assert contract.breaks_signature(kind) is None
+
+
 @every_case
 @pytest.mark.parametrize("prefix", [0, 2])
 def test_output_has_the_shape_of_the_tokens(
     name: str, options: dict[str, Any], prefix: int
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=prefix)
-    for lead in ((3,), (2, 4)):
-        x = tokens(mixer, *lead)
-        y = mixer(x)
-        assert y.shape == x.shape
-        assert y.dtype == x.dtype
-        assert torch.isfinite(y).all()
+    assert contract.breaks_shape(mixer, EXACT) is None
+    x = tokens(mixer, 2, 4)
+    assert mixer(x).shape == x.shape
 
 
 @every_mixer
 def test_two_leading_axes_are_one_folded(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()
-    x = tokens(mixer, 2, 3)
-    axis = images(mixer)
-    close(mixer(x), mixer(x.flatten(axis, axis + 1)).unflatten(axis, (2, 3)))
+    assert contract.breaks_leading_axes(mixer, EXACT) is None
+    assert contract.breaks_repetition(mixer, EXACT) is None
 
 
 @every_mixer
@@ -92,37 +97,12 @@ def test_every_option_value_does_something(name: str, option: str, value: Any) -
         pytest.skip("chooses a way of computing; see the test of such options")
     beside = BESIDE.get((name, option), {})
     chosen = (beside, {**beside, option: value})
-    at_start = [make(name, o, stirred=False, seed=3, **site) for o in chosen]
-    before, after = (weights_of(m) for m in at_start)
-    for key in before.keys() & after.keys():
-        alike = before.keys() == after.keys() and before[key].shape == after[key].shape
-        if alike and differs(before[key], after[key]):
-            return  # the same draws, other weights: the option acts where a model starts
-    plain, other = (make(name, o, **site) for o in chosen)
-    shared = plain.state_dict()
-    fits = {
-        k: v for k, v in other.state_dict().items() if k in shared and shared[k].shape == v.shape
-    }
-    other.load_state_dict({k: shared[k] for k in fits}, strict=False)
-    x = tokens(plain, 3)
-    for training in (True, False):
-        results = []
-        for mixer in (plain, other):
-            mixer.train(training)
-            torch.manual_seed(11)
-            y, grads = gradients(mixer, x)
-            results.append({"output": y, **{k: grads[k] for k in ["x", *fits] if k in grads}})
-        if any(differs(results[0][k], results[1][k]) for k in results[0]):
-            return
-    elsewhere = torch.randn(3, 11, DIM, dtype=torch.float64)  # what acts on another grid alone
-    refused_there = [
-        refusal(partial(m, elsewhere, grid=(2, 5))) is not None for m in (plain, other)
-    ]
-    if refused_there[0] != refused_there[1]:
-        return
-    if not any(refused_there) and differs(*(m(elsewhere, grid=(2, 5)) for m in (plain, other))):
-        return
-    pytest.fail(f"{option}={value!r} changes neither the output nor a gradient of {name!r}")
+
+    def made(given: dict[str, Any], *, stirred: bool = True) -> TokenMixer:
+        return make(name, given, stirred=stirred, seed=0 if stirred else 3, **site)
+
+    if not contract.option_acts(made, *chosen, EXACT):
+        pytest.fail(f"{option}={value!r} changes neither the output nor a gradient of {name!r}")
 
 
 @pytest.mark.parametrize(("name", "option"), sorted(SAME_RESULT))
@@ -166,17 +146,7 @@ def test_gradients_reach_every_parameter_but_the_declared(
     name: str, options: dict[str, Any], training: bool
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=1, grid=(3, 4)).train(training)
-    zero = mixer.zero_gradients
-    assert zero <= dict(mixer.named_parameters()).keys()
-    _, grads = gradients(mixer, tokens(mixer, 4))
-    assert not torch.isnan(grads["x"]).any(), "no gradient reaches the tokens"
-    size = max(1.0, *(float(g.abs().max()) for g in grads.values()))
-    for key, grad in grads.items():
-        assert not torch.isnan(grad).any(), f"no gradient reaches {key}"
-        if key in zero:
-            assert grad.abs().max() < 1e-12 * size, f"{key} was declared zero and is not"
-        else:
-            assert grad.abs().max() > CHANGE, f"the gradient of {key} is zero"
+    assert contract.breaks_gradients(mixer, EXACT) is None
 
 
 # ---- claims -----------------------------------------------------------------------------------
@@ -188,50 +158,17 @@ def test_permutation_is_as_claimed(name: str, options: dict[str, Any], training:
     if any("drop" in option for option in options) and training:
         pytest.skip("dropout draws by place")
     mixer = make(name, options, grid=(3, 4)).train(training)
-    x = tokens(mixer)
-    order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(5))
-    moved = copy.deepcopy(mixer)(x[..., order, :])
-    claimed = mixer.claims.permutation
-    wanted = mixer(x)[..., order, :]
-    if claimed == "equivariant":
-        close(moved, wanted)
+    if mixer.claims.permutation == "equivariant":
+        assert contract.breaks_permutation(mixer, EXACT) is None
     elif options not in ({"kernel_size": 1}, {"pool_size": 1}) or isinstance(mixer, MapMixer):
         # a 1x1 window sees no place; the claim is of what the mixer may do
-        assert differs(moved, wanted)
+        assert not contract.permutes(mixer, EXACT)
 
 
 @every_case
 def test_prefix_mixing_is_as_claimed(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=2).eval()
-    x = tokens(mixer, 16)  # enough of them that some spikes hang on one token
-    moved = x.clone()
-    moved[..., 2:, :] = tokens(mixer, 16, seed=9)[..., 2:, :]
-    seen = differs(mixer(x)[..., :2, :], mixer(moved)[..., :2, :])
-    assert seen == mixer.claims.mixes_prefix
-
-
-def masked_value(mixer: TokenMixer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs of the queries that may not see token 1, at two values of token 1, and unmasked."""
-    n = mixer.site.num_tokens
-    others = [i for i in range(n) if i != 1]
-    bias = torch.zeros(n, n, dtype=torch.float64)
-    bias[others, 1] = -torch.inf
-    x = tokens(mixer)
-    if isinstance(mixer, MapMixer):
-        inputs = mixer.inputs(x, mixer.site.grid)
-        other = {**inputs, "v": inputs["v"].clone()}
-        other["v"][..., 1, :] += 3.0
-        outputs = []
-        for given in (inputs, other):
-            mixer.inputs = lambda x, grid, given=given: given  # type: ignore[method-assign]
-            outputs.append(mixer(x, bias=bias)[:, others])
-        unmasked = mixer(x)[:, others]
-        del mixer.inputs
-        return outputs[0], outputs[1], unmasked
-    moved = x.clone()
-    moved[..., 1, :] += 3.0
-    one, other, unmasked = mixer(x, bias=bias), mixer(moved, bias=bias), mixer(x)
-    return one[..., others, :], other[..., others, :], unmasked[..., others, :]
+    assert contract.breaks_prefix(mixer, EXACT) is None
 
 
 @every_case
@@ -241,23 +178,23 @@ def test_masking_is_as_claimed(name: str, options: dict[str, Any], training: boo
     torch.manual_seed(2)
     if any("drop" in option for option in options):
         mixer.eval()
-    one, other, unmasked = masked_value(mixer)
     if mixer.claims.maskable:
-        assert torch.isfinite(one).all()
-        assert torch.equal(one, other), "a masked token's value reaches a query"
-    else:
-        leaks = not torch.isfinite(one).all() or differs(one, other)
-        ignored = bool(torch.equal(one, unmasked))
-        assert leaks or ignored, "claims not to be maskable, but the mask held"
+        assert contract.breaks_mask(mixer, EXACT) is None
+        return
+    x, (bias, others) = tokens(mixer), contract.example_mask(mixer, EXACT)
+    ignored = torch.equal(mixer(x, bias=bias)[..., others, :], mixer(x)[..., others, :])
+    assert ignored or not contract.mask_holds(mixer, EXACT), "not maskable, but the mask held"
+
+
+@every_case
+def test_every_role_does_something(name: str, options: dict[str, Any]) -> None:
+    assert contract.breaks_roles(make(name, options).eval(), EXACT) is None
 
 
 @every_case
 def test_images_do_not_see_each_other_in_eval_mode(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
-    x = tokens(mixer, 3)
-    y, axis = mixer(x), images(mixer)
-    for i in range(3):
-        close(mixer(x.narrow(axis, i, 1)), y.narrow(axis, i, 1))
+    assert contract.breaks_images(mixer, EXACT) is None
 
 
 @every_case
@@ -273,11 +210,7 @@ def test_the_gradient_of_one_image_is_that_in_a_batch(name: str, options: dict[s
 
 @every_mixer
 def test_tokens_are_not_written_to(name: str) -> None:
-    mixer = make(name, num_prefix_tokens=1)
-    x = tokens(mixer)
-    kept = x.clone()
-    mixer(x)
-    assert torch.equal(x, kept)
+    assert contract.breaks_input(make(name, num_prefix_tokens=1), EXACT) is None
 
 
 # ---- state ------------------------------------------------------------------------------------
@@ -290,9 +223,7 @@ def test_state_dict_holds_all_there_is(name: str, options: dict[str, Any]) -> No
     mixer(tokens(mixer))  # running statistics move
     mixer.eval()
     fresh = make(name, options, num_prefix_tokens=1, seed=1, stirred=False).eval()
-    fresh.load_state_dict(weights_of(mixer), strict=True)
-    x = tokens(mixer)
-    assert torch.equal(fresh(x), mixer(x))
+    assert contract.breaks_state(mixer, fresh, EXACT) is None
 
 
 @every_mixer

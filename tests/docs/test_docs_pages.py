@@ -11,6 +11,7 @@ from documents import DOCS, ROOT, prose, table
 
 import keymix
 from keymix.mixers.registry import aliases_of, get_mixer_class
+from keymix.mixers.user_mixers import RULES
 
 HEADINGS = ["Idea", "Equation", "Cost", "When to use and when not", "Measured"]
 PAGES = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
@@ -88,3 +89,10 @@ def test_the_api_pages_tell_every_public_name() -> None:
         if not name.startswith("_") and not re.search(rf"\b{name}\b", told)
     ]
     assert not missing
+
+
+def test_the_page_of_ones_own_mixers_lists_the_rules() -> None:
+    text = (DOCS / "own-mixer.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z_ ]+)` \|", text.partition("| rule |")[2], re.MULTILINE) == [
+        rule.name for rule in RULES
+    ]

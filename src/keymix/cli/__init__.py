@@ -24,6 +24,7 @@ VERBS = {
     "swap": "put a mixer into a trained model, near what it was; search which layers",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
     "analyze": "where a model looks, whether its layers collapse, what mixers cost",
+    "check-mixer": "run the contract of mixers on a file of your own, and say what holds",
     "data": "validate a data set before hours are spent (keymix data check)",
     "list": "list models, mixers, recipes and data sets",
 }
@@ -42,7 +43,7 @@ examples:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {verb:<9} {summary}" for verb, summary in VERBS.items())
+    rows = "\n".join(f"  {verb:<11} {summary}" for verb, summary in VERBS.items())
     return (
         "usage: keymix VERB [options]        keymix VERB --help says how to use a verb\n\n"
         "Which attention should my vision model use, and what does it buy me?\n\n"
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
         with _told_in_one_line(), interruptible(lambda: _AGAIN):
-            command = importlib.import_module(f"keymix.cli.{verb}")
+            command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
     except UserError as error:
         sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")

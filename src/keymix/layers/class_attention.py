@@ -84,9 +84,9 @@ class ClassAttention(nn.Module):
         q = self.q(x[:, :1]).unflatten(-1, heads).transpose(1, 2)  # [B, h, 1, d]
         k = self.k(x).unflatten(-1, heads).transpose(1, 2)  # [B, h, M, d]
         v = self.v(x).unflatten(-1, heads).transpose(1, 2)
-        logits = (q * self.scale) @ k.mT
+        logits = (q * self.scale) @ k.transpose(-2, -1)
         # heads last to mix them, and back: [B, h, 1, M]
-        maps = (logits.movedim(1, -1) @ self.talking_pre.mT).softmax(-2)
-        maps = self.attn_drop(maps @ self.talking_post.mT).movedim(-1, 1)
+        maps = (logits.movedim(1, 3) @ self.talking_pre.t()).softmax(-2)
+        maps = self.attn_drop(maps @ self.talking_post.t()).movedim(3, 1)
         out: Tensor = self.proj_drop(self.proj((maps @ v).transpose(1, 2).flatten(2)))
         return out

@@ -159,7 +159,7 @@ class CvTStage(nn.Module):
         """Embed and mix."""
         tokens, grid = self.patch_embed(image)
         if self.cls_token is not None:
-            tokens = torch.cat((self.cls_token.expand(len(tokens), -1, -1), tokens), 1)
+            tokens = torch.cat((self.cls_token.expand(tokens.shape[0], -1, -1), tokens), 1)
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
                 tokens = checkpointed(block, tokens, grid)

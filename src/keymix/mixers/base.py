@@ -25,6 +25,8 @@ __all__ = [
     "Traits",
     "check_stage",
     "explain_backend",
+    "heads_first",
+    "heads_last",
     "probability",
     "query_rows",
     "split_prefix",
@@ -287,6 +289,16 @@ def take_rows(t: Tensor, rows: Tensor | None) -> Tensor:
     if rows is None or t.ndim < 2 or t.shape[-2] == 1:
         return t
     return t.index_select(-2, rows)
+
+
+def heads_last(maps: Tensor) -> Tensor:
+    """Turn maps ``[*, h, Q, M]`` to ``[*, Q, M, h]``, in steps that every exporter knows."""
+    return maps.transpose(-3, -2).transpose(-2, -1)
+
+
+def heads_first(mixed: Tensor) -> Tensor:
+    """Undo :func:`heads_last`."""
+    return mixed.transpose(-2, -1).transpose(-3, -2)
 
 
 def query_rows(queries: Queries | None, x: Tensor) -> Tensor | None:

@@ -103,11 +103,11 @@ class ConvStaticKeyAttention(LearnedKeys):
         lead = patches.shape[:-3]
         # [*, h, HW, d] -> [*, h, d, H, W] -> image [B, (windows) * h * d, H, W]
         groups = self.site.windows * self.num_heads
-        image = patches.mT.reshape(-1, groups * self.head_dim, H, W)
+        image = patches.transpose(-2, -1).reshape(-1, groups * self.head_dim, H, W)
         a = self._convolved(image, self._keys_of(inputs, grid))
-        a = a.reshape(*lead, self.num_heads, a.shape[1] // groups, H * W).mT
+        a = a.reshape(*lead, self.num_heads, a.shape[1] // groups, H * W).transpose(-2, -1)
         if self.key is not None:
-            first = prefix @ inputs["key"].mT
+            first = prefix @ inputs["key"].transpose(-2, -1)
             a = torch.cat((first.expand(*lead, *first.shape[-3:]), a), -2)
         return take_rows(a, rows)
 

@@ -22,6 +22,8 @@ from keymix.mixers.base import (
     TokenMixer,
     Traits,
     check_stage,
+    heads_first,
+    heads_last,
     probability,
     query_rows,
     take_rows,
@@ -187,7 +189,7 @@ class MapMixer(TokenMixer):
         if both is None:
             raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
         q, k = both
-        return take_rows(q, rows) @ k.mT
+        return take_rows(q, rows) @ k.transpose(-2, -1)
 
     def gain(self) -> float | Tensor:
         """Return the factor of the logits: the scale over a fixed tau, or the learned number."""
@@ -395,5 +397,4 @@ class MapMixer(TokenMixer):
 
 def _talk(maps: Tensor, mix: nn.Linear) -> Tensor:
     """Mix heads linearly: ``out[g] = sum_h weight[g, h] maps[h]`` on ``[*, h, Q, M]``."""
-    mixed: Tensor = mix(maps.movedim(-3, -1))
-    return mixed.movedim(-1, -3)
+    return heads_first(mix(heads_last(maps)))

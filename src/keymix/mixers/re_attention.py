@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing, still_statistics
-from keymix.mixers.base import Site, Traits
+from keymix.mixers.base import Site, Traits, heads_first, heads_last
 from keymix.mixers.map_mixer import MapMixer, Roles
 from keymix.mixers.options import MapOptions
 from keymix.mixers.registry import register_mixer
@@ -61,13 +61,13 @@ class ReMixing(MapMixer):
         """Mix over heads by Θ and normalise; ``track`` lets the running statistics move."""
         maps = super().mix_after(maps, track)
         # out[g] = sum_h theta[h, g] maps[h] + b[g], heads moved last and back
-        mixed = maps.movedim(-3, -1) @ self.theta.to(maps.dtype)
+        mixed = heads_last(maps) @ self.theta.to(maps.dtype)
         if self.theta_bias is not None:
             mixed = mixed + self.theta_bias
         if isinstance(self.norm, nn.LayerNorm):
             out: Tensor = self.norm(mixed)
-            return self._scaled(out.movedim(-1, -3))
-        mixed = mixed.movedim(-1, -3)
+            return self._scaled(heads_first(out))
+        mixed = heads_first(mixed)
         flat = mixed.reshape(-1, *mixed.shape[-3:])
         norm = self.norm
         if not norm.training:  # for one image's strides torch's eval mode gives wrong gradients

@@ -20,6 +20,7 @@ from torch import nn
 from keymix.errors import UserError, unknown
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.kinds import accepted, of_kind, words
+from keymix.mixers.user_mixers import PAGE, check_first, from_outside
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 _ALIASES: dict[str, str] = {}
@@ -42,12 +43,19 @@ def register_mixer(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[M],
     def register(cls: M) -> M:
         if not (inspect.isclass(cls) and issubclass(cls, TokenMixer)):
             raise UserError(f"@register_mixer({name!r}) decorates {cls!r}, not a TokenMixer class")
+        if next(iter(accepted(cls)), None) != "site":
+            raise UserError(
+                f"mixer {name!r}: __init__ must take the site first, "
+                f"__init__(self, site, *, …); see {PAGE}"
+            )
         for parameter in _parameters(cls):
             if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
                 raise UserError(
                     f"mixer {name!r}: option {parameter.name!r} must be a named keyword-only "
                     "argument, so that an option nobody reads cannot be passed"
                 )
+        if from_outside(cls):
+            _discover()  # so that its names are held against those there are
         for each in (name, *aliases):
             taken = _MIXERS.get(_ALIASES.get(each, each))
             same = taken is not None and (taken.__module__, taken.__qualname__) == (
@@ -166,6 +174,7 @@ def build(
     _check_kinds(cls, options)
     taken = accepted(cls)
     factory = {k: v for k, v in factory.items() if v is not None and k in taken}
+    check_first(cls, site, options)
     made = cls(site, **options, **factory)
     made.built_with = options
     return made
@@ -232,6 +241,20 @@ def create_mixer(
     return build(name, site, options, device=device, dtype=dtype)
 
 
+def names_in(path: str | Path) -> list[str]:
+    """List the mixers that a file registered which :func:`import_file` ran.
+
+    Args:
+        path: The file.
+    """
+    module = _module_name(Path(path))
+    return sorted(name for name, cls in _MIXERS.items() if cls.__module__ == module)
+
+
+def _module_name(path: Path) -> str:
+    return f"keymix_user_{path.stem}"
+
+
 def import_file(path: str | Path) -> None:
     """Run a user's Python file, so that the mixers it registers exist.
 
@@ -241,11 +264,10 @@ def import_file(path: str | Path) -> None:
     Raises:
         UserError: If there is no such file, or running it fails.
     """
-    _discover()  # so that the file's names are held against those there are
     path = Path(path)
     if not path.is_file():
         raise UserError(f"--import {path}: no such file")
-    name = f"keymix_user_{path.stem}"
+    name = _module_name(path)
     if getattr(sys.modules.get(name), "__file__", None) == str(path.resolve()):
         return
     spec = importlib.util.spec_from_file_location(name, path.resolve())

@@ -105,6 +105,7 @@ class SpikingSelfAttention(SpikingMixer):
         """Multiply the three and let the neurons fire."""
         q, k, v = (parts[role].transpose(-3, -2) for role in self.roles)  # [T, *, h, N, d]
         linear = self.order_for(q.shape[-2]) == "linear"
-        product = q @ (k.mT @ v) if linear else (q @ k.mT) @ v
+        keys = k.transpose(-2, -1)
+        product = q @ (keys @ v) if linear else (q @ keys) @ v
         spikes: Tensor = self.attn_sn(product * self.scale)
         return spikes.transpose(-3, -2)

@@ -23,7 +23,7 @@ from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.cvt import stage_grids
 from keymix.layers.cvt_stage import CvTStage
-from keymix.mixers.base import Grid
+from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value
 from keymix.models.family import MixerModel, base_cfg, register_variants
 from keymix.models.input_size import take_input_size
@@ -275,7 +275,7 @@ class CvT(MixerModel):
 def _image(tokens: Tensor, stage: CvTStage, grid: Grid) -> Tensor:
     """Lay a stage's patch tokens out as an image."""
     patches = tokens[:, stage.num_prefix_tokens :]
-    return patches.transpose(1, 2).reshape(len(patches), patches.shape[-1], *grid)
+    return to_image(patches, grid)
 
 
 def _check_pool(global_pool: str, class_token: bool) -> None:

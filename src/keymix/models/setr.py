@@ -25,7 +25,7 @@ from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.hosts.encoded import Encoded
 from keymix.layers.resnet_patches import ResNetPatchEmbed
-from keymix.mixers.base import Grid
+from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value
 from keymix.models.family import MixerModel, base_cfg, register_variants
 from keymix.models.input_size import record_input_size
@@ -330,7 +330,7 @@ class SETRViT(SETR):
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
         patches = features[:, self.encoder.num_prefix_tokens :]
         grid: Grid = self.encoder.patch_embed.grid_size
-        return patches.transpose(1, 2).reshape(len(patches), patches.shape[-1], *grid)
+        return to_image(patches, grid)
 
 
 def _resnet(depths: Sequence[int]) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from keymix.decoders.segmentation.pup import WIDTHS
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.hosts.cvt import stage_grids
-from keymix.mixers.base import Grid
+from keymix.mixers.base import Grid, to_image
 from keymix.models.cvt import CvT
 from keymix.models.family import register_variants
 from keymix.models.setr import CLASSES, FEATURES, SETR, setr_cfg
@@ -112,7 +112,7 @@ class SETRCvT(SETR):
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
         patches = features[:, self.encoder.num_prefix_tokens :]
         grid = stage_grids(self.encoder, (x.shape[-2], x.shape[-1]))[-1]
-        return patches.transpose(1, 2).reshape(len(patches), patches.shape[-1], *grid)
+        return to_image(patches, grid)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {"setr_qkv_cvt": {}, "setr_kv_cvt": {"mixer": "key_value"}}

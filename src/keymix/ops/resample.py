@@ -13,12 +13,12 @@ Grid = tuple[int, int]
 
 def _image(rows: Tensor, grid: Grid) -> Tensor:
     """Lay rows ``[*, H * W, D]`` out as images ``[prod(*), D, H, W]``."""
-    return rows.mT.reshape(-1, rows.shape[-1], *grid)
+    return rows.transpose(-2, -1).reshape(-1, rows.shape[-1], *grid)
 
 
 def _rows(image: Tensor, lead: torch.Size) -> Tensor:
     """Undo :func:`_image`."""
-    rows = image.flatten(2).mT
+    rows = image.flatten(2).transpose(-2, -1)
     return rows.reshape(*lead, *rows.shape[1:])
 
 

@@ -15,19 +15,13 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.errors import UserError, WriteError
-from keymix.hosts.base import find_mixers
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.layers.shifts import BEFORE
 from keymix.models.preprocessing import describe, described
-from keymix.surgery.plans import PLAN, Plan, install, shadow
+from keymix.surgery.plans import Plan, install, plans_in, shadow
+from keymix.surgery.saving import keep_from_loss
 
 FORMAT = "keymix_swap"
-
-
-def plans_in(model: nn.Module) -> list[Plan]:
-    """Return what was swapped into a model, in its order."""
-    found = (getattr(mixer, PLAN, None) for mixer in find_mixers(model).values())
-    return [plan for plan in found if isinstance(plan, Plan)]
 
 
 def save_swapped(model: nn.Module, path: str | Path) -> None:
@@ -96,6 +90,7 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     for embed in (*_shifted(copy), *_shifted(model)):  # the copy refuses first
         embed.take_shifts(shifts)
     install(model, plans)
+    keep_from_loss(model)
     model.load_state_dict(state)
     if record.get("shown"):
         describe(model, record["shown"])

@@ -20,6 +20,7 @@ from keymix.surgery.images import CalibrationImages, Images
 from keymix.surgery.keys import estimate_keys
 from keymix.surgery.plans import Plan, install, plans_for, refuse_shared, shadow
 from keymix.surgery.report import SwapReport
+from keymix.surgery.saving import keep_from_loss
 from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
 from keymix.surgery.transfer import Fate, freeze_as, transfer
 from keymix.surgery.undo import undone_on_failure
@@ -160,6 +161,7 @@ def _estimate(
 def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:
     """Do to the model what was done to its copy."""
     install(model, plans)
+    keep_from_loss(model)
     for plan in plans:
         there, here = copy.get_submodule(plan.path), model.get_submodule(plan.path)
         here.load_state_dict(there.state_dict())

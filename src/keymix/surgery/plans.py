@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, UserError
-from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, known_of
+from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, find_mixers, known_of
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.conv_static_key import ConvStaticKeyAttention
@@ -194,6 +194,12 @@ def _uncopied(model: nn.Module, error: Exception) -> UserError:
                 )
     why = str(error).strip().partition("\n")[0]
     return UserError(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {why}")
+
+
+def plans_in(model: nn.Module) -> list[Plan]:
+    """Return what was swapped into a model, in its order."""
+    found = (getattr(mixer, PLAN, None) for mixer in find_mixers(model).values())
+    return [plan for plan in found if isinstance(plan, Plan)]
 
 
 def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:

@@ -27,7 +27,7 @@ def attention(
         scale: Factor s of the logits.
         bias: Added to the scaled logits, broadcastable to ``[*, h, N, M]``.
     """
-    logits = (q @ k.mT) * scale
+    logits = (q @ k.transpose(-2, -1)) * scale
     if bias is not None:
         logits = logits + bias
     return logits.softmax(-1) @ v

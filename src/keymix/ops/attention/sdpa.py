@@ -62,4 +62,8 @@ def attention(
         dropout_p=dropout,
         scale=scale,
     )
+    if torch.compiler.is_exporting():
+        # which kernel serves, and with it these strides, may differ from one pass of an exporter
+        # to the next; a view that was recorded in one would then fail in the other
+        out = out.clone(memory_format=torch.contiguous_format)
     return out.reshape(*lead, *out.shape[-3:])[..., :e]

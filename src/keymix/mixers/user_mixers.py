@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixers from outside keymix: checked against the contract at their first use, or in whole."""
+
+from __future__ import annotations
+
+import copy
+import random
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from keymix.errors import UserError
+from keymix.mixers import contract
+from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.kinds import accepted
+
+SMALL = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=2)
+ROUGH = contract.Accuracy(dtype=torch.float32, near=1e-4, far=1e-5)
+PAGE = "docs/own-mixer.md"
+
+# what the code of a class may raise; a UserError among them is a refusal of its own
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+# what is no option, and options that choose a way of computing and leave the result as it is
+_NO_RESULT = ("site", "device", "dtype", "backend", "order")
+
+_KEPT: weakref.WeakSet[type[TokenMixer]] = weakref.WeakSet()
+
+
+def from_outside(kind: type[TokenMixer]) -> bool:
+    """Whether a class is a user's own."""
+    return kind.__module__.partition(".")[0] != "keymix"
+
+
+class Trial:
+    """A mixer's class on a small site, for the rules to try.
+
+    Args:
+        kind: The class.
+        site: Where it sits.
+        options: Its options.
+    """
+
+    def __init__(
+        self, kind: type[TokenMixer], site: Site = SMALL, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.kind, self.site, self.options = kind, site, dict(options or {})
+
+    def make(
+        self, options: Mapping[str, Any] | None = None, *, stirred: bool = True, seed: int = 0
+    ) -> TokenMixer:
+        """Build the mixer in float32, for evaluation, its weights moved away from their start."""
+        for draw in (torch.manual_seed, random.seed, np.random.seed):
+            draw(seed)
+        chosen = self.options if options is None else options
+        made = self.kind(self.site, **chosen).to(ROUGH.dtype).eval()
+        if stirred:  # so that a wide mixer's softmax stays soft
+            contract.stir(made, 0.3 * min(1.0, (SMALL.dim / self.site.dim) ** 0.5))
+        return made
+
+    @cached_property
+    def mixer(self) -> TokenMixer:
+        """The mixer that rules share; they leave it as it is."""
+        stirred = self.make()
+        if stirred.site is self.site and contract.breaks_signature(self.kind) is None:
+            y = stirred(contract.example_tokens(stirred, dtype=ROUGH.dtype))
+            if isinstance(y, torch.Tensor) and not torch.isfinite(y).all():
+                return self.make(stirred=False)  # it takes no other weights than its own
+        return stirred
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule of the contract.
+
+    Attributes:
+        name: What messages call it.
+        says: What holds where it is kept.
+        broken: Says why a trial breaks it, None if it does not.
+        first: Whether the first mixer of a class is checked against it, not the suite alone.
+        base: Whether the rules behind it need it, and are not tried where it is broken.
+    """
+
+    name: str
+    says: str
+    broken: Callable[[Trial], str | None]
+    first: bool = True
+    base: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a rule.
+
+    Attributes:
+        rule: The rule.
+        why: Why it is broken; None where it holds.
+        error: What the mixer's code raised, if that is why.
+    """
+
+    rule: Rule
+    why: str | None
+    error: Exception | None = None
+
+
+def _constructor(trial: Trial) -> str | None:
+    made = trial.make(stirred=False)
+    return contract.breaks_constructor(made, trial.site)
+
+
+def _shape(trial: Trial) -> str | None:
+    training = copy.deepcopy(trial.mixer).train()
+    return contract.breaks_shape(trial.mixer, ROUGH) or contract.breaks_shape(training, ROUGH)
+
+
+def _dtype(trial: Trial) -> str | None:
+    wide = replace(ROUGH, dtype=torch.float64)
+    return contract.breaks_shape(copy.deepcopy(trial.mixer).double(), wide)
+
+
+def _prefix(trial: Trial) -> str | None:
+    return contract.breaks_prefix(trial.mixer, ROUGH) if trial.site.num_prefix_tokens else None
+
+
+def _gradients(trial: Trial) -> str | None:
+    for training in (True, False):
+        mixer = copy.deepcopy(trial.mixer).train(training)
+        why = contract.breaks_gradients(mixer, ROUGH)
+        if why is not None:
+            return why
+    return None
+
+
+def _state(trial: Trial) -> str | None:
+    return contract.breaks_state(trial.mixer, trial.make(stirred=False, seed=1), ROUGH)
+
+
+def _meta(trial: Trial) -> str | None:
+    with torch.device("meta"):
+        made = trial.kind(trial.site, **trial.options)
+    real = [name for name, tensor in made.state_dict().items() if not tensor.is_meta]
+    return f"{real[0]} has memory where none was asked for" if real else None
+
+
+def _options(trial: Trial) -> str | None:
+    """Say which option does nothing at any other value that its class takes."""
+    for name, (parameter, hint) in accepted(trial.kind).items():
+        if name in _NO_RESULT:
+            continue
+        default = trial.options.get(name, parameter.default)
+        tried = []
+        for value in other_values(hint, default):
+            try:
+                acts = contract.option_acts(
+                    trial.make, trial.options, {**trial.options, name: value}, ROUGH
+                )
+            except FAILURES:
+                continue  # no value of this option
+            tried.append(value)
+            if acts:
+                break
+        else:
+            if tried:
+                values = ", ".join(map(repr, tried))
+                return f"option {name!r} changes neither the output nor a gradient at {values}"
+    return None
+
+
+def other_values(hint: Any, default: Any) -> list[Any]:
+    """Guess values of an option other than its default, from its annotation.
+
+    Args:
+        hint: The annotation, resolved.
+        default: The default, or a value that was given.
+    """
+    number = default if isinstance(default, int | float) and default else 0
+    guesses: dict[Any, list[Any]] = {
+        bool: [True, False],
+        int: [int(number) + 1, int(number) + 2, 2 * int(number) or 5],
+        float: [0.5, 2.0 * number, number / 2],
+    }
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = typing.get_args(hint)
+        return [value for part in parts for value in other_values(part, default)]
+    values = guesses.get(hint, [])
+    if typing.get_origin(hint) is typing.Literal:
+        values = list(typing.get_args(hint))
+    return [value for value in values if value is not default and value != default]
+
+
+def _on_mixer(check: Callable[[TokenMixer, contract.Accuracy], str | None]) -> Any:
+    return lambda trial: check(trial.mixer, ROUGH)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="constructor",
+        says="__init__(self, site, *, options) hands the site to super().__init__(site)",
+        broken=_constructor,
+        base=True,
+    ),
+    Rule(
+        name="signature",
+        says="forward(self, x, grid=None, bias=None)",
+        broken=lambda trial: contract.breaks_signature(trial.kind),
+        base=True,
+    ),
+    Rule(
+        name="shape",
+        says="tokens [B, N, C] come back as a finite tensor [B, N, C] of their type and device",
+        broken=_shape,
+        base=True,
+    ),
+    Rule(
+        name="input",
+        says="the tokens are not written to",
+        broken=_on_mixer(contract.breaks_input),
+    ),
+    Rule(
+        name="repetition",
+        says="equal calls have equal answers in evaluation",
+        broken=_on_mixer(contract.breaks_repetition),
+    ),
+    Rule(
+        name="images",
+        says="images of a batch do not see one another in evaluation",
+        broken=_on_mixer(contract.breaks_images),
+    ),
+    Rule(
+        name="leading axes",
+        says="tokens may have any leading axes, [*, N, C]",
+        broken=_on_mixer(contract.breaks_leading_axes),
+    ),
+    Rule(
+        name="type",
+        says="tokens of another type (float64) come back in it after mixer.to(dtype)",
+        broken=_dtype,
+    ),
+    Rule(
+        name="mixes_prefix",
+        says="prefix tokens hear of patches as traits.mixes_prefix says",
+        broken=_prefix,
+    ),
+    Rule(
+        name="permutation",
+        says="permuted tokens give the permuted output unless traits say 'positional'",
+        broken=_on_mixer(contract.breaks_permutation),
+    ),
+    Rule(
+        name="maskable",
+        says="bias of minus infinity hides a token unless traits say maskable=False",
+        broken=_on_mixer(contract.breaks_mask),
+    ),
+    Rule(
+        name="roles",
+        says="every role of a MapMixer changes the output",
+        broken=_on_mixer(contract.breaks_roles),
+    ),
+    Rule(
+        name="gradients",
+        says="gradients reach the tokens and every parameter but those of zero_gradients",
+        broken=_gradients,
+        first=False,
+    ),
+    Rule(
+        name="options",
+        says="every option changes the output or a gradient",
+        broken=_options,
+        first=False,
+    ),
+    Rule(
+        name="state",
+        says="state_dict and deep copies hold all there is",
+        broken=_state,
+        first=False,
+    ),
+    Rule(
+        name="meta",
+        says="it builds without memory under torch.device('meta')",
+        broken=_meta,
+        first=False,
+    ),
+)
+
+
+def outcomes(trial: Trial, rules: Sequence[Rule] = RULES) -> Iterator[Outcome]:
+    """Try rules one after another, on the CPU, apart from every random state and mode outside.
+
+    Behind a broken rule that the others need, none is tried.
+
+    Args:
+        trial: The class, its site and options.
+        rules: Which.
+    """
+    for rule in rules:
+        with _apart():
+            try:
+                found = Outcome(rule=rule, why=rule.broken(trial))
+            except FAILURES as error:
+                first = (str(error).strip().splitlines() or [""])[0]
+                why = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+                found = Outcome(rule=rule, why=why, error=error)
+        yield found
+        if found.why is not None and rule.base:
+            return
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Leave no trace in generators, and nothing outside in the results."""
+    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
+    try:
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),
+            torch.autocast("cpu", enabled=False),
+            torch.no_grad(),
+        ):
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(drawn_by_numpy)
+
+
+def broken(name: str, outcome: Outcome) -> UserError:
+    """Make the error of a broken rule."""
+    rule = outcome.rule
+    return UserError(
+        f"mixer {name!r} breaks the rule {rule.name!r} ({rule.says}): {outcome.why}; see {PAGE}"
+    )
+
+
+def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) -> None:
+    """Check a class from outside keymix on a small input, once in a process.
+
+    A class may need other sites than the first that is tried: what its code raises counts only
+    if it does so on the grid of ``site`` too, and its own refusals are left to its constructor.
+
+    Args:
+        kind: The class.
+        site: Where the mixer in hand shall sit.
+        options: Its options.
+
+    Raises:
+        UserError: If it breaks a rule; it names the rule and the page.
+    """
+    if not from_outside(kind) or kind in _KEPT:
+        return
+    found = _first_broken(kind, site, options)
+    if found is None:
+        _KEPT.add(kind)
+    elif not isinstance(found.error, UserError):
+        raise broken(kind.mixer_name, found) from found.error
+
+
+def _first_broken(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) -> Outcome | None:
+    """Return the broken rule that counts, None if all hold on one of the sites to try."""
+    first = [rule for rule in RULES if rule.first]
+    found: Outcome | None = None
+    for each in _sites(site):
+        tried = outcomes(Trial(kind, each, options), first)
+        found = next((outcome for outcome in tried if outcome.why is not None), None)
+        if found is None or found.error is None:
+            break
+    return found
+
+
+def _sites(site: Site) -> list[Site]:
+    """Return small sites like one, and last one of its own grid and prefix tokens."""
+    bare = partial(
+        replace, site, key_grid=None, windows=1, window_grid=None, project=None, finish=None
+    )
+    tried = [
+        bare(grid=SMALL.grid, num_prefix_tokens=SMALL.num_prefix_tokens),
+        bare(grid=SMALL.grid),
+        bare(grid=site.grid or SMALL.grid),
+    ]
+    return [each for i, each in enumerate(tried) if each not in tried[:i]]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix check-mixer``: what holds of a user's own mixer, one clear line if a rule does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from broken_mixers import BROKEN, GOOD, HEAD, MEAN, forward, written
+from keymix.cli import main
+from keymix.mixers.user_mixers import RULES
+
+NAMES = [rule.name for rule in RULES]
+
+SUITE_ONLY = {
+    "gradients": HEAD
+    + MEAN.replace(
+        "(site.dim, site.dim)", "(site.dim, site.dim)\n        self.idle = nn.Linear(2, 2)"
+    ),
+    "options": HEAD + MEAN.replace("(self, site):", "(self, site, *, width: int = 3):"),
+    "state": HEAD
+    + MEAN.replace("(site.dim, site.dim)", "(site.dim, site.dim).requires_grad_()")
+    .replace(
+        "super().__init__(site)",
+        "super().__init__(site)\n        self.table = torch.rand(site.dim)",
+    )
+    .replace("return self.proj(", "return self.table.to(x) * self.proj("),
+    "meta": HEAD
+    + MEAN.replace("nn.Linear(site.dim, site.dim)", "nn.Linear(site.dim, site.dim, device='cpu')"),
+}
+
+
+def checked(capsys: pytest.CaptureFixture[str], file: Path, *more: str) -> tuple[int, str, str]:
+    code = main(["check-mixer", str(file), *more])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
+def test_all_rules_hold(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = checked(capsys, written(tmp_path, text))
+    heads, *rows = [line.split("\t") for line in out.splitlines()]
+    assert heads == ["mixer", "rule", "holds", "what"]
+    assert [row[:3] for row in rows] == [["mine", name, "yes"] for name in NAMES]
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("rule", ["shape: averaged away", "signature", "maskable", *SUITE_ONLY])
+def test_a_broken_rule_ends_with_2_and_one_line(
+    rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SUITE_ONLY.get(rule) or BROKEN[rule]
+    code, out, err = checked(capsys, written(tmp_path, text), "--json")
+    (told,) = json.loads(out)
+    broken = {each["name"]: each["why"] for each in told["rules"] if not each["holds"]}
+    name = rule.partition(": ")[0]
+    tried = [each["name"] for each in told["rules"]]
+    assert tried == NAMES[: len(tried)]
+    assert list(broken) == [name]
+    assert broken[name]
+    assert not told["holds"]
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    for part in ("'mine'", name, "mine.py", "docs/own-mixer.md"):
+        assert part in err
+
+
+def test_an_option_without_a_default_is_given_by_mixer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = HEAD + MEAN.replace("(self, site):", "(self, site, *, gain: float):")
+    file = written(tmp_path, text.replace("self.proj = ", "self.gain = gain\n        self.proj = "))
+    file.write_text(file.read_text().replace("return self.proj(", "return self.gain * self.proj("))
+    code, _, err = checked(capsys, file)
+    assert code == 2
+    assert "gain" in err
+    code, out, _ = checked(capsys, file, "--mixer", "mine(gain=2)")
+    assert code == 0
+    assert "options\tyes" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "culprit"),
+    [
+        ("x = 1\n", (), "registers no mixer"),
+        ("def f(:\n", (), "SyntaxError"),
+        ("raise RuntimeError('seven')\n", (), "RuntimeError: seven"),
+        (GOOD["a mean"], ("--mixer", "softmax"), "softmax"),
+        (GOOD["a mean"], ("--mixer", "nosuch"), "nosuch"),
+        (GOOD["a mean"].replace('"mine"', '"softmax"'), (), "softmax"),
+    ],
+)
+def test_a_file_that_cannot_be_checked_is_answered_in_one_line(
+    text: str,
+    more: tuple[str, ...],
+    culprit: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = checked(capsys, written(tmp_path, text), *more)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert culprit in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "--mixers", "mhsa,mine", "--no-controls", "--seeds", "1", "--epochs", "1"],
+        ["train", "digits_vit", "--mixer", "mine", "--schedule.epochs", "1"],
+        ["count", "vit_nano_p2_12", "--mixer", "mine"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_other_verbs_refuse_it_before_anything_is_written(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, forward("return self.proj(x.mean(-2))"))
+    out = tmp_path / "out"
+    where = [] if words[0] == "count" else ["--out", str(out)]
+    assert main([*words, "--import", str(file), *where]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert "breaks the rule 'shape'" in errors[0]
+    assert not (out / "runs").exists()

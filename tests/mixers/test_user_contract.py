@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A class from outside keymix that breaks a rule of the seam is refused at its first use."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from broken_mixers import BROKEN, EVEN_GRIDS, GOOD, HEAD, MEAN, written
+from keymix import create_mixer
+from keymix.errors import UserError
+from keymix.mixers import registry, user_mixers
+from keymix.mixers.contract import breaks_roles
+from keymix.models import create_model
+from keymix.surgery import swap
+from mixer_cases import EXACT, make
+
+SITE: dict[str, Any] = {"dim": 24, "num_heads": 2, "grid": (4, 4), "num_prefix_tokens": 1}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_named_in_one_line(rule: str, tmp_path: Path) -> None:
+    registry.import_file(written(tmp_path, BROKEN[rule]))
+    for _ in range(2):  # it is refused whenever it is used
+        with pytest.raises(UserError, match=r"docs/own-mixer\.md") as caught:
+            create_mixer("mine", **SITE)
+        told = str(caught.value)
+        assert f"mixer 'mine' breaks the rule {rule.partition(': ')[0]!r}" in told
+        assert "\n" not in told
+
+
+@pytest.mark.parametrize("rule", ["shape: averaged away", "signature"])
+def test_every_door_refuses_it(rule: str, tmp_path: Path) -> None:
+    registry.import_file(written(tmp_path, BROKEN[rule]))
+    name = rule.partition(": ")[0]
+    small = {"embed_dim": 12, "depth": 1, "num_heads": 2}
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, **small)
+    doors = {
+        "create_model": lambda: create_model("vit_nano_p2_12", mixer="mine"),
+        "create_model on meta": lambda: create_model("vit_nano_p2_12", mixer="mine", device="meta"),
+        "swap": lambda: swap(model, "mine"),
+    }
+    for door in doors.values():
+        with pytest.raises(UserError, match=f"breaks the rule '{name}'"):
+            door()
+    with torch.device("meta"), pytest.raises(UserError, match=f"breaks the rule '{name}'"):
+        create_mixer("mine", **SITE)
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
+def test_what_keeps_the_rules_is_built_and_checked_once(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.import_file(written(tmp_path, text))
+    mixer = create_mixer("mine", **SITE)
+    spikes = torch.ones(3, 2, 17, 24) if mixer.claims.domain == "spiking" else torch.ones(2, 17, 24)
+    assert mixer(spikes).shape == spikes.shape
+    tried: list[Any] = []
+    monkeypatch.setattr(user_mixers, "outcomes", lambda *given: tried.append(given) or iter(()))
+    create_mixer("mine", **SITE)
+    assert not tried
+
+
+def test_the_check_leaves_no_trace(tmp_path: Path, shapes_checked: bool) -> None:
+    """Weights, running statistics, modes and random states are as without a check."""
+    text = GOOD["a norm"]
+    registry.import_file(written(tmp_path, text))
+    kind = registry.get_mixer_class("mine")
+    states = []
+    for _ in range(2):  # the second time, the class has been checked
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+        made = create_mixer("mine", **SITE)
+        states.append(
+            (
+                {k: v.clone() for k, v in made.state_dict().items()},
+                made.training,
+                torch.rand(3),
+                0.0 if shapes_checked else random.random(),  # the checker draws from it too
+                np.random.rand(),
+            )
+        )
+    assert kind in user_mixers._KEPT
+    for one, other in zip(*states, strict=True):
+        if isinstance(one, dict):
+            assert one["norm.running_mean"].abs().sum() == 0
+            assert all(torch.equal(one[k], other[k]) for k in one)
+        else:
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def test_modes_outside_do_not_reach_the_check(tmp_path: Path) -> None:
+    registry.import_file(written(tmp_path, GOOD["a norm"]))
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.inference_mode():
+        made = create_mixer("mine", **SITE)
+    assert all(t.is_meta for t in made.state_dict().values())
+    assert registry.get_mixer_class("mine") in user_mixers._KEPT
+
+
+def test_a_mixer_that_needs_another_site_is_tried_on_its_own(tmp_path: Path) -> None:
+    registry.import_file(written(tmp_path, EVEN_GRIDS))
+    assert create_mixer("mine", **{**SITE, "num_prefix_tokens": 0}) is not None
+
+
+def test_its_own_refusals_stay_its_own(tmp_path: Path) -> None:
+    text = MEAN + "        if width < 1: raise UserError(f'{width=} must be at least 1')\n"
+    text = text.replace("def __init__(self, site):", "def __init__(self, site, *, width: int = 1):")
+    registry.import_file(written(tmp_path, HEAD + text))
+    with pytest.raises(UserError, match=r"^width=0 must be at least 1$"):
+        create_mixer("mine", **SITE, width=0)
+    assert create_mixer("mine", **SITE, width=2) is not None
+
+
+@pytest.mark.parametrize(
+    ("init", "says"),
+    [
+        ("def __init__(self): super().__init__(None)", "must take the site first"),
+        ("def __init__(self, dim): super().__init__(dim)", "must take the site first"),
+    ],
+)
+def test_a_constructor_without_a_site_is_refused_when_it_registers(
+    init: str, says: str, tmp_path: Path
+) -> None:
+    text = f"{HEAD}@register_mixer('mine')\nclass Mine(TokenMixer):\n    {init}\n"
+    with pytest.raises(UserError, match=r"own-mixer\.md") as caught:
+        registry.import_file(written(tmp_path, text))
+    assert says in str(caught.value)
+    assert "mine" not in registry.list_mixers()
+
+
+def test_a_name_of_keymix_is_taken_even_before_its_mixers_are_loaded() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "from keymix import TokenMixer, register_mixer, UserError\n"
+        "class Mine(TokenMixer): pass\n"
+        "for name in ('softmax', 'ska'):\n"
+        "    try: register_mixer(name)(Mine)\n"
+        "    except UserError as error: assert 'is taken by keymix.mixers' in str(error), error\n"
+        "    else: raise SystemExit('not refused')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_role_that_is_projected_for_nothing_is_named() -> None:
+    mixer: Any = make("softmax").eval()
+    mixer.factors = lambda inputs: (inputs["q"], inputs["q"])
+    told = breaks_roles(mixer, EXACT)
+    assert told is not None
+    assert re.search(r"role 'k'", told)
