@@ -78,7 +78,22 @@ def one_line(text: str) -> str:
     Args:
         text: Any text.
     """
-    if text.isprintable():
-        return text
-    controls = [*range(0x20), *range(0x7F, 0xA0)]
-    return text.translate({code: repr(chr(code))[1:-1] for code in controls})
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def shown(text: str) -> str:
+    """Show the control characters of lines as escapes, but those that lay lines out.
+
+    Args:
+        text: Lines, perhaps of a table or JSON; line ends and tabs stay.
+    """
+    return text if text.isprintable() else text.translate(_IN_LINES)
+
+
+_CONTROLS = (
+    *range(0x20),
+    *range(0x7F, 0xA0),
+    *(0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)),  # turn text around
+)
+_ESCAPES = {code: repr(chr(code))[1:-1] if code < 0x7F else f"\\u{code:04x}" for code in _CONTROLS}
+_IN_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}

@@ -146,6 +146,17 @@ def test_names_with_control_characters_drive_no_terminal(
     assert len(told.splitlines()) == 1
 
 
+def test_classes_with_control_characters_drive_no_terminal(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat").rename(photos / "c\x1b]0;x\x07\nat")
+    assert main(["data", "check", str(photos)]) == 0
+    told = capsys.readouterr().out
+    assert r"c\x1b]0;x\x07\nat" in told
+    assert not {"\x1b", "\x07"} & set(told)
+    assert all("\t" in line for line in told.splitlines())
+
+
 @pytest.fixture
 def scans(tmp_path: Path) -> Path:
     return write_uwgi(tmp_path / "uw", cases=8, slices=3)

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import io
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pictures import picture
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torchvision.transforms import v2
 
-from keymix.data.decode import convert, fit, read_image, to_array
-from keymix.errors import UserError
+import keymix
+from keymix.data.decode import FORMATS, convert, fit, open_image, read_image, to_array
+from keymix.data.sources.folder import SUFFIXES
+from keymix.errors import KeymixWarning, UserError
 
 
 def saved(image: Image.Image, path: Path, **options: object) -> Path:
@@ -108,6 +113,103 @@ def test_missing_files_and_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("not pixels")
     with pytest.raises(UserError, match=r"text\.png: not an image"):
         read_image(tmp_path / "text.png", 4)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def foreign(kind: str) -> bytes:
+    """An image of a kind that no data may have; of some, the first bytes."""
+    heads = {
+        "EPS": EPS,
+        "FITS": b"SIMPLE  =                    T" + b" " * 50 + b"END",
+        "GBR": bytes.fromhex("00000020 00000002 00000001 00000001 00000004 47494d50"),
+        "WMF": bytes.fromhex("d7cdc69a") + bytes(60),
+    }
+    if kind in heads:
+        return heads[kind]
+    stream = io.BytesIO()
+    picture(0, (32, 32)).save(stream, kind)
+    return stream.getvalue()
+
+
+def test_the_decoders_are_those_of_the_suffixes() -> None:
+    Image.init()
+    known = Image.registered_extensions()
+    assert {known[suffix] for suffix in SUFFIXES} == set(FORMATS)
+
+
+def test_images_are_opened_in_one_place() -> None:
+    """No other line of keymix gives a file to all of Pillow's decoders."""
+    root = Path(keymix.__file__).parent
+    found = {
+        file.relative_to(root).as_posix()
+        for file in root.rglob("*.py")
+        if re.search(r"Image\.open\(|imread\(|read_image\(.*torchvision", file.read_text("utf-8"))
+    }
+    assert found == {"data/decode.py"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    "DDS DIB EPS FITS GBR ICNS ICO JPEG2000 PCX PDF SGI SPIDER TGA WMF".split(),  # noqa: SIM905
+)
+def test_other_kinds_of_images_are_never_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    content = foreign(kind)
+    path = tmp_path / "e.png"
+    path.write_bytes(content)
+
+    def ghostscript(*_: object, **__: object) -> None:
+        raise AssertionError("Ghostscript was called")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
+    with pytest.raises(UserError, match=r"cannot read image .*e\.png: (of the kind|not an image)"):
+        read_image(path, 4)
+    with pytest.raises((OSError, ValueError)):
+        open_image(content)
+
+
+def test_a_phone_s_photo_of_several_pictures_is_read(tmp_path: Path) -> None:
+    photo, preview = picture(0, (32, 32)), picture(1, (16, 16))
+    path = tmp_path / "IMG_0001.jpg"
+    photo.save(path, "MPO", save_all=True, append_images=[preview])
+    with open_image(path) as image:
+        assert (image.format, image.size) == ("MPO", (32, 32))
+    assert np.abs(read_image(path, 32).numpy().astype(int).transpose(1, 2, 0) - photo).mean() < 12
+
+
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES))
+def test_every_suffix_is_read(tmp_path: Path, suffix: str) -> None:
+    image = picture(0, (8, 8)).convert({".pbm": "1", ".pgm": "L"}.get(suffix, "RGB"))
+    assert read_image(saved(image, tmp_path / f"a{suffix}"), 8).shape == (3, 8, 8)
+
+
+def test_a_very_large_image_is_named_in_a_warning_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(picture(0, (16, 16)), tmp_path / "wide.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        read_image(path, 4)
+    (ours,) = [str(each.message) for each in told if each.category is KeymixWarning]
+    assert f"{path} has 16x16 pixels" in ours
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(UserError, match=r"wide\.png"):
+        read_image(path, 4)
+
+
+def test_text_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_text("comment", "0" * (80 << 20), zip=True)
+    path = saved(picture(0), tmp_path / "zip.png", pnginfo=info)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(UserError, match=r"zip\.png"):
+        read_image(path, 4)
 
 
 def test_an_image_of_the_size_is_left_alone() -> None:

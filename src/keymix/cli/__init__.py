@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from keymix._version import __version__
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")
         return 2
     except KeyboardInterrupt as stop:
-        told = str(stop) or f"interrupted; {_AGAIN}"
+        told = one_line(str(stop)) or f"interrupted; {_AGAIN}"
         sys.stderr.write(f"keymix: {told}\n")
         return stop.exit_code if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
@@ -91,22 +92,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told_in_one_line() -> Iterator[None]:
-    """Tell what keymix itself warns of in one line, once; other warnings come as they do.
+    """Tell what keymix or Pillow warns of in one line, once; other warnings come as they do.
 
-    Runs of a comparison warn alike, one after another and side by side.
+    Runs of a comparison warn alike, one after another and side by side. Of very large images keymix
+    warns itself, with their names.
     """
     others, told = warnings.showwarning, set[str]()
 
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, KeymixWarning):
-            line = one_line(str(message))
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, *place: Any, **more: Any
+    ) -> None:
+        of_pillow = "PIL" in Path(filename).parts
+        if of_pillow or issubclass(category, KeymixWarning):
+            line = one_line("Pillow: " * of_pillow + str(message))
             if line not in told:
                 sys.stderr.write(f"keymix: warning: {line}\n")
             told.add(line)
         else:
-            others(message, category, *place, **more)
+            others(message, category, filename, *place, **more)
 
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit of \d+ pixels")
         warnings.simplefilter("always", KeymixWarning)
         warnings.showwarning = show
         yield

@@ -198,8 +198,7 @@ def _deliver(
     else:
         for table in shown:
             for line in table.plain():
-                words = [table.key, *map(word, line)]
-                console.out.file.write("\t".join(words) + "\n")
+                console.line((table.key, *map(word, line)))
     if folder is not None:
         console.note(f"{folder / PAGE} shows it; {RECORD} and CSV files lie beside it")
 
@@ -240,7 +239,7 @@ def watching() -> Iterator[Progress]:
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console.err, transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda told, share: bar.update(task, completed=share, description=told)
+        yield lambda told, share: bar.update(task, completed=share, description=one_line(told))
 
 
 def _lines() -> Progress:

@@ -183,7 +183,7 @@ def _deliver(
         console.table(shown.headings(), shown.cells(), title=shown.title, left=0)
     else:
         for line in memory.rows(record).plain():
-            console.out.file.write("\t".join(map(word, line)) + "\n")
+            console.line(map(word, line))
     for row in study.rows:
         if row.reason is not None:
             console.note(f"{row.mixer} at sqrt(N) = {row.side}: {row.reason}")

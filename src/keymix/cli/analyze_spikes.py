@@ -304,8 +304,7 @@ def _tell_pipe(record: Mapping[str, Any]) -> None:
     for table in tables(record):
         if table.key in PIPED:
             for line in table.plain():
-                words = [table.key, *map(_word, line)]
-                console.out.file.write("\t".join(words) + "\n")
+                console.line((table.key, *map(_word, line)))
     for study in record["studies"]:
         for told in (headline(study), *study["notes"]):
             console.note(one_line(f"{study['label']}: {told}"))

@@ -8,17 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
+from keymix.errors import one_line
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from keymix.compare.events import Event, Watcher
     from keymix.compare.remaining import Remaining
-
-
-def _line(text: str) -> None:
-    """Write a line to standard error whole, however narrow the pipe claims to be."""
-    console.err.print(text, markup=False, style="dim", soft_wrap=True)
 
 
 @contextmanager
@@ -71,21 +67,21 @@ class Lines:
         if event.kind == "plan":
             self._ended, self._total = event.done, event.total
             kept = f", {event.done} of them done before" if event.done else ""
-            _line(f"{event.total} runs{kept}")
+            console.note(f"{event.total} runs{kept}")
         elif event.kind in ("estimate", "note"):
-            _line(event.text)
+            console.note(event.text)
         elif event.kind == "epoch" and event.value is not None:
             self._scores[run] = f"validation {event.text} {event.value * 100:.1f} %"
         elif event.kind in ("done", "failed"):
             self._ended += 1
             told = event.text if event.kind == "failed" else self._scores.get(run, "")
-            _line(
+            console.note(
                 f"{self._ended}/{self._total} {event.kind}: {event.mixer}, seed {event.seed}"
                 + (f": {told}" if told else "")
                 + (f"; {left}" if (left := str(self._left)) else "")
             )
         elif event.kind == "stage" and self._total:  # before the plan, only mistakes are told
-            _line(event.text)
+            console.note(event.text)
 
 
 class Bars:
@@ -130,7 +126,7 @@ class Bars:
                 self._all = self._add("all runs", total=todo, left=self._left)
                 self._overall()
         elif event.kind in ("estimate", "note"):
-            self._progress.console.print(event.text, style="dim", markup=False)
+            self._progress.console.print(one_line(event.text), style="dim", markup=False)
         elif event.kind == "start":
             name = f"{event.mixer}, seed {event.seed}"
             self._runs[run] = self._add(name, told="starting")
@@ -147,13 +143,13 @@ class Bars:
             self._progress.remove_task(self._runs.pop(run))
             if event.kind == "failed":
                 line = f"failed: {event.mixer}, seed {event.seed}: {event.text}"
-                self._progress.console.print(line, style="red", markup=False)
+                self._progress.console.print(one_line(line), style="red", markup=False)
             self._overall()
 
     def _add(
         self, name: str, *, total: float | None = None, told: str = "", left: object = ""
     ) -> TaskID:
-        return self._progress.add_task(name, total=total, told=told, left=left)
+        return self._progress.add_task(one_line(name), total=total, told=told, left=left)
 
     def _overall(self) -> None:
         if self._all is not None:

@@ -143,7 +143,7 @@ def tell_open(result: Comparison) -> None:
     if result.record["environment_warning"]:
         lines.append(f"note: {result.record['environment_warning']}")
     for line in lines:
-        console.err.print(line, markup=False, soft_wrap=True)
+        console.warn(line)
 
 
 def _line(run: Mapping[str, Any]) -> str:

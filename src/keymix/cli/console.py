@@ -8,27 +8,37 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from keymix.errors import one_line
+from keymix.errors import one_line, shown
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def say(text: str = "") -> None:
-    """Write a line of the command's result to standard output, as it is."""
-    out.print(text, markup=False)
+    """Write lines of the command's result to standard output; names in them drive no terminal."""
+    out.print(shown(text), markup=False)
 
 
 def note(text: str) -> None:
     """Write a line for the person, not for a script, to standard error."""
-    err.print(text, markup=False, style="dim")
+    err.print(shown(text), markup=False, style="dim")
+
+
+def warn(text: str) -> None:
+    """Write a line that matters to standard error."""
+    err.print(one_line(text), markup=False)
+
+
+def line(cells: Iterable[str]) -> None:
+    """Write cells as a tab-separated line of the result, for a script."""
+    out.file.write("\t".join(map(one_line, cells)) + "\n")  # rich would turn tabs into spaces
 
 
 def tell_broken(reasons: Iterable[str]) -> int:
     """Name the images that could not be read; return the exit code, 2 if there are any."""
     told = dict.fromkeys(reasons)
     for why in told:
-        err.print(f"keymix: error: {why}", markup=False)
+        warn(f"keymix: error: {why}")
     return 2 if told else 0
 
 
@@ -47,14 +57,18 @@ def table(
         title: A line above the table, shown at a terminal only.
         left: How many leading columns are text (left-aligned); the others are numbers.
     """
-    rows = [[one_line(cell) for cell in row] for row in rows]
     if not out.is_terminal:
         for row in (columns, *rows):
-            out.file.write("\t".join(row) + "\n")  # rich would turn tabs into spaces
+            line(row)
         return
-    drawn = Table(title=title, title_justify="left", header_style="bold")
+
+    def plain(text: str) -> str:
+        return one_line(text).replace("[", r"\[")
+
+    named = None if title is None else plain(title)
+    drawn = Table(title=named, title_justify="left", header_style="bold")
     for i, column in enumerate(columns):
-        drawn.add_column(column, justify="left" if i < left else "right", overflow="fold")
+        drawn.add_column(plain(column), justify="left" if i < left else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*[cell.replace("[", r"\[") for cell in row])
+        drawn.add_row(*map(plain, row))
     out.print(drawn)

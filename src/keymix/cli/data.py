@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
 from keymix.data.specs import is_events, named
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError, one_line, unknown
 from keymix.train.data_config import DataConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHOWN = 3  # places named in the table; --json and --out name all
 _SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
 
-_OF_MASKS: Mapping[str, tuple[type, str, str]] = {
+_OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
     "masks": (
         str,
         "KIND",
@@ -34,11 +34,12 @@ _OF_MASKS: Mapping[str, tuple[type, str, str]] = {
     "stack": (int, "N", "slices that will be an image's channels; default: 1"),
     "split_by": (str, "UNIT", "case or slice; default: case"),
     "test_fraction": (float, "F", "share of the images that will become test; default: 0.04"),
+    "cell_mib": (int, "MIB", "of parquet files, most MiB of an encoded image; default: 64"),
 }
 
 _HELP = """\
 usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--split-by UNIT]
-                         [--test-fraction F] [--json] [--out FILE] [--overwrite]
+                         [--test-fraction F] [--cell-mib MIB] [--json] [--out FILE] [--overwrite]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
@@ -86,7 +87,7 @@ def _check(argv: list[str]) -> int:
         metavar="T",
         help="frames a recording of events, as data.time_steps will be in training; default: 10",
     )
-    for name, (kind, metavar, told) in _OF_MASKS.items():
+    for name, (kind, metavar, told) in _OF_ONE_KIND.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=told)
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
@@ -100,11 +101,11 @@ def _check(argv: list[str]) -> int:
 
     from keymix.data.check import check, resolve
 
-    of_masks = {name: getattr(given, name) for name in _OF_MASKS}
-    DataConfig(spec=given.data, **of_masks)  # refuses what training would
+    of_one_kind = {name: getattr(given, name) for name in _OF_ONE_KIND}
+    DataConfig(spec=given.data, **of_one_kind)  # refuses what training would
     items = named("images", events=resolve(given.data)[0].events)
     with _watching(items) as progress:
-        report = check(given.data, progress=progress, time_steps=given.time_steps, **of_masks)
+        report = check(given.data, progress=progress, time_steps=given.time_steps, **of_one_kind)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
         try:
@@ -162,9 +163,9 @@ def _tell(report: Report) -> None:
 def _line(name: str, text: str, *, style: str | None = None) -> None:
     if console.out.is_terminal:
         console.out.print(f"{name:<11}", end="", style="bold")
-        console.out.print(text, markup=False, style=style)
+        console.out.print(one_line(text), markup=False, style=style)
     else:
-        console.out.file.write(f"{name}\t{text}\n")
+        console.line((name, text))
 
 
 def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import fnmatch
 import json
 from typing import Any
 
-from keymix.cli.console import out, say, table
+from keymix.cli.console import line, out, say, table
 from keymix.cli.index import PATH
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, unknown
@@ -107,4 +107,4 @@ def _print(kind: str, rows: list[Row], *, alone: bool) -> None:
         table(headings, cells, title=None if alone else kind, left=left)
         return
     for row in cells:
-        out.file.write("\t".join([kind, *row]) + "\n")
+        line((kind, *row))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from keymix.errors import UserError, one_line
 from keymix.report import formats
+from keymix.train.data_config import DataConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -233,12 +234,10 @@ def load_images(
                 f"{loaded.name!r} is a model by name and brings no images: give --images"
             )
         data = loaded.run.recipe.data
-        table = _split_of(
-            data.spec, split, limit=data.limit, val=data.val_fraction, seed=data.split_seed
-        )
+        table = _split_of(data, split)
         return _of_table(table, f"{split} images of {data.spec}", loaded.view, limit)
     if len(words) == 1 and is_spec(words[0]):
-        table = _split_of(words[0], split)
+        table = _split_of(DataConfig(spec=words[0]), split)
         return _of_table(table, f"{split} images of {words[0]}", loaded.view, limit)
     return _of_files(words, loaded.view, limit)
 
@@ -355,16 +354,15 @@ def evenly(count: int, limit: int | None) -> list[int]:
     return [i * count // number for i in range(number)]
 
 
-def _split_of(
-    spec: str, split: SplitName, *, limit: int | None = None, val: float = 0.1, seed: int = 0
-) -> Table:
-    """Open the images of a data spec's split, as training would split them."""
+def _split_of(data: DataConfig, split: SplitName) -> Table:
+    """Open the images of a split, as training would split them."""
     from keymix.data.carve import carve
     from keymix.data.sources.base import Faults
     from keymix.data.specs import parse
 
-    entry, argument = parse(spec)
-    parts, _ = carve(entry.open(argument, Faults()), spec, limit, val, seed)
+    entry, argument = parse(data.spec)
+    source = entry.open(argument, Faults(), cell_mib=data.cell_mib)
+    parts, _ = carve(source, data.spec, data.limit, data.val_fraction, data.split_seed)
     return parts[split].table.select(parts[split].rows)
 
 
@@ -377,8 +375,7 @@ def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Image
 
 
 def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
-    from PIL import Image
-
+    from keymix.data.decode import open_image
     from keymix.train.runs import image_files
 
     for word in words:
@@ -396,5 +393,5 @@ def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
         origin=origin,
         names=tuple(map(str, chosen)),
         view=view,
-        open=lambda i: Image.open(chosen[i]),
+        open=lambda i: open_image(chosen[i]),
     )

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
         text = _json(answers) if given.format == "json" else _csv(good)
         _write(text, target)
     for answer in broken:
-        console.err.print(f"keymix: error: {answer.error}", markup=False, soft_wrap=True)
+        console.warn(f"keymix: error: {answer.error}")
     return 2 if broken else 0
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
-from keymix.errors import UserError
+from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -384,4 +384,6 @@ def _watching() -> Iterator[Callable[[str, float], None]]:
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console.err, transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda told, share: bar.update(task, completed=share, description=told + left(share))
+        yield lambda told, share: bar.update(
+            task, completed=share, description=one_line(told + left(share))
+        )

@@ -45,6 +45,7 @@ def check(
     stack: int | None = None,
     split_by: str | None = None,
     test_fraction: float | None = None,
+    cell_mib: int | None = None,
 ) -> Report:
     """Decode every image of a data set and tell all that is wrong with it.
 
@@ -61,6 +62,7 @@ def check(
         stack: Slices that would be the channels of an image.
         split_by: How they would be split.
         test_fraction: Share that would become test.
+        cell_mib: Of parquet files, most MiB that an encoded image may take; 64 by default.
 
     Raises:
         UserError: If there is no such data set, or it cannot be had; or a setting is given for data
@@ -73,7 +75,8 @@ def check(
             "--time-steps out."
         )
     of_masks = {"masks": masks, "stack": stack, "split_by": split_by}
-    entry.check_settings(what, of_masks | {"test_fraction": test_fraction})
+    others: dict[str, object] = {"test_fraction": test_fraction, "cell_mib": cell_mib}
+    entry.check_settings(what, of_masks | others)
     report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
     faults, kinds = Faults(collect=True), FAULTS
     segments = entry.task == SEGMENTATION.name
@@ -82,7 +85,7 @@ def check(
 
         kinds = {**FAULTS, **KINDS}
     try:
-        source = entry.open(argument, faults, **(of_masks if segments else {}))
+        source = entry.open(argument, faults, **of_masks, cell_mib=cell_mib)
     except UserError as error:
         if entry.name not in _ON_DISK or not Path(argument).expanduser().exists():
             raise

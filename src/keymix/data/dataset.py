@@ -234,6 +234,7 @@ def load(
     stack: int | None = None,
     split_by: str | None = None,
     test_fraction: float | None = None,
+    cell_mib: int | None = None,
 ) -> ImageData:
     """Load a data set.
 
@@ -264,6 +265,7 @@ def load(
         split_by: ``case`` keeps all images of a case in one split (None), ``slice`` does not.
         test_fraction: Share of a set with masks and without a test split that becomes test; None
             for 0.04.
+        cell_mib: Most MiB that an encoded image of a parquet file may take; None for 64.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -283,7 +285,7 @@ def load(
         "split_by": split_by,
         "test_fraction": test_fraction,
     }
-    entry.check_settings(spec, of_events | of_masks)
+    entry.check_settings(spec, of_events | of_masks | {"cell_mib": cell_mib})
     shared: dict[str, Any] = {
         "image_size": size,
         "limit": limit,
@@ -295,7 +297,7 @@ def load(
         from keymix.data.segmentation.loading import load_masks
 
         return load_masks(entry, argument, spec, **of_masks, **shared)
-    source = entry.open(argument, Faults())
+    source = entry.open(argument, Faults(), cell_mib=cell_mib)
     if source.events:
         from keymix.data.events.loading import load_events
 

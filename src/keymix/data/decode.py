@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +19,13 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from keymix.errors import UserError
+from keymix.data.regular import regular
+from keymix.errors import KeymixWarning, UserError
 
 Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
+_HEAD = 16  # bytes by which Pillow tells one kind of image from another
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
@@ -35,6 +39,55 @@ DAMAGE = (
     zlib.error,
     Image.DecompressionBombError,
 )
+
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's decoders that read image files, whatever the files are called.
+
+They are those of the suffixes that data may have, and the MPO of cameras comes with JPEG. Others
+stay shut: Pillow hands EPS to Ghostscript, a programming language.
+"""
+
+
+def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Image:
+    """Open an image without decoding it: the one way from a file of data to Pillow.
+
+    Args:
+        source: A file, or its content.
+        name: Where the image comes from, for the warning of a very large one.
+
+    Raises:
+        OSError: If there is no regular file, or Pillow cannot read it.
+        ValueError: If it is empty, or an image of another kind than `FORMATS`.
+    """
+    path = None if isinstance(source, bytes) else regular(source)
+    content = source if isinstance(source, bytes) else b""
+    try:
+        image = Image.open(path or io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        if path is not None:
+            with path.open("rb") as stream:
+                content = stream.read(_HEAD)
+        raise _unidentified(content[:_HEAD]) or error from None
+    pixels = image.width * image.height
+    if Image.MAX_IMAGE_PIXELS is not None and pixels > Image.MAX_IMAGE_PIXELS:
+        told = f"{name or path or 'an image'} has {image.width}x{image.height} pixels"
+        told += f": decoding it takes about {3 * pixels >> 20:,} MiB"
+        warnings.warn(told, KeymixWarning, stacklevel=2)
+    return image
+
+
+def _unidentified(head: bytes) -> ValueError | None:
+    """Say of a file's first bytes that they are none, or those of another kind of image."""
+    if not head:
+        return ValueError("the file is empty")
+    if len(head) < _HEAD:
+        return None
+    Image.init()
+    for kind, (_, accepts) in Image.OPEN.items():
+        if kind not in FORMATS and accepts is not None and accepts(head):
+            return ValueError(f"of the kind {kind}; {', '.join(FORMATS)} are read")
+    return None
 
 
 def reason(error: Exception) -> str:
@@ -157,7 +210,7 @@ def read_image(
         raise UserError(f"{in_chans=} is neither 1 (grey) nor 3 (RGB).")
     if not 0.0 < crop_pct <= 1.0:
         raise UserError(f"{crop_pct=} is not in (0, 1].")
-    with reading(str(path)), Image.open(path) as image:
+    with reading(str(path)), open_image(path) as image:
         return torch.from_numpy(evaluation_array(image, size, in_chans, crop_pct).copy())
 
 

@@ -8,6 +8,8 @@ the time it takes.
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import multiprocessing.process
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ class LazyBatches:
         self.device = device
         self._maker = maker
         self._orders: list[Order] = []
+        self._workers: list[multiprocessing.process.BaseProcess] = []
         self._ahead = self._start(workers) if workers else None
 
     def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
@@ -65,9 +68,25 @@ class LazyBatches:
         self._orders[:] = [
             (epoch, order[a : a + batch_size]) for a in range(0, len(order), batch_size)
         ]
-        made = map(self._maker.make, list(self._orders)) if self._ahead is None else self._ahead
+        made = (
+            map(self._maker.make, list(self._orders))
+            if self._ahead is None
+            else self._from_workers(self._ahead)
+        )
         batches = map(self._moved, made)
         return batches if self.device.type == "cpu" else _one_ahead(batches)
+
+    def _from_workers(self, ahead: DataLoader[Made | UserError]) -> Iterator[Made | UserError]:
+        """Serve what workers make; a signal that ends the wait ends them too."""
+        before = multiprocessing.active_children()
+        made = iter(ahead)
+        self._workers += [p for p in multiprocessing.active_children() if p not in before]
+        try:
+            yield from made
+        except KeyboardInterrupt:
+            for process in self._workers:
+                process.terminate()
+            raise
 
     def _moved(self, made: Made | UserError) -> Made:
         if isinstance(made, UserError):

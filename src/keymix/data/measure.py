@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from keymix.data.decode import DAMAGE, Size, convert, evaluation_array, reading, reason
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray, Stream, hash64
+from keymix.data.threads import threads
 
 _T = TypeVar("_T")
 
@@ -218,5 +218,5 @@ def fingerprint(
 def in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:
     """Run ``work`` on ranges that cover ``count``, in order of the ranges' results."""
     ranges = [range(start, min(count, start + _CHUNK)) for start in range(0, count, _CHUNK)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(work, ranges))
+    with threads(_THREADS) as pool:
+        return list(pool.imap(work, ranges))

@@ -21,6 +21,7 @@ SPLIT_BY = ("case", "slice")
 OF_ONE_KIND = {
     **dict.fromkeys(("time_steps", "frames_by", "event_split"), "events"),
     **dict.fromkeys(("masks", "stack", "split_by", "test_fraction"), "masks"),
+    "cell_mib": "cells",
 }
 """Settings that only one kind of data has, and which."""
 _WORDNET_ID = re.compile(r"n\d{8}")
@@ -40,6 +41,7 @@ class DataSpec:
         downloads: Whether it comes from the network the first time.
         events: Whether it holds recordings of events.
         task: What is learned from it: ``classification``, or ``segmentation`` where it has masks.
+        cells: Whether its images are cells of parquet files.
     """
 
     name: str
@@ -50,6 +52,7 @@ class DataSpec:
     downloads: bool = False
     events: bool = False
     task: str = "classification"
+    cells: bool = False
 
     @property
     def optional(self) -> bool:
@@ -68,7 +71,7 @@ class DataSpec:
     def check_settings(
         self, spec: str, settings: Mapping[str, object], *, remedy: str = "Leave it out"
     ) -> None:
-        """Refuse settings of events or of masks for data that have none.
+        """Refuse settings of events, masks or parquet files for data that have none.
 
         Args:
             spec: The data as typed, for the message.
@@ -86,6 +89,10 @@ class DataSpec:
                     f"data.{name} = {value!r}: data {spec} holds no masks. Leave it out, or take "
                     "data for segmentation, such as masks:PATH."
                 )
+            if OF_ONE_KIND[name] == "cells" and not self.cells:
+                raise UserError(
+                    f"data.{name} = {value!r}: data {spec} has no parquet files. Leave it out."
+                )
             if OF_ONE_KIND[name] == "events" and not self.events:
                 own = "a spiking model's steps on images are model.options.time_steps"
                 raise UserError(
@@ -99,13 +106,15 @@ class DataSpec:
         Args:
             argument: What stood after the colon.
             faults: What to do about faults of the data: raise, or collect them.
-            settings: Of data with masks, ``masks``, ``stack`` and ``split_by``; none of others.
+            settings: Of data with masks, ``masks``, ``stack`` and ``split_by``; of parquet files
+                ``cell_mib``; None is the source's own default.
 
         Raises:
             UserError: If nothing can be opened, or on a fault that is not collected.
         """
         opener = getattr(importlib.import_module(self.module), self.function)
-        return cast("Source", opener(argument, faults, **settings))
+        given = {name: value for name, value in settings.items() if value is not None}
+        return cast("Source", opener(argument, faults, **given))
 
 
 _SMALL = "keymix.data.sources.torchvision_sets"
@@ -216,6 +225,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="Hugging Face image layout: a parquet file, or a folder of train-*.parquet, "
         "test-*.parquet, validation-*.parquet",
         module="keymix.data.sources.parquet",
+        cells=True,
     ),
     DataSpec(
         name="hf",
@@ -223,6 +233,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
         module="keymix.data.sources.hf",
         downloads=True,
+        cells=True,
     ),
 )
 

@@ -7,7 +7,6 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +17,7 @@ from PIL import Image
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, TRANSPARENT, convert, reason
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray
+from keymix.data.threads import threads
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int], None]
@@ -77,14 +77,12 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
     traits = np.zeros(count, dtype=np.int64)
     broken: dict[int, str] = {}
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), threads(min(16, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")  # Pillow's remarks on odd files that it reads all the same
-        for stretch in table.stretches():
+        for stretch, part in table.parts():
             start = int(stretch[0])
-            try:
-                part = table.select(stretch)
-            except UserError as error:  # a file of many images
-                broken.update(dict.fromkeys(stretch.tolist(), str(error)))
+            if isinstance(part, UserError):  # a file of many images
+                broken.update(dict.fromkeys(stretch.tolist(), str(part)))
                 progress(len(stretch))
                 continue
 
@@ -103,7 +101,7 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
                 return found
 
             chunks = [range(at, min(len(part), at + _CHUNK)) for at in range(0, len(part), _CHUNK)]
-            for rows, found in zip(chunks, pool.map(look, chunks), strict=True):
+            for rows, found in zip(chunks, pool.imap(look, chunks), strict=True):
                 broken.update(found)
                 progress(len(rows))
     return Survey(hashes, sizes, traits, broken)

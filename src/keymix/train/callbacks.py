@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from keymix.data.tasks import TASKS
+from keymix.errors import Interrupted
 from keymix.train import files
 from keymix.train.checkpoints import checkpoint_path, prune
 from keymix.train.signals import Interrupts
@@ -150,12 +151,13 @@ class Keeper(Callback):
     """
 
     def __init__(self, folder: Path, *, minutes: float, interrupts: Interrupts) -> None:
-        self._folder, self._seconds, self._interrupts = folder, 60 * minutes, interrupts
+        self._folder, self._seconds = folder, 60 * minutes
+        self.interrupts = interrupts
         self._saved = time.monotonic()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the signals back from Lightning, and start the clock."""
-        self._interrupts.install()
+        self.interrupts.install()
         self._saved = time.monotonic()
 
     def on_train_batch_end(
@@ -167,28 +169,41 @@ class Keeper(Callback):
         batch_idx: int,
     ) -> None:
         """Save if it is time."""
-        wanted = self._interrupts.signum is not None
+        wanted = self.interrupts.signum is not None
         if not wanted and time.monotonic() - self._saved < self._seconds:
             return
         steps = batch_idx + 1
         if steps >= trainer.num_training_batches:
-            self._interrupts.look()
+            self.interrupts.look()
         elif steps % trainer.accumulate_grad_batches == 0:
             path = checkpoint_path(self._folder, trainer.current_epoch, steps)
             trainer.save_checkpoint(path)
             if trainer.is_global_zero:
                 prune(self._folder)
             self._saved = time.monotonic()
-            self._interrupts.look()
+            self.interrupts.look()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Save what was done before a signal ended a wait for data, and say so."""
+        if not isinstance(exception, Interrupted) or exception is not self.interrupts.ended_wait:
+            return
+        steps = batches_done(trainer)
+        if steps and steps % trainer.accumulate_grad_batches == 0:
+            trainer.save_checkpoint(checkpoint_path(self._folder, trainer.current_epoch, steps))
+            if trainer.is_global_zero:
+                prune(self._folder)
+            exception.args = self.interrupts.stopped().args
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """End a run that was asked to: a validation has nothing to save."""
-        self._interrupts.look()
+        self.interrupts.look()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End a run that was asked to: the epoch has just been saved."""
         self._saved = time.monotonic()
-        self._interrupts.look()
+        self.interrupts.look()
 
 
 class ProgressBar(Callback):

@@ -41,6 +41,8 @@ class DataConfig:
             None for ``case``.
         test_fraction: Share of a set without a test split of its own that becomes test, in (0, 1);
             None for 0.04.
+        cell_mib: Most MiB that an encoded image of a parquet file may take, against files that
+            would fill the memory; None for 64. For ``parquet:PATH`` and ``hf:OWNER/NAME`` alone.
     """
 
     spec: str
@@ -59,6 +61,7 @@ class DataConfig:
     stack: int | None = None
     split_by: str | None = None
     test_fraction: float | None = None
+    cell_mib: int | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
@@ -85,3 +88,5 @@ class DataConfig:
         if self.test_fraction is not None:
             ok = 0 < self.test_fraction < 1
             require(ok, "data.test_fraction", self.test_fraction, "must lie between 0 and 1")
+        if self.cell_mib is not None:
+            require_at_least(1, data__cell_mib=self.cell_mib)

@@ -46,7 +46,7 @@ from keymix.train.runs import Run, load_run
 from keymix.train.score_split import score_split
 from keymix.train.scoring import ImageBatch, Scored
 from keymix.train.segmentation import SegmentationTask
-from keymix.train.signals import interruptible
+from keymix.train.signals import Interrupts, interruptible
 from keymix.train.task import ClassificationTask, TrainingTask
 
 if TYPE_CHECKING:
@@ -63,23 +63,38 @@ PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
 class EpochLoader:
     """A loader that asks the trainer for epoch and batch when its first batch is wanted.
 
-    Lightning makes the first iterator before it knows where a resumed run stands.
+    Lightning makes the first iterator before it knows where a resumed run stands. A signal ends the
+    wait for a batch.
 
     Args:
         loader: Serves a given epoch.
-        place: Tells the current epoch and the batches done in it.
+        interrupts: Knows of signals.
+        place: Tells the current epoch and the batches done in it; None serves whole epochs.
     """
 
-    def __init__(self, loader: Loader, place: Callable[[], tuple[int, int]]) -> None:
-        self.loader, self.place = loader, place
+    def __init__(
+        self,
+        loader: Loader,
+        interrupts: Interrupts,
+        place: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        self.loader, self.interrupts, self.place = loader, interrupts, place
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        epoch, done = self.place()
-        self.loader.set_epoch(epoch)
-        yield from self.loader.batches(start=done)
+        done = 0
+        if self.place is not None:
+            epoch, done = self.place()
+            self.loader.set_epoch(epoch)
+        batches = self.loader.batches(start=done)
+        while True:
+            with self.interrupts.waiting():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
 
 def train(
@@ -254,8 +269,12 @@ def _fit(
     with ctrl_c_given_back():
         trainer.fit(
             task,
-            EpochLoader(train_loader, lambda: (trainer.current_epoch, batches_done(trainer))),
-            val_loader,
+            EpochLoader(
+                train_loader,
+                keeper.interrupts,
+                lambda: (trainer.current_epoch, batches_done(trainer)),
+            ),
+            EpochLoader(val_loader, keeper.interrupts),
             ckpt_path=None if checkpoint is None else checkpoint.path,
             weights_only=True,
         )

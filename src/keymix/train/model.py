@@ -59,6 +59,7 @@ def load_data(
             stack=config.stack,
             split_by=config.split_by,
             test_fraction=config.test_fraction,
+            cell_mib=config.cell_mib,
         )
 
 

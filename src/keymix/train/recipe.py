@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keymix.data.augment import Augment
+from keymix.data.regular import regular
 from keymix.errors import UserError, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.train._checks import (
@@ -355,7 +356,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
 
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = regular(file).read_text(encoding="utf-8")
         values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())

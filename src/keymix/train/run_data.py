@@ -93,14 +93,18 @@ def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = No
     Raises:
         UserError: If the run was trained on stacks, and images of the data have no neighbours.
     """
-    scans = parse(spec)[0].name == "uwgi"  # the one whose masks are made as asked, and are stacked
+    entry = parse(spec)[0]
+    scans = entry.name == "uwgi"  # the one whose masks are made as asked, and are stacked
     if config.stack not in (None, 1) and not scans:
         raise UserError(
             f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
             "neighbours. Name data of scans, such as uwgi:PATH."
         )
     masks = MASKS[multilabel] if scans and multilabel is not None else None
-    return replace(config, spec=spec, limit=None, test_fraction=None, masks=masks)
+    cell_mib = config.cell_mib if entry.cells else None
+    return replace(
+        config, spec=spec, limit=None, test_fraction=None, masks=masks, cell_mib=cell_mib
+    )
 
 
 def _same_masks(data: ImageData, masks: MaskKind, seen: dict[str, Any]) -> None:

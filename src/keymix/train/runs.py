@@ -260,7 +260,7 @@ def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Pa
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if fits(p.name) and p.is_file())
+            inside = sorted(p for p in path.rglob("*") if fits(p.name) and not p.is_dir())
             if not inside:
                 raise UserError(f"the folder {str(path)!r} holds no {what}s.")
             found += inside

@@ -24,6 +24,7 @@ class Interrupts:
 
     def __init__(self, told: Callable[[], str]) -> None:
         self.signum: int | None = None
+        self.ended_wait: Interrupted | None = None
         self._told = told
         self._held = False
         self._process = os.getpid()
@@ -37,10 +38,29 @@ class Interrupts:
         finally:
             self._held = before
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let a first signal end the block at once, within `held` too: it only waits for data.
+
+        The exception is kept as ``ended_wait``: whoever meets it may save what was done before.
+        """
+        before, self._held = self._held, False
+        try:
+            yield
+        except Interrupted as stop:
+            self.ended_wait = stop
+            raise
+        finally:
+            self._held = before
+
     def look(self) -> None:
         """End the work here if a signal waits."""
         if self.signum is not None:
-            raise self.interrupted(self._told())
+            raise self.stopped()
+
+    def stopped(self) -> Interrupted:
+        """Make the exception that ends the work, with what stands now."""
+        return self.interrupted(self._told())
 
     def interrupted(self, message: str) -> Interrupted:
         """Make the exception that ends the work."""
@@ -61,7 +81,7 @@ class Interrupts:
             return  # Ctrl-C reaches all; the parent decides
         again, self.signum = self.signum is not None, signum
         if again or not self._held:
-            raise self.interrupted(self._told())
+            raise self.stopped()
 
 
 @contextmanager

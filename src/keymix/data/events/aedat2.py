@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from keymix.data.events.stream import Events, Size, make_events
+from keymix.data.regular import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)
@@ -34,7 +35,7 @@ def read_aedat2(path: Path) -> Events:
         UserError: If the header is broken, the file ends in mid-event, an address is no 128x128
             camera's, times fall, or there is no event.
     """
-    content = path.read_bytes()
+    content = regular(path).read_bytes()
     start = _header(path, content)
     length = len(content) - start
     if length % _EVENT:

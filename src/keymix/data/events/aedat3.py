@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import Events, Size, make_events
+from keymix.data.regular import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)
@@ -53,7 +54,7 @@ def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
         UserError: If the header is broken, the file ends in mid-packet, a packet contradicts
             itself, an event is outside the sensor, times fall, or there is no event.
     """
-    content = path.read_bytes()
+    content = regular(path).read_bytes()
     at = _text(path, content)
     parts: list[NDArray[np.int64]] = []
     first = 0  # the number of the packet's first event among the file's polarity events

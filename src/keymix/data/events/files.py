@@ -16,6 +16,7 @@ from keymix.data.events.aedat3 import read_aedat3
 from keymix.data.events.frames import integrate
 from keymix.data.events.npz import read_npz
 from keymix.data.events.stream import Events, Size
+from keymix.data.regular import regular
 from keymix.errors import UserError
 
 SUFFIXES = (".npz", ".aedat")
@@ -41,7 +42,7 @@ def read_events(path: str | Path, sensor: Size | None = None) -> Events:
     try:
         if path.suffix.lower() == ".npz":
             return read_npz(path, sensor)
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             head = file.read(12)
         if head.startswith(b"#!AER-DAT3"):
             return read_aedat3(path) if sensor is None else read_aedat3(path, sensor)

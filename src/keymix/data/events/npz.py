@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,11 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import LARGEST_SIDE, Events, Size, make_events
+from keymix.data.regular import regular
 from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")
 _SENSOR = "sensor_size"
-_DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+_LARGE = 16 << 20  # bytes of an array; a larger one may shrink to no less than …
+_DENSE = 100  # … this part of it in the file: real events shrink to a fifth or a tenth
+_DAMAGE = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    RuntimeError,  # a packing that Python does not know, or a password
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def read_npz(path: Path, sensor: Size | None = None) -> Events:
@@ -78,11 +92,14 @@ def extent(path: Path) -> tuple[Size | None, Size]:
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise UserError(f"{path}: is no .npz file but one array. Save it with numpy.savez.")
-        with loaded as file:
-            columns = {name: file[name] for name in file.files if name in (*_FIELDS, _SENSOR)}
+        with regular(path).open("rb") as stream:
+            if stream.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                raise UserError(f"{path}: is no .npz file but one array. Save it with numpy.savez.")
+        with np.load(path, allow_pickle=False) as file:
+            names = [name for name in file.files if name in (*_FIELDS, _SENSOR)]
+            for name in names:
+                _check_size(path, file, name)
+            columns = {name: file[name] for name in names}
     except UserError:
         raise
     except _DAMAGE as error:
@@ -105,6 +122,29 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
         # unsigned numbers would wrap where they are subtracted or compared
         columns[name] = column.astype(np.int64, copy=False)
     return columns
+
+
+def _check_size(path: Path, file: Any, name: str) -> None:
+    """Refuse an array that would fill the memory, by the sizes that its file names.
+
+    Raises:
+        UserError: If it takes far more memory than its file, as no recording does.
+        ValueError: If it claims more numbers than the file has.
+    """
+    within = {info.filename.removesuffix(".npy"): info for info in file.zip.infolist()}[name]
+    if within.file_size > _LARGE and within.file_size > _DENSE * within.compress_size:
+        raise UserError(
+            f"{path}: {name} takes {within.compress_size:,} bytes and would unpack to "
+            f"{within.file_size:,}. If it is a recording, save it with numpy.savez, not compressed."
+        )
+    with file.zip.open(within) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, _, kind = read(stream)
+    if not kind.hasobject and math.prod(shape) * kind.itemsize > within.file_size:
+        raise ValueError(f"{name} claims the shape {shape}")
 
 
 def _why(path: Path, error: Exception) -> str:

@@ -16,7 +16,6 @@ import os
 import time
 import warnings
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from keymix.data.events.places import Place, place_for, places_of, stamp_of
 from keymix.data.events.recordings import RecordingSet
 from keymix.data.events.stream import POLARITIES, Size
 from keymix.data.streams import IntArray
+from keymix.data.threads import threads
 from keymix.errors import KeymixWarning, UserError
 
 _THREADS = 4
@@ -271,11 +271,10 @@ def _make(recordings: RecordingSet, settings: Settings, into: _Held | _Written) 
     made = _Made(broken={}, few=[], digests=[""] * len(recordings))
     groups = recordings.groups()
     began, told = time.monotonic(), False
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
+    with threads(_THREADS) as pool:
         done = 0
         for start in range(0, len(groups), 16 * _THREADS):  # few results wait to be written
-            for some in pool.map(work, groups[start : start + 16 * _THREADS]):
+            for some in pool.imap(work, groups[start : start + 16 * _THREADS]):
                 done += 1
                 for row, found in some:
                     if isinstance(found, UserError):
@@ -292,8 +291,6 @@ def _make(recordings: RecordingSet, settings: Settings, into: _Held | _Written) 
                 text = f"frames of {len(recordings):,} recordings are made once, about {rest:.0f} "
                 text += "s more; later starts take seconds"
                 warnings.warn(text, KeymixWarning, stacklevel=4)
-    finally:
-        pool.shutdown(cancel_futures=True)
     return made
 
 

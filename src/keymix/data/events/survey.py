@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from keymix.data.events.stream import Events
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress, Survey
+from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _THREADS = 4
@@ -53,8 +53,8 @@ def survey_events(
 
     groups = [some for rows in whole.groups() if len(some := rows[wanted[rows]])]
     found: dict[int, _Seen | str] = {}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for rows, seen in zip(groups, pool.map(look, groups), strict=True):
+    with threads(_THREADS) as pool:
+        for rows, seen in zip(groups, pool.imap(look, groups), strict=True):
             found.update(zip(rows.tolist(), seen, strict=True))
             progress(len(rows))
     return {name: _survey(table, found) for name, table in own.items()}

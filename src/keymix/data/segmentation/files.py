@@ -6,9 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
-from keymix.data.decode import convert, reading, to_array
+from keymix.data.decode import convert, open_image, reading, to_array
 from keymix.data.segmentation.slices import Slice, Slices, SliceSet, spacing_of
 from keymix.data.segmentation.table import REMEDY, Pixels
 from keymix.data.segmentation.uwgi import DAY, FILE
@@ -54,7 +52,7 @@ class ScanFile:
                 be found; it is named.
         """
         if not self.slices:
-            with reading(str(self.path)), Image.open(self.path) as image:
+            with reading(str(self.path)), open_image(self.path) as image:
                 return to_array(convert(image, self.channels))
         one, numbers = self._slice()
         whole = SliceSet(self.path.parent, [one], {(one.case, one.day): numbers}, 0)
@@ -79,7 +77,7 @@ class ScanFile:
                 "slice_0078_266_266_1.50_1.50.png."
             )
         if name is None:
-            with reading(str(self.path)), Image.open(self.path) as image:
+            with reading(str(self.path)), open_image(self.path) as image:
                 size = (image.height, image.width)
         else:
             size = (int(name[3]), int(name[2]))

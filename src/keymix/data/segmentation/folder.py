@@ -7,10 +7,9 @@ import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
-from PIL import Image
-
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT
+from keymix.data.decode import DAMAGE, SIXTEEN_BIT, open_image
 from keymix.data.measure import sample
+from keymix.data.regular import regular
 from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
 from keymix.data.segmentation.rows import read_rows
 from keymix.data.segmentation.splits import tell_shared
@@ -125,13 +124,14 @@ def _multilabel(places: dict[str, Path], masks: str | None) -> bool:
 
 def _classes(path: Path, multilabel: bool) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = regular(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(
             f"{path} is missing. Write the names of the classes, one a line."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text. Restore it.") from error
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"{path} cannot be read: {why}. Restore it.") from error
     names = [line.strip() for line in text.rstrip().split("\n")]
     why = ""
     if "" in names:
@@ -179,7 +179,7 @@ def _pairs(place: Path, classes: list[str] | None, named: bool, faults: Faults) 
     """
     images: dict[str, list[Path]] = {}
     for path in sorted((place / "images").iterdir()):
-        if path.is_file() and is_image(path.name):
+        if is_image(path.name) and not path.is_dir():
             images.setdefault(path.stem, []).append(path)
         elif not path.name.startswith("."):
             faults.stranger(path)
@@ -247,7 +247,7 @@ def _channels(pairs: list[Pair]) -> int:
     for i in sample(len(pairs)).tolist():
         for path in pairs[i].images[:1]:
             try:
-                with Image.open(path) as image:
+                with open_image(path) as image:
                     if image.mode not in _GREY:
                         return 3
             except DAMAGE:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, convert, reason, to_array
+from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, convert, open_image, reason, to_array
+from keymix.data.regular import regular
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen, refuse
 from keymix.data.sources.base import Fault, head_digest, some
 from keymix.data.streams import IntArray
@@ -90,7 +91,7 @@ class Pairs(ScanTable):
         """Open the image."""
         if not self.pairs[i].images:
             raise FileNotFoundError(2, "the image is missing", self.name(i))
-        return Image.open(self.pairs[i].images[0])
+        return open_image(self.pairs[i].images[0])
 
     def size(self, i: int) -> Size:
         """Tell height and width by the image's header.
@@ -162,7 +163,7 @@ class Pairs(ScanTable):
             length += size
             head += f"\n{path.name} {size}\n".encode()
             if content:
-                with path.open("rb") as stream:
+                with regular(path).open("rb") as stream:
                     head += stream.read(_HEAD)
         return head_digest(length, head)
 
@@ -237,7 +238,7 @@ class Pairs(ScanTable):
 def _values(path: Path) -> NDArray[Any] | Fault:
     """Read the values of a mask, those of a palette as its numbers."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.mode not in _ONE_CHANNEL:
                 told = f"{path} is {image.mode}: a mask has one channel with the class numbers"
                 return Fault("colour mask", told, str(path))

@@ -7,6 +7,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from keymix.data.regular import regular
 from keymix.data.sources.base import Faults
 from keymix.errors import UserError
 
@@ -33,7 +34,7 @@ def read_rows(
     """
     before = csv.field_size_limit(_LONGEST)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
+        with regular(path).open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)
             head = [cell.strip() for cell in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]

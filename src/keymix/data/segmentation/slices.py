@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, reason
+from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, open_image, reason
+from keymix.data.regular import regular
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen, refuse
 from keymix.data.sources.base import Fault, head_digest
@@ -99,7 +100,7 @@ class SliceSet:
     def _look(self, file: str, size: Size, decode: bool) -> Fault | None:
         path = self.root / file
         try:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 found = (image.height, image.width)
                 _check_mode(image)
                 if decode:
@@ -169,7 +170,7 @@ class Slices(ScanTable):
         one = self._slices[i]
         if one.file is None:
             raise FileNotFoundError(2, "the scan is missing", one.id)
-        return Image.open(self.whole.root / one.file)
+        return open_image(self.whole.root / one.file)
 
     def pixels(self, i: int) -> Pixels:
         """Decode the slice and its neighbours, each scaled from its least and largest to 0..255.
@@ -186,7 +187,7 @@ class Slices(ScanTable):
         for file in dict.fromkeys(files):
             path = self.whole.root / file
             try:
-                with Image.open(path) as image:
+                with open_image(path) as image:
                     _check_mode(image)
                     planes[file] = _scaled(np.asarray(image))
             except DAMAGE as error:
@@ -251,7 +252,7 @@ class Slices(ScanTable):
         path = self.whole.root / one.file
         head = b""
         if content:
-            with path.open("rb") as stream:
+            with regular(path).open("rb") as stream:
                 head = stream.read(1 << 16)
         return head_digest(path.stat().st_size, whole.digest() + head)
 

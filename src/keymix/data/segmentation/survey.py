@@ -7,7 +7,6 @@ import hashlib
 import os
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +17,7 @@ from keymix.data.sources.base import Fault
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress
 from keymix.data.tasks import IGNORE
+from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _CHUNK = 16  # images a task
@@ -87,10 +87,10 @@ def survey_scans(
                 found.broken[i] = faults
         return len(rows)
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), threads(min(16, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")  # Pillow's remarks on odd files that it reads all the same
         chunks = [range(at, min(count, at + _CHUNK)) for at in range(0, count, _CHUNK)]
-        for done in pool.map(look, chunks):
+        for done in pool.imap(look, chunks):
             progress(done)
     return found
 

@@ -57,10 +57,14 @@ class Table(ABC):
         """Tell the rows of images in the set that this table is a view of."""
         return index
 
-    def stretches(self) -> Iterator[IntArray]:
-        """Cut the table into rows that are read well together, in order."""
+    def parts(self) -> Iterator[tuple[IntArray, Table | UserError]]:
+        """Read the table part by part, in order, where each image is looked at once.
+
+        Yields the rows of a part, and their table or why they cannot be read.
+        """
         for start in range(0, len(self), _STRETCH):
-            yield np.arange(start, min(len(self), start + _STRETCH), dtype=np.int64)
+            rows = np.arange(start, min(len(self), start + _STRETCH), dtype=np.int64)
+            yield rows, self.select(rows)
 
 
 @dataclass(frozen=True)

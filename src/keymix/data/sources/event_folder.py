@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from keymix.data.sources.base import Faults, some
 from keymix.data.sources.folder import folders
 from keymix.data.specs import existing_folder
 from keymix.data.streams import IntArray
+from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _VALIDATION = ("val", "validation", "valid")
@@ -101,7 +101,7 @@ def _listed(folder: Path, classes: list[str], faults: Faults) -> list[tuple[Path
                 "remove the folder.",
             )
             classes.append(name)
-        inside = [file for file in sorted((folder / name).rglob("*")) if file.is_file()]
+        inside = [file for file in sorted((folder / name).rglob("*")) if not file.is_dir()]
         shown = [file for file in inside if not file.name.startswith(".")]
         some_of_class = [file for file in shown if file.suffix.lower() == ".npz"]
         for file in shown:
@@ -138,8 +138,8 @@ def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
         found = _extent(root / file)
         return None if isinstance(found, UserError) else found
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = [each for each in pool.map(look, files) if each is not None]
+    with threads(_THREADS) as pool:
+        found = [each for each in pool.imap(look, files) if each is not None]
     own = sorted({size for size, _ in found if size is not None})
     least = [need for _, need in found]
     notes: tuple[str, ...] = ()

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from keymix.data.decode import open_image
+from keymix.data.regular import regular
 from keymix.data.sources.base import Faults, Source, Table, head_digest, some
 from keymix.data.specs import existing_folder
 from keymix.data.streams import IntArray
@@ -160,20 +162,14 @@ class Files(Table):
 
     def open(self, i: int) -> Image.Image:
         """Open the file."""
-        file = self._root / self._files[i]
-        try:
-            return Image.open(file)
-        except UnidentifiedImageError:
-            if file.stat().st_size == 0:
-                raise ValueError("the file is empty") from None
-            raise
+        return open_image(self._root / self._files[i])
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
         """Hash length, path below the root and, with ``content``, the first 64 KiB."""
         file = self._root / self._files[i]
         head = b""
         if content:
-            with file.open("rb") as stream:
+            with regular(file).open("rb") as stream:
                 head = stream.read(1 << 16)
         return head_digest(file.stat().st_size, Path(self._files[i]).as_posix().encode() + head)
 

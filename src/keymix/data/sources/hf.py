@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 
 from keymix.data.sources import parquet
 from keymix.data.sources.base import Faults, Source, some
+from keymix.data.sources.cells import CELL_MIB
 from keymix.errors import UserError
 
 _CONVERTED = "refs/convert/parquet"  # the branch on which the Hub keeps its own conversion
@@ -60,8 +61,13 @@ class _Repo:
         return f"{constants.ENDPOINT}/datasets/{self.id}"
 
 
-def open_source(argument: str, faults: Faults) -> Source:
+def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> Source:
     """Open ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``: from the Hub, else from its cache.
+
+    Args:
+        argument: The repository, and its configuration where there are several.
+        faults: What to do about faults.
+        cell_mib: MiB that an encoded image may take.
 
     Raises:
         UserError: If the repository is not there or not to be had, has no parquet files, or several
@@ -88,7 +94,7 @@ def open_source(argument: str, faults: Faults) -> Source:
         notes[0] += f", configuration {chosen[0].config}"
     if any(_PARTIAL in each.path for each in chosen):
         notes.append("the Hub converted only a part of this set to parquet: the rest is missing")
-    return parquet.open_files(files, notes, repo.spec, faults)
+    return parquet.open_files(files, notes, repo.spec, faults, cell_mib=cell_mib)
 
 
 def _from_hub(repo: _Repo) -> tuple[Path, list[_Found]]:

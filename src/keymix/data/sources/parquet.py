@@ -2,56 +2,57 @@
 """Parquet files in Hugging Face's image layout: ``image`` = {bytes, path}, ``label``.
 
 Labels are read at once, images only for the rows that a split keeps; their encoded bytes are held
-in memory. Columns are found from the features that ``datasets`` writes into the schema's metadata
-(https://huggingface.co/docs/datasets/image_dataset), or else by their usual names.
+in memory.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image
 
+from keymix.data.decode import open_image
+from keymix.data.regular import regular
 from keymix.data.sources.base import Faults, Source, Table, head_digest, some
+from keymix.data.sources.cells import CELL_MIB, Cells, batches, borders, cells, in_one, opened
+from keymix.data.sources.columns import Columns, check_labels, find_columns
 from keymix.data.specs import existing_path
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
-_IMAGE_NAMES = ("image", "img", "images", "jpg", "png")
-_LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
+_LONGEST = 1000  # characters of a class's name
 _SPLIT_FILE = re.compile(r"(train|test|validation|valid|val)(?:[-_.].*)?\.parquet")
 
 
-@dataclass(frozen=True)
-class _Columns:
-    image: str
-    label: str
-    names: tuple[str, ...] | None  # ClassLabel's
-
-
-def open_source(argument: str, faults: Faults) -> Source:
+def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> Source:
     """Open a parquet file, or a folder of parquet files named by split.
+
+    Args:
+        argument: The file or folder.
+        faults: What to do about faults.
+        cell_mib: MiB that an encoded image may take.
 
     Raises:
         UserError: If there are no files, no image column or no labels; on an unreadable file, one
             class only or a label out of range, unless ``faults`` collects these.
     """
     files, notes = _files(existing_path("parquet", argument))
-    return open_files(files, notes, f"parquet:{argument}", faults)
+    return open_files(files, notes, f"parquet:{argument}", faults, cell_mib=cell_mib)
 
 
 def open_files(
-    files: Mapping[str, list[Path]], notes: list[str], spec: str, faults: Faults
+    files: Mapping[str, list[Path]],
+    notes: list[str],
+    spec: str,
+    faults: Faults,
+    *,
+    cell_mib: int = CELL_MIB,
 ) -> Source:
     """Open parquet files that were sorted by split.
 
@@ -60,20 +61,28 @@ def open_files(
         notes: What a reader of a result should know about them.
         spec: The data spec, for messages.
         faults: What to do about faults.
+        cell_mib: MiB that an encoded image may take.
 
     Raises:
         UserError: As `open_source` does.
     """
-    columns = _columns(files["train"][0])
+    columns = find_columns(files["train"][0])
     raw = {split: _Labels.read(paths, columns, faults) for split, paths in files.items()}
     if "test" in raw and raw["test"].hidden():
         del raw["test"]
         notes = [*notes, "the test split's labels are hidden (all -1), so it is not used"]
+    if not raw["train"].files:
+        raise UserError(f"data {spec}: none of its training files can be read.")
     if not raw["train"].values:
         raise UserError(f"data {spec} has no rows in {files['train'][0]}.")
+    if raw["train"].hidden():
+        raise UserError(
+            f"data {spec}: no row of train has a label: all are missing or -1 in column "
+            f"{columns.label!r}. Write the classes there."
+        )
     classes, number = _classes(raw["train"], columns, faults)
     tables = {
-        split: _ParquetTable(labels.files, columns.image, number(labels), labels.starts)
+        split: _ParquetTable(labels.files, columns.image, number(labels), labels.starts, cell_mib)
         for split, labels in raw.items()
         if labels.values
     }
@@ -121,68 +130,6 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
     raise UserError(f"data parquet:{path}: no *.parquet files there, nor in its folder data.")
 
 
-def _columns(file: Path) -> _Columns:
-    """Find the image and the label column of a file from its schema."""
-    schema = _opened(file).schema_arrow
-    features: dict[str, Any] = {}
-    try:
-        info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = info.get("info", {}).get("features", {})
-    except (ValueError, AttributeError):  # another writer's metadata: go by the names
-        pass
-
-    def typed(kind: str) -> list[str]:
-        return [
-            name
-            for name, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == kind and name in schema.names
-        ]
-
-    images = typed("Image") or [field.name for field in schema if _is_image_struct(field.type)]
-    image = _pick(images, schema.names, _IMAGE_NAMES)
-    label = _pick(typed("ClassLabel"), schema.names, _LABEL_NAMES)
-    seen = some(schema.names, 10)
-    if image is None:
-        raise UserError(f"{file} has no image column (columns: {seen}). Name it 'image'.")
-    if label is None:
-        raise UserError(
-            f"{file} has no labels (columns: {seen}). Classification needs a column 'label'."
-        )
-    names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
-    return _Columns(image, label, tuple(str(n) for n in names) if names else None)
-
-
-def _is_image_struct(kind: Any) -> bool:
-    """Tell whether a column has the layout of Hugging Face's images, {bytes, path}."""
-    if not pa.types.is_struct(kind):
-        return False
-    return {"bytes", "path"} <= {kind.field(i).name for i in range(kind.num_fields)}
-
-
-def _pick(typed: list[str], present: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Choose a column: the usual name among those of the right type, else the first of the type."""
-    for candidates in (typed, list(present)):
-        for name in usual:
-            if name in candidates:
-                return name
-    return typed[0] if typed else None
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """Name the file that cannot be read."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{file} is not a readable parquet file: {reason}") from error
-
-
-def _opened(file: Path) -> Any:
-    with _readable(file):
-        return pq.ParquetFile(file)
-
-
 @dataclass(frozen=True)
 class _Labels:
     """The label column of a split's files as it stands there, and where each file starts."""
@@ -192,7 +139,7 @@ class _Labels:
     starts: IntArray
 
     @staticmethod
-    def read(files: list[Path], columns: _Columns, faults: Faults) -> _Labels:
+    def read(files: list[Path], columns: Columns, faults: Faults) -> _Labels:
         values: list[Any] = []
         starts, good = [0], []
         for file in files:
@@ -212,13 +159,24 @@ class _Labels:
         return bool(self.values) and all(v is None or v == -1 for v in self.values)
 
 
-def _label_column(file: Path, columns: _Columns) -> list[Any]:
-    parquet = _opened(file)
+def _label_column(file: Path, columns: Columns) -> list[Any]:
+    parquet = opened(file)
     for name in (columns.image, columns.label):
         if name not in parquet.schema_arrow.names:
             raise UserError(f"{file} has no column {name!r}, which other files have.")
-    with _readable(file):
-        return list(parquet.read(columns=[columns.label]).column(0).to_pylist())
+    check_labels(file, parquet.schema_arrow, columns.label)
+    values: list[Any] = []
+    own: dict[Any, Any] = {}  # equal text is kept once
+    for group in range(parquet.num_row_groups):
+        for batch in batches(parquet, file, group, columns.label):
+            for value in batch.to_pylist():
+                if isinstance(value, str) and len(value) > _LONGEST:
+                    raise UserError(
+                        f"{file} row {len(values)}: {columns.label!r} has {len(value):,} "
+                        f"characters; the name of a class has {_LONGEST:,} at most. Shorten it."
+                    )
+                values.append(own.setdefault(value, value))
+    return values
 
 
 def _where(files: Sequence[Path], starts: IntArray, row: int) -> str:
@@ -227,7 +185,7 @@ def _where(files: Sequence[Path], starts: IntArray, row: int) -> str:
 
 
 def _classes(
-    train: _Labels, columns: _Columns, faults: Faults
+    train: _Labels, columns: Columns, faults: Faults
 ) -> tuple[tuple[str, ...], Callable[[_Labels], IntArray]]:
     """Make the names of the classes, and the function from labels as written to class numbers.
 
@@ -256,7 +214,7 @@ def _classes(
     return names, number
 
 
-def _bad_label(labels: _Labels, columns: _Columns, row: int, faults: Faults) -> None:
+def _bad_label(labels: _Labels, columns: Columns, row: int, faults: Faults) -> None:
     value, where = labels.values[row], labels.where(row)
     why = "missing" if value is None else f"{value!r}, which is no class of the training data"
     faults.tell(
@@ -265,7 +223,7 @@ def _bad_label(labels: _Labels, columns: _Columns, row: int, faults: Faults) -> 
 
 
 class _ParquetTable(Table):
-    """Rows of a split's files. Images are there only after `select`, which reads them."""
+    """Rows of a split's files. Images are there only in what `select` and `parts` give."""
 
     def __init__(
         self,
@@ -273,15 +231,28 @@ class _ParquetTable(Table):
         column: str,
         labels: IntArray,
         starts: IntArray,
+        mib: int,
+        *,
         rows: IntArray | None = None,
-        images: Any = None,
+        images: Sequence[Cells] = (),
     ) -> None:
         self.labels = labels
         self._files = files
         self._column = column
         self._starts = starts
         self._rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
-        self._images = images
+        self._mib = mib
+        self._images: tuple[Any, Any] | None = None
+        self._large: dict[int, str] = {}
+        if images:
+            first = 0
+            for some in images:
+                self._large |= {first + i: why for i, why in some.large.items()}
+                first += len(some)
+            self._images = (
+                in_one([some.data for some in images], pa.large_binary()),
+                in_one([some.paths for some in images], pa.string()),
+            )
 
     def name(self, i: int) -> str:
         return _where(self._files, self._starts, int(self._rows[i]))
@@ -289,6 +260,8 @@ class _ParquetTable(Table):
     def _content(self, i: int) -> bytes | Path:
         if self._images is None:
             raise RuntimeError("images are read by select(); call it first")
+        if i in self._large:
+            raise ValueError(self._large[i])
         data, path = (column[i].as_py() for column in self._images)
         if data is not None:
             return bytes(data)
@@ -298,81 +271,57 @@ class _ParquetTable(Table):
         return self._files[file].parent / str(path)
 
     def open(self, i: int) -> Image.Image:
-        content = self._content(i)
-        return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+        return open_image(self._content(i), self.name(i))
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
         held = self._content(i)
         if isinstance(held, Path):
-            held = held.read_bytes() if content else str(held.stat().st_size).encode()
+            held = regular(held).read_bytes() if content else str(held.stat().st_size).encode()
         return head_digest(len(held), held)
 
-    def stretches(self) -> Iterator[IntArray]:
-        """Cut at the borders of files and of their row groups, which are read as a whole."""
-        borders = []
-        for file, start in zip(self._files, self._starts, strict=False):
-            metadata = _opened(file).metadata
-            groups = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
-            borders.append(start + np.cumsum(groups, dtype=np.int64))
-        cuts = np.searchsorted(self._rows, np.concatenate(borders))
-        every = np.arange(len(self), dtype=np.int64)
-        yield from (stretch for stretch in np.split(every, cuts) if len(stretch))
+    def parts(self) -> Iterator[tuple[IntArray, Table | UserError]]:
+        """Read the row groups one after the other, large ones in several tables."""
+        for rows, read in self._read():
+            yield rows, read if isinstance(read, UserError) else self._of(rows, [read])
 
     def select(self, rows: IntArray) -> Table:
-        labels = self.labels[rows]
-        rows = self._rows[rows]
-        data: list[Any] = []
-        paths: list[Any] = []
+        wanted = self._of(rows, [])
+        read = []
+        for at, found in wanted._read():
+            if isinstance(found, UserError):
+                raise found
+            read.append((at, found))
+        return self._of(rows, [found for _, found in read])
+
+    def _of(self, rows: IntArray, images: Sequence[Cells]) -> _ParquetTable:
+        """Make the table of some rows, with their images if they are read."""
+        return _ParquetTable(
+            self._files,
+            self._column,
+            self.labels[rows],
+            self._starts,
+            self._mib,
+            rows=self._rows[rows],
+            images=images,
+        )
+
+    def _read(self) -> Iterator[tuple[IntArray, Cells | UserError]]:
+        """Read the images, a batch in memory at a time; what cannot be read gives its error."""
         for file, start, stop in zip(self._files, self._starts, self._starts[1:], strict=False):
-            wanted = rows[(rows >= start) & (rows < stop)] - start
-            for chunk in _take(file, self._column, wanted):
-                halves = _halves(file, chunk)
-                data += halves[0].chunks
-                paths += halves[1].chunks
-        images = (pa.chunked_array(data, pa.large_binary()), pa.chunked_array(paths, pa.string()))
-        images = tuple(_in_one(column) for column in images)
-        return _ParquetTable(self._files, self._column, labels, self._starts, rows, images)
-
-
-def _take(file: Path, column: str, rows: IntArray) -> list[Any]:
-    """Read ``rows`` (ascending) of a column, one row group in memory at a time."""
-    parquet = _opened(file)
-    taken = []
-    start = 0
-    for group in range(parquet.num_row_groups):
-        stop = start + parquet.metadata.row_group(group).num_rows
-        inside = rows[(rows >= start) & (rows < stop)] - start
-        if len(inside):
-            with _readable(file):
-                taken.append(parquet.read_row_group(group, columns=[column]).column(0).take(inside))
-        start = stop
-    return taken
-
-
-def _halves(file: Path, column: Any) -> tuple[Any, Any]:
-    """Make bytes and path of an image column: a struct of both, plain bytes, or plain paths."""
-    kind = column.type
-    if pa.types.is_struct(kind):
-        fields = {kind.field(i).name for i in range(kind.num_fields)}
-        table = pa.Table.from_batches(
-            [pa.RecordBatch.from_struct_array(chunk) for chunk in column.chunks]
-        )
-        nothing = pa.nulls(len(column))
-        data = table["bytes"] if "bytes" in fields else pa.chunked_array([nothing])
-        path = table["path"] if "path" in fields else pa.chunked_array([nothing])
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        data, path = column, pa.chunked_array([pa.nulls(len(column))])
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        data, path = pa.chunked_array([pa.nulls(len(column))]), column
-    else:
-        raise UserError(
-            f"{file}: the image column holds {kind}. "
-            "Store encoded images, as bytes or {bytes, path}."
-        )
-    return data.cast(pa.large_binary()), path.cast(pa.string())
-
-
-def _in_one(column: Any) -> Any:
-    """Join a column's chunks, so that a row is found at once."""
-    joined = column.combine_chunks()
-    return joined.chunk(0) if isinstance(joined, pa.ChunkedArray) and joined.num_chunks else joined
+            at, end = np.searchsorted(self._rows, [start, stop]).tolist()
+            try:
+                parquet = opened(file)
+            except UserError as error:
+                yield np.arange(at, end, dtype=np.int64), error
+                continue
+            for group, (first, last) in enumerate(borders(parquet)):
+                at, end = np.searchsorted(self._rows, [start + first, start + last]).tolist()
+                wanted = self._rows[at:end] - (start + first)
+                if not len(wanted):
+                    continue
+                try:
+                    for some in cells(parquet, file, group, self._column, wanted, self._mib):
+                        yield np.arange(at, at + len(some), dtype=np.int64), some
+                        at += len(some)
+                except UserError as error:
+                    yield np.arange(at, end, dtype=np.int64), error
