@@ -130,6 +130,8 @@ def test_swin_with_gradients_on_goes_to_onnx(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_micro_p4_32", "cvt_micro_32", "setr_qkv", "spikformer_2_256"])
+@pytest.mark.parametrize(
+    "name", ["vit_micro_p4_32", "cvt_micro_32", "setr_qkv", "spikformer_2_256"]
+)
 def test_it_goes_to_onnx_with_a_batch_of_any_size(name: str, tmp_path: Path) -> None:
     exported_to_onnx(name, EVERY[name], tmp_path)
