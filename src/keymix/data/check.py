@@ -153,7 +153,10 @@ def _check_images(
         contents.add_sparse(report, images, steps)
     contents.add_copies(report, images)
     known = {fault.kind for fault in faults.found}
-    contents.add_classes(report, images, empty_told=bool(known & {"empty class", "unknown class"}))
+    if "unreadable file" not in known:  # its rows are of unknown classes
+        told = bool(known & {"empty class", "unknown class"})
+        contents.add_classes(report, images, empty_told=told)
+    contents.add_sequences(report, sequences_of(tables), masks=False)
     contents.add_sizes(report, images)
     contents.add_traits(report, images)
 

@@ -16,9 +16,15 @@ from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import Size
 from keymix.data.segmentation.held import HELD_BYTES, HeldScans, hold
 from keymix.data.segmentation.splits import carve_scans, cases_note
-from keymix.data.segmentation.table import ScanSource, ScanTable, Seen, refuse
+from keymix.data.segmentation.table import (
+    ScanSource,
+    ScanTable,
+    Seen,
+    refuse,
+    unfit,
+)
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
-from keymix.data.sources.base import Faults, Table
+from keymix.data.sources.base import Faults, Table, some
 from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
 from keymix.data.statistics import statistics_of
 from keymix.errors import UserError, unknown
@@ -79,6 +85,9 @@ def load_masks(
     if by == "slice":
         notes += cases_note(parts)
     notes += _notes(seen)
+    if source.unlisted:
+        ids = some([each.id for each in source.unlisted], 3)
+        notes.append(f"slices without a row for an organ, which count as without it: {ids}")
     size = image_size or _common_size(tables)
     tables = _held(tables, source, size)
     splits = {
@@ -98,6 +107,7 @@ def load_masks(
     }
     mean, std, measured_on = statistics_of(splits["train"])
     fingerprint, fingerprint_of = _fingerprint(tables, left_out)
+    why = unfit(seen, source.masks, source.classes)
     facts: dict[str, Any] = {
         "split_seed": split_seed,
         "val_fraction": val_fraction,
@@ -130,6 +140,7 @@ def load_masks(
     )
 
 
+        unlisted=source.unlisted,
 def _scans(table: Table) -> ScanTable:
     assert isinstance(table, ScanTable)
     return table
