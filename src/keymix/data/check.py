@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from keymix.data import contents
 from keymix.data.carve import carve
 from keymix.data.findings import FAULTS, STOPS, WARNING, Finding, Report
+from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import (
     SPECS,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from keymix.data.balance import Balance
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
+from keymix.data.sequences import Sequences
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray
 from keymix.data.survey import TRAITS, Survey
@@ -19,6 +20,7 @@ from keymix.data.survey import TRAITS, Survey
 _TINY = 8  # pixels a side
 _TINY_SHARE = 0.25  # of the median side
 _WARNED = ("animated", "turned")  # traits whose loss a person may not expect
+IN_SEQUENCES = "sequences of frames taken for independent images"
 _SHOWN = 3  # equal images named in a line
 _COPIES = {
     "leak": (
@@ -260,3 +262,26 @@ def add_traits(report: Report, images: Images) -> None:
         found = np.flatnonzero(images.traits & (1 << place))
         level = WARNING if trait in _WARNED else NOTE
         report.add(level, f"{trait} images", [images.id(int(k)) for k in found], answer)
+
+
+def add_sequences(report: Report, found: Sequences | None, *, masks: bool) -> None:
+    """Name the sequences whose frames are taken for independent images.
+
+    Args:
+        report: Where to.
+        found: The sequences.
+        masks: Whether the images have masks, whose cases `groups.csv` can name.
+    """
+    if found is None:
+        return
+    report.facts["sequences"] = {"images": found.count, "sequences": found.images}
+    how = "put each sequence into train, val or test as a whole"
+    report.add(
+        WARNING,
+        IN_SEQUENCES,
+        [f"{name}: {images} images" for name, images in found.images.items()],
+        f"{'name the sequence of each in groups.csv, or ' * masks}{how}: neighbours are nearly the "
+        "same picture, so that a model is tested on what it learned from, and intervals over test "
+        "images are too narrow",
+        [{"sequence": name, "images": images} for name, images in found.images.items()],
+    )

@@ -12,17 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data import contents
+from keymix.data.contents import add_sequences
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
 from keymix.data.segmentation.splits import carve_scans
 from keymix.data.segmentation.survey import ScanSurvey, joined, survey_scans
-from keymix.data.segmentation.table import ScanSource
+from keymix.data.segmentation.table import ScanSource, Unlisted, unfit
+from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Faults, Source
 from keymix.data.specs import SPLIT_BY
-from keymix.data.survey import Survey
-from keymix.errors import UserError
 from keymix.data.streams import IntArray
-
+from keymix.data.survey import Survey
 from keymix.data.tasks import MaskKind
+from keymix.errors import UserError
+
 VAL_FRACTION = 1 / 6
 """Share of the images left by test that becomes validation in recipes for masks: 80:16:4."""
 SPLITS = ("train", "val", "test")
@@ -109,6 +111,8 @@ def check_scans(
         _add_classes(report, scans)
         _add_unfit(report, scans)
     _add_masks(report, scans)
+    if not source.grouped:
+        add_sequences(report, sequences_of(tables), masks=True)
     contents.add_sizes(report, scans.images)
     _add_spacing(report, scans)
 

@@ -86,6 +86,10 @@ class Pairs(ScanTable):
         """Give the file's name without suffix."""
         return self.pairs[i].stem
 
+    def numbered(self, i: int) -> str:
+        """Give the file's name without suffix."""
+        return self.pairs[i].stem
+
     def open(self, i: int) -> Image.Image:
         """Open the image."""
         if not self.pairs[i].images:
