@@ -118,6 +118,9 @@ def load_masks(
         "limit": limit,
         "cases": {name: len(set(table.groups)) for name, table in tables.items()},
         "empty": {name: sum(each.empty for each in found) for name, found in seen.items()},
+        **({"unfit": why[0]} if why else {}),
+        "grouped": source.grouped,
+        "class_images": {name: _class_images(found, source) for name, found in seen.items()},
         "mean_std_of": measured_on,
         "fingerprint": fingerprint,
         "fingerprint_of": fingerprint_of,
@@ -137,10 +140,10 @@ def load_masks(
         val=splits["val"],
         test=splits["test"],
         facts=facts,
+        unlisted=source.unlisted,
     )
 
 
-        unlisted=source.unlisted,
 def _scans(table: Table) -> ScanTable:
     assert isinstance(table, ScanTable)
     return table
@@ -176,6 +179,11 @@ def _whole(
     left_seen = {name: [each for each in found if not each.faults] for name, found in seen.items()}
     scans = {name: _scans(table) for name, table in left_tables.items()}
     return left_parts, scans, left_seen, left_out
+
+
+def _class_images(seen: Sequence[Seen], source: ScanSource) -> list[int]:
+    """Count the images that have each class."""
+    return [sum(c in each.classes for each in seen) for c in range(len(source.classes))]
 
 
 def _notes(seen: Mapping[str, Sequence[Seen]]) -> list[str]:
