@@ -83,3 +83,21 @@ def test_points_never_shows_a_signed_zero():
     assert points(-0.0001) == "0.0"
     assert points(0.0123) == "+1.2"
     assert points(-0.0123) == "−1.2"
+
+
+def test_an_interval_of_units_that_belong_together_is_called_too_narrow():
+    for seeds, unit in ((1, "image"), (5, "case")):
+        told, silent = (
+            judge(
+                "a",
+                "b",
+                _interval(seeds, -0.02, 0.01, 0.01),
+                SURE_IMAGES,
+                planned=seeds,
+                unit=unit,
+                narrow=narrow,
+            ).detail
+            for narrow in (True, False)
+        )
+        assert f"too narrow, as {unit}s belong together" in told
+        assert "too narrow" not in silent

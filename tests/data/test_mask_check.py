@@ -12,16 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from scan_sets import add_scan, mask_set, rows_of, scan_path, scan_set, write_rows
+from scan_sets import ORGANS, add_scan, mask_set, rows_of, scan_path, scan_set, write_rows
 from scan_tables import Scans
 
+from keymix import recipes
 from keymix.data import load
 from keymix.data.check import check
 from keymix.data.findings import Report
 from keymix.data.segmentation.survey import survey_scans
 from keymix.data.segmentation.table import KINDS
 from keymix.errors import UserError
+from keymix.train.fits import training_batches
 
+UNFIT = "splits with nothing to learn or to measure"
 SMALL = "images with a side below 8 pixels"  # those of these tests are
 
 
@@ -361,6 +364,110 @@ def test_what_cannot_be_opened_stops(tmp_path: Path) -> None:
     report = check(str(root), split_by="case")
     assert found(report) == {"sets that cannot be opened": ("stops", 1)}
     assert "classes.txt is missing" in report.findings[0].where[0]
+
+
+def filled(root: Path, split: str, *values: int) -> Path:
+    """Give the masks of a split these values and no others."""
+    rng = np.random.default_rng(0)
+    for path in (root / split / "masks").iterdir():
+        pixels = rng.choice(np.array(values, dtype=np.uint8), (6, 9))
+        pixels.flat[: len(values)] = values
+        Image.fromarray(pixels).save(path)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("split", "values", "culprit"),
+    [
+        ("", (0,), "training images has a pixel of a class that counts"),
+        ("", (0, 255), "write 1 for the class"),
+        ("", (255,), "training images are ignored"),
+        ("", (1, 255), "are of the class 'leaf'"),
+        ("train", (0, 255), "write 1 for the class"),
+        ("test", (255,), "of the 3 test images are ignored"),
+        ("val", (255,), "of the 3 validation images are ignored"),
+    ],
+)
+def test_the_check_and_training_refuse_the_same_masks(
+    tmp_path: Path, split: str, values: tuple[int, ...], culprit: str
+) -> None:
+    counts = {split: 12} if not split else {"train": 9, "val": 3, "test": 3}
+    root = filled(mask_set(tmp_path / "m", counts), split, *values)
+    report = check(str(root))
+    (line, *_) = where(report, UNFIT)
+    assert culprit in line
+    assert found(report)[UNFIT][0] == "stops"
+    recipe = recipes.get("small_masks_setr")
+    data = load(f"masks:{root}", val_fraction=1 / 6)
+    with pytest.raises(UserError) as error:
+        training_batches(recipe, data)
+    assert str(error.value).endswith(line)
+
+
+def test_multilabel_masks_and_scans_without_any_class_are_refused_alike(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "m", {"": 12})
+    (root / "classes.txt").write_text("leaf\nroot\n")
+    for path in (root / "masks").iterdir():
+        path.unlink()
+    for name in ("leaf", "root"):
+        (root / "masks" / name).mkdir()
+        for k in range(12):
+            Image.new("L", (9, 6)).save(root / "masks" / name / f"p{k}.png")
+    scans = scan_set(tmp_path / "uw", dict.fromkeys(range(1, 6), 2))
+    rows = [[name, organ, ""] for name, organ, _ in read(scans / "train.csv")[1:]]
+    write_rows(scans / "train.csv", rows)
+    recipe = recipes.get("small_masks_setr")
+    for spec in (f"masks:{root}", f"uwgi:{scans}"):
+        assert found(check(spec))[UNFIT] == ("stops", 1)
+        with pytest.raises(UserError, match="has a pixel of a class that counts"):
+            training_batches(recipe, load(spec, val_fraction=1 / 6))
+    for k in range(12):  # where each class has masks of its own, anything but 0 is inside
+        Image.new("L", (9, 6), 255).save(root / "masks" / "leaf" / f"p{k}.png")
+    assert UNFIT not in found(check(f"masks:{root}"))
+    training_batches(recipe, load(f"masks:{root}", val_fraction=1 / 6))
+
+
+def test_classes_are_counted_only_where_all_masks_were_read(scans: Path) -> None:
+    assert set(check(f"uwgi:{scans}").facts["classes"]) == {"background", *ORGANS}
+    scan_path(scans, 8, 0, 1, (6, 9)).write_bytes(b"x")
+    report = check(f"uwgi:{scans}")
+    assert "classes" not in report.facts
+    assert not any(what.startswith("classes that") for what in found(report))
+    assert any("classes are not counted" in note for note in report.facts["notes"])
+    scan_path(scans, 8, 0, 1, (6, 9)).unlink()
+    write(scans / "train.csv", [*read(scans / "train.csv"), ["case9", "stomach"]])
+    assert "classes" not in check(f"uwgi:{scans}").facts
+
+
+def test_a_slice_without_a_row_for_an_organ_is_named(scans: Path) -> None:
+    rows = read(scans / "train.csv")
+    gone = ["case2_day0_slice_0002", "stomach"], ["case7_day0_slice_0001", "large_bowel"]
+    kept = [row for row in rows if row[:2] not in gone]
+    write(scans / "train.csv", kept)
+    report = check(f"uwgi:{scans}")
+    what = "slices without a row for an organ"
+    assert found(report)[what] == ("falsifies", 2)
+    assert where(report, what) == [
+        "case2_day0_slice_0002: no row for stomach",
+        "case7_day0_slice_0001: no row for large_bowel",
+    ]
+    data = load(f"uwgi:{scans}")
+    assert [each.id for each in data.unlisted] == [slice_id for slice_id, _ in gone]
+    assert any("case2_day0_slice_0002" in note for note in data.record()["notes"])
+
+
+def test_rows_of_what_is_there_alone_are_a_pattern_too(scans: Path) -> None:
+    """Where no row says that an organ is absent, a row that is not there may say it."""
+    rows = read(scans / "train.csv")
+    write(scans / "train.csv", [row for row in rows if row[2]])
+    assert "slices without a row for an organ" not in found(check(f"uwgi:{scans}"))
+    filled_rows = [[*row[:2], row[2] or "40 2"] for row in rows]
+    write(scans / "train.csv", filled_rows[:-1])
+    report = check(f"uwgi:{scans}")
+    assert found(report)["slices without a row for an organ"] == ("warning", 1)
+    assert report.fit
+    write(scans / "train.csv", filled_rows)
+    assert "slices without a row for an organ" not in found(check(f"uwgi:{scans}"))
 
 
 @pytest.mark.skipif("KEYMIX_DATA" not in os.environ, reason="no KEYMIX_DATA")

@@ -259,3 +259,13 @@ def test_data_without_any_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training images has a pixel of a class that counts"):
         train(recipe_on(empty), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
+    scans = write_uwgi(tmp_path / "scans")
+    table = scans / "train.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    gone = next(k for k, line in enumerate(lines) if line.startswith("case3_day1_slice_0001,stom"))
+    table.write_text("".join(lines[:gone] + lines[gone + 1 :]))
+    with pytest.warns(KeymixWarning, match="case3_day1_slice_0001: no row for stomach"):
+        train(recipe_on(scans), tmp_path / "run")

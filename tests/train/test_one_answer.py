@@ -71,6 +71,8 @@ def test_nearly_all_alike_is_told_unless_most_images_are_of_that_class() -> None
     most = [1] * 38 + [0] * 2
     assert warned(SPIKING, most, most) == []
     assert warned(SPIKING, [1] * 40, most) != []
+    seven_of_eight = [1] * 35 + [0] * 5  # not uneven, as the check of the data has it
+    assert warned(SPIKING, [1] * 39 + [0], seven_of_eight) != []
 
 
 def test_eval_and_the_end_of_train_warn(

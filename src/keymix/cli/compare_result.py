@@ -103,9 +103,21 @@ def tell(result: Comparison) -> None:
             console.say(f"  no interval over seeds: {why}.")
     if record["caution"]:
         console.say(record["caution"])
+    _tell_data(record)
     console.say()
     console.say(f"report   {result.report}")
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+
+
+def _tell_data(record: Mapping[str, Any]) -> None:
+    """Print what the check of the data found, in short; the page has all of it."""
+    checked = record.get("data_check")
+    if checked is None:
+        return
+    for found in checked["findings"]:
+        console.say(f"Data check, {found['grade']}: {found['what']} ({found['count']:,}).")
+    for line in filter(None, (checked["narrow"], checked["missed"])):
+        console.say(line)
 
 
 def _tell_spikes(record: Mapping[str, Any]) -> None:
@@ -162,6 +174,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "results": str(result.out / "results.json"),
         "baseline": record["baseline"],
         "seeds": record["seeds"],
+        "data_check": record.get("data_check"),
         **{key: record[key] for key in ("task", "hausdorff_unit") if key in record},
         "mixers": [
             {**row, "costs": record["costs"][row["mixer"]], **_spikes(record, row["mixer"])}

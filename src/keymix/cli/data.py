@@ -180,7 +180,7 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cases", counted(facts["cases"])
     if "masks" in facts:
         yield from _of_masks(facts)
-    elif "classes" in facts:
+    elif facts.get("classes"):
         train = {name: of["train"] for name, of in facts["classes"].items()}
         least, most = min(train, key=train.__getitem__), max(train, key=train.__getitem__)
         yield (
@@ -217,7 +217,7 @@ def _of_masks(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         told += f"; {masks['ignored']:.2%} of pixels ignored"
     yield "masks", told
     names = facts.get("splits", facts["images"])
-    for name, of in facts["classes"].items():
+    for name, of in facts.get("classes", {}).items():
         splits = ", ".join(f"{split} {of[split]}" for split in names)
         yield "class", f"{name}: {of['share_of_pixels']:.2%} of pixels, in images of {splits}"
 

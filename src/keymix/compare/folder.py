@@ -69,9 +69,10 @@ def claim(
     check_folder(out)
     clear_parts(out)
     made: list[str] = []
+    checked = None
     if (out / MANIFEST).exists():
         there = manifest.read(out)
-        made = there.runs
+        made, checked = there.runs, there.checked
         differing = differences(there.identity, manifest.identity(plan, data))
         if differing and not overwrite:
             told = "; ".join(
@@ -83,8 +84,16 @@ def claim(
             )
         if overwrite:
             clear(out, made)
-            made = []
-    manifest.write(plan, data, before=made, command=command, processes=processes, threads=threads)
+            made, checked = [], None
+    manifest.write(
+        plan,
+        data,
+        before=made,
+        checked=checked,
+        command=command,
+        processes=processes,
+        threads=threads,
+    )
 
 
 def check_folder(out: Path) -> None:

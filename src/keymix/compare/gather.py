@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keymix.compare import environments, spike_costs, words
+from keymix.compare import data_check, environments, spike_costs, words
 from keymix.compare.answers import Answers, confusions, counts
 from keymix.compare.mask_answers import MaskAnswers
 from keymix.compare.outcome import caution, lead, outcome
@@ -64,6 +64,7 @@ def make_record(
     attention: Mapping[str, Any] | None,
     collapse: Mapping[str, Any] | None,
     spikes: Mapping[str, Any] | None,
+    checked: Mapping[str, Any] | None,
     processes: int,
     threads: int,
     gallery: Mapping[str, Any] | None = None,
@@ -81,6 +82,7 @@ def make_record(
             scores=_scores(plan, done, which),
             task=task,
             classes=data["classes"],
+            narrow=bool(data_check.narrow(checked, data)),
         )
         for which in ("last", "best")
     }
@@ -106,6 +108,7 @@ def make_record(
         "environment_warning": environments.warning(trained_with, here),
         "data": dict(data),
         "data_line": words.data_line(data),
+        "data_check": data_check.sheet(checked, data),
         "left_out": list(data.get("left_out", [])),
         "recipe": plan.recipe.to_dict(),
         "match": plan.match,
@@ -131,6 +134,7 @@ def make_record(
                 threads=threads,
                 done=len(done),
                 device=str(measured["device"]),
+                narrow=data_check.narrow(checked, data),
             ),
             data,
         ),

@@ -30,11 +30,13 @@ class Manifest:
         identity: What all its runs have in common, see `identity`.
         runs: Folders of all runs that it ever planned, relative to it.
         planned: The plan of the last call, the command, processes and threads.
+        checked: What the check of the data found before the first run; None if there was none.
     """
 
     identity: dict[str, Any]
     runs: list[str]
     planned: dict[str, Any]
+    checked: dict[str, Any] | None = None
 
     @property
     def images(self) -> dict[str, Any]:
@@ -60,6 +62,7 @@ def write(
     data: Mapping[str, Any],
     *,
     before: Iterable[str] = (),
+    checked: Mapping[str, Any] | None = None,
     command: str,
     processes: int,
     threads: int,
@@ -70,6 +73,7 @@ def write(
         plan: What is wanted now.
         data: The record of its images.
         before: Run folders that the manifest named before.
+        checked: What the check of the data found; None if it was not made yet.
         command: The command that repeats it.
         processes: Training processes side by side.
         threads: Threads of each.
@@ -95,6 +99,7 @@ def write(
             "identity": identity(plan, data),
             "runs": sorted({*before, *ours}),
             "planned": planned,
+            **({} if checked is None else {"checked": dict(checked)}),
         },
     )
 
@@ -119,6 +124,7 @@ def read(out: Path) -> Manifest:
         identity=found | {"recipe": from_record(found["recipe"]).to_dict()},
         runs=list(values.get("runs", [])),
         planned=dict(values.get("planned", {})),
+        checked=values.get("checked"),
     )
 
 
@@ -131,6 +137,13 @@ def recorded_in(out: Path) -> Recipe | None:
     from keymix.train.recipe import from_record
 
     return from_record(read(out).identity["recipe"]) if (out / MANIFEST).is_file() else None
+
+
+def keep_checked(out: Path, checked: Mapping[str, Any]) -> None:
+    """Add to the manifest what the check of the data found."""
+    from keymix.train.files import read_json, write_json
+
+    write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": dict(checked)})
 
 
 def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:

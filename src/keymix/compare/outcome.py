@@ -79,6 +79,7 @@ def outcome(
     scores: Table,
     task: TaskKind = CLASSIFICATION,
     classes: Sequence[str] = (),
+    narrow: bool = False,
 ) -> list[dict[str, Any]]:
     """Compute the rows of the result, one a mixer, in the order given.
 
@@ -92,6 +93,8 @@ def outcome(
         scores: What the finished runs scored.
         task: What was learned.
         classes: Names of all classes, which notes tell where images have masks.
+        narrow: Whether test images, or cases, belong together, so that the interval over them is
+            too narrow.
 
     Returns:
         Plain rows: ``mixer``, the task's `SUMMARIES` (n, mean, sd), ``seeds, images`` (intervals or
@@ -124,7 +127,13 @@ def outcome(
         if label in compared:
             over_seeds, over_images = compared[label]
             judgement = judge(
-                label, baseline, over_seeds, over_images, planned=len(seeds), unit=unit
+                label,
+                baseline,
+                over_seeds,
+                over_images,
+                planned=len(seeds),
+                unit=unit,
+                narrow=narrow,
             )
             row["seeds"] = over_seeds.to_dict() if over_seeds else None
             row["images"] = over_images.to_dict() if over_images else None

@@ -70,6 +70,7 @@ def rebuild(
         costs=table,
         measured=measured,
         spikes=spike_costs.known(plan, runs),
+        checked=there.checked,
         processes=_number("processes", there, before),
         threads=_number("threads", there, before),
         **maps,

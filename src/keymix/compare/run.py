@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import cost_store, folder, manifest, spike_costs
+from keymix.compare import cost_store, data_check, folder, manifest, spike_costs
 from keymix.compare.defaults import default_for
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.forecast import Forecast
@@ -187,9 +187,7 @@ def compare(
     if twin:
         plan = with_twin(plan, images)
     told = images.record()
-    noted = (f"{each.label}: {each.note}" for each in plan.entrants if each.note)
-    for text in filter(None, ("" if default is None else default.told(shared), *noted)):
-        watch(Event(kind="note", text=text))
+    _note(plan, "" if default is None else default.told(shared), watch)
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     cost_threads = threads if cuda else 1
@@ -197,6 +195,7 @@ def compare(
         folder.claim(
             plan, told, overwrite=overwrite, command=command, processes=processes, threads=threads
         )
+        checked = _checked(out, images, watch)
         failures = _train(
             plan,
             images,
@@ -227,12 +226,32 @@ def compare(
             costs=table,
             measured=measured,
             spikes=spikes,
+            checked=checked,
             processes=processes,
             threads=threads,
             **pictures(plan, runs, images),
         )
         write(record, out)
     return Comparison(out=out, record=record)
+
+
+def _note(plan: Plan, chosen: str, watch: Watcher) -> None:
+    """Tell which recipe was chosen, and what of its mixers."""
+    noted = (f"{each.label}: {each.note}" for each in plan.entrants if each.note)
+    for text in filter(None, (chosen, *noted)):
+        watch(Event(kind="note", text=text))
+
+
+def _checked(out: Path, data: ImageData, watch: Watcher) -> dict[str, Any]:
+    """Tell what the cheap part of the data check finds; a comparison that goes on reads it."""
+    checked = manifest.read(out).checked
+    if checked is None:
+        watch(Event(kind="stage", text="checking the data"))
+        checked = data_check.judged(data)
+        manifest.keep_checked(out, checked)
+    for line in data_check.lines(checked, data.record()):
+        watch(Event(kind="note", text=line))
+    return checked
 
 
 def _train(

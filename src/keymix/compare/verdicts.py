@@ -59,7 +59,7 @@ def _direction(difference: float) -> str:
     return "better" if difference > 0 else "worse"
 
 
-def _images_sentence(images: Interval | None, unit: str) -> str:
+def _images_sentence(images: Interval | None, unit: str, *, narrow: bool) -> str:
     if images is None:
         return f"There is no pair of runs to compare {unit} by {unit}."
     over = f"the {images.n} test {unit}s" if images.n > 1 else f"the one test {unit}"
@@ -67,7 +67,8 @@ def _images_sentence(images: Interval | None, unit: str) -> str:
     if images.low is None:
         return f"{text}: {images.note}."
     rough = "; few cases, so it is rough" if unit == "case" and images.note else ""
-    text += f" (95\u00a0% interval {span(images)}{rough})"
+    too = f"; too narrow, as {unit}s belong together" if narrow else ""
+    text += f" (95\u00a0% interval {span(images)}{rough}{too})"
     if _clear(images):
         return f"{text}, more than the choice of {unit}s explains."
     if images.low is not None and images.high is not None and images.low * images.high > 0:
@@ -96,6 +97,7 @@ def judge(
     *,
     planned: int,
     unit: str = "image",
+    narrow: bool = False,
 ) -> Judgement:
     """Say in words how a mixer stands to the baseline.
 
@@ -109,6 +111,7 @@ def judge(
         images: The paired difference over test images, or cases.
         planned: Seeds that the comparison asked for.
         unit: What the second question is of: ``image`` or ``case``.
+        narrow: Whether these belong together, so that the interval over them is too narrow.
     """
     if seeds is None:
         return Judgement(
@@ -117,8 +120,9 @@ def judge(
             detail="",
         )
     if seeds.n < VERDICT_SEEDS:
-        return _no_verdict(mixer, baseline, seeds, images, planned=planned, unit=unit)
-    both = f"{_seeds_sentence(seeds)} {_images_sentence(images, unit)}"
+        about = _images_sentence(images, unit, narrow=narrow)
+        return _no_verdict(mixer, baseline, seeds, images, planned=planned, about=about)
+    both = f"{_seeds_sentence(seeds)} {_images_sentence(images, unit, narrow=narrow)}"
     retrained, more_images = _clear(seeds), _clear(images)
     agree = images is not None and seeds.difference * images.difference > 0
     if retrained and more_images and agree:
@@ -156,7 +160,7 @@ def _no_verdict(
     images: Interval | None,
     *,
     planned: int,
-    unit: str,
+    about: str,
 ) -> Judgement:
     count = "1 seed" if seeds.n == 1 else f"{seeds.n} seeds"
     if seeds.n < planned:
@@ -181,5 +185,5 @@ def _no_verdict(
     return Judgement(
         verdict="no verdict",
         headline=headline,
-        detail=f"{seeds_text} {_images_sentence(images, unit)}",
+        detail=f"{seeds_text} {about}",
     )

@@ -14,6 +14,13 @@ from keymix.data.tasks import SEGMENTATION, scored_classes, task_of
 
 Data = Mapping[str, Any]
 
+_OVER_IMAGES = (
+    "The interval over test images: for each image how often mixer minus baseline gets it right, "
+    "averaged over seeds; the mean with a normal interval, 95 %, adjusted after Bonett and Price "
+    "(2012) so that it stays honest when few images are in dispute. It covers other images of the "
+    "same kind, for these trained models."
+)
+
 
 def title(data: Data) -> str:
     """Name the comparison."""
@@ -87,9 +94,26 @@ def curves_note(plan: Plan) -> str:
 
 
 def method(
-    plan: Plan, data: Data, *, processes: int, threads: int, done: int, device: str
+    plan: Plan,
+    data: Data,
+    *,
+    processes: int,
+    threads: int,
+    done: int,
+    device: str,
+    narrow: str = "",
 ) -> list[dict[str, str]]:
-    """Tell how it was done, one paragraph a question."""
+    """Tell how it was done, one paragraph a question.
+
+    Args:
+        plan: The comparison.
+        data: The data's record.
+        processes: Training processes side by side.
+        threads: Threads of each.
+        done: Runs that are finished.
+        device: Where they were measured.
+        narrow: Why the intervals over test images are too narrow; empty if they are not.
+    """
     sizes = data["sizes"]
     left_out = int(data.get("left_out_count", 0))
     masks = task_of(data) is SEGMENTATION
@@ -123,14 +147,9 @@ def method(
             "t, 95 %. It covers new weights and new data order, on these same test images. From "
             "two or three seeds it is wide, and rightly so.",
         ),
-        ("Would it hold on more cases?", over_cases())
-        if masks
-        else (
-            "Would it hold on more images?",
-            "The interval over test images: for each image how often mixer minus baseline gets it "
-            "right, averaged over seeds; the mean with a normal interval, 95 %, adjusted after "
-            "Bonett and Price (2012) so that it stays honest when few images are in dispute. It "
-            "covers other images of the same kind, for these trained models.",
+        (
+            f"Would it hold on more {'cases' if masks else 'images'}?",
+            " ".join(filter(None, (over_cases() if masks else _OVER_IMAGES, narrow))),
         ),
         (
             "Verdicts.",

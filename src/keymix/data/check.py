@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from keymix.data import contents
 from keymix.data.carve import carve
 from keymix.data.findings import FAULTS, STOPS, WARNING, Finding, Report
+from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import (
     SPECS,
@@ -156,7 +157,10 @@ def _check_images(
         contents.add_sparse(report, images, steps)
     contents.add_copies(report, images)
     known = {fault.kind for fault in faults.found}
-    contents.add_classes(report, images, empty_told=bool(known & {"empty class", "unknown class"}))
+    if "unreadable file" not in known:  # its rows are of unknown classes
+        told = bool(known & {"empty class", "unknown class"})
+        contents.add_classes(report, images, empty_told=told)
+    contents.add_sequences(report, sequences_of(tables), masks=False)
     contents.add_sizes(report, images)
     contents.add_traits(report, images)
 

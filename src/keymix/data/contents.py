@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from keymix.data.balance import Balance
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
+from keymix.data.sequences import Sequences
 from keymix.data.sources.base import Table
+from keymix.data.streams import IntArray
 from keymix.data.survey import TRAITS, Survey
 
-_IMBALANCE = 10  # the largest class over the smallest
 _TINY = 8  # pixels a side
 _TINY_SHARE = 0.25  # of the median side
 _WARNED = ("animated", "turned")  # traits whose loss a person may not expect
+IN_SEQUENCES = "sequences of frames taken for independent images"
 _SHOWN = 3  # equal images named in a line
 _COPIES = {
     "leak": (
@@ -132,8 +135,7 @@ def add_sparse(report: Report, images: Images, time_steps: int) -> None:
 
 def add_copies(report: Report, images: Images) -> None:
     """Group equal images: in several splits, of several classes, or plain copies."""
-    whole = np.ones(len(images.hashes), dtype=bool)
-    whole[list(images.broken)] = False
+    whole = images.sizes[:, 0] > 0
     _, group, times = np.unique(images.hashes, return_inverse=True, return_counts=True)
     groups: dict[int, list[dict[str, Any]]] = {}
     for k in np.flatnonzero((times[group] > 1) & whole).tolist():
@@ -173,29 +175,58 @@ def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
         for name, table in images.tables.items()
     }
     train = counts["train"]
+    if not train.any():
+        return  # no label could be read
     report.facts["classes"] = {
         name: {split: int(counts[split][i]) for split in counts} for i, name in enumerate(names)
     }
 
-    def warn(which: NDArray[np.bool_], what: str, remedy: str) -> None:
-        report.add(WARNING, what, [names[i] for i in np.flatnonzero(which).tolist()], remedy)
-
     if not empty_told:
         remedy = "no model can learn them: add images, or take their names out"
-        warn(train == 0, "classes without training images", remedy)
+        _warn(report, names, train == 0, "classes without training images", remedy)
     remedy = "they are learned from, but never validated on: add images"
-    warn(train == 1, "classes of one training image", remedy)
+    _warn(report, names, train == 1, "classes of one training image", remedy)
+    add_unmeasured(report, names, counts)
+    add_uneven(report, names, train)
+
+
+def add_unmeasured(report: Report, names: Sequence[str], counts: Mapping[str, IntArray]) -> None:
+    """Name the classes that are learned, but that a split to measure on lacks.
+
+    Args:
+        report: Where to.
+        names: The classes.
+        counts: Images of each class by split.
+    """
     for split in ("val", "test"):
         if split in counts:
+            lacking = (counts[split] == 0) & (counts["train"] > 0)
             remedy = "what a model makes of them cannot be measured: add images"
-            warn((counts[split] == 0) & (train > 0), f"classes that {split} lacks", remedy)
-    some = np.flatnonzero(train)
-    if len(some):
-        least, most = (int(some[pick(train[some])]) for pick in (np.argmin, np.argmax))
-        if train[most] >= _IMBALANCE * train[least]:
-            line = f"{names[most]} has {train[most]} training images, {names[least]} {train[least]}"
-            remedy = "read the accuracy of each class, not the mean alone"
-            report.add(WARNING, "large imbalances", [line], remedy)
+            _warn(report, names, lacking, f"classes that {split} lacks", remedy)
+
+
+def _warn(
+    report: Report, names: Sequence[str], which: NDArray[np.bool_], what: str, remedy: str
+) -> None:
+    report.add(WARNING, what, [names[i] for i in np.flatnonzero(which).tolist()], remedy)
+
+
+def add_uneven(report: Report, names: Sequence[str], counts: IntArray) -> None:
+    """Warn where the classes of the training images are uneven, as `Balance` defines it.
+
+    Args:
+        report: Where to.
+        names: The classes.
+        counts: Training images of each.
+    """
+    if not counts.any():
+        return
+    balance = Balance(dict(enumerate(counts.tolist())))
+    most, least = balance.largest, balance.smallest
+    if balance.uneven:
+        line = f"{names[most]} has {counts[most]} training images, {names[least]} {counts[least]}"
+        remedy = "read the accuracy of each class, not the mean alone"
+        report.add(WARNING, "large imbalances", [line], remedy)
 
 
 def add_sizes(report: Report, images: Images) -> None:
@@ -231,3 +262,26 @@ def add_traits(report: Report, images: Images) -> None:
         found = np.flatnonzero(images.traits & (1 << place))
         level = WARNING if trait in _WARNED else NOTE
         report.add(level, f"{trait} images", [images.id(int(k)) for k in found], answer)
+
+
+def add_sequences(report: Report, found: Sequences | None, *, masks: bool) -> None:
+    """Name the sequences whose frames are taken for independent images.
+
+    Args:
+        report: Where to.
+        found: The sequences.
+        masks: Whether the images have masks, whose cases `groups.csv` can name.
+    """
+    if found is None:
+        return
+    report.facts["sequences"] = {"images": found.count, "sequences": found.images}
+    how = "put each sequence into train, val or test as a whole"
+    report.add(
+        WARNING,
+        IN_SEQUENCES,
+        [f"{name}: {images} images" for name, images in found.images.items()],
+        f"{'name the sequence of each in groups.csv, or ' * masks}{how}: neighbours are nearly the "
+        "same picture, so that a model is tested on what it learned from, and intervals over test "
+        "images are too narrow",
+        [{"sequence": name, "images": images} for name, images in found.images.items()],
+    )

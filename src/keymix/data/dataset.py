@@ -26,7 +26,7 @@ from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from keymix.data.events.store import Frames
-    from keymix.data.segmentation.table import ScanTable
+    from keymix.data.segmentation.table import ScanTable, Unlisted
 
 CACHE_SIDE = 96  # pixels: images up to this side are held decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
@@ -150,6 +150,7 @@ class ImageData:
         facts: The rest of what `record` tells.
         time_steps: Frames of a recording, where the images are recordings of events; else None.
         masks: What the masks are, where the task is segmentation; else None.
+        unlisted: Slices for which the table of masks lacks rows.
     """
 
     spec: str
@@ -164,6 +165,7 @@ class ImageData:
     facts: dict[str, Any]
     time_steps: int | None = None
     masks: MaskKind | None = None
+    unlisted: tuple[Unlisted, ...] = ()
 
     @property
     def task(self) -> TaskKind:

@@ -82,6 +82,7 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "absent": runs.without_runs(record),
         "done": sum(run["status"] == "done" for run in record["runs"]),
         "ratio": {label: runs.ratio(record, label) for label in labels},
+        "checked": record.get("data_check"),
         "status": runs.STATUS,
         "environments": runs.environments(record),
         "masks": masks,

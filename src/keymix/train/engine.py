@@ -39,6 +39,7 @@ from keymix.train.model import (
     settled,
     start_from,
     warn_of_data,
+    warn_of_unlisted,
 )
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
@@ -152,7 +153,7 @@ def train(
             return load_run(folder)
         if overwrite or not _has_checkpoints(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
-        images = data if data is not None else warn_of_data(load_data(recipe.data))
+        images = data if data is not None else _opened(recipe)
         model = build_model(
             recipe,
             num_classes=len(images.classes),
@@ -181,6 +182,11 @@ def train(
         except WriteError as error:
             raise WriteError(f"{error}; {standing(folder, overwrite=overwrite)}.") from error
     return load_run(folder)
+
+
+def _opened(recipe: Recipe) -> ImageData:
+    """Load a recipe's data, with a warning of what training passes over."""
+    return warn_of_unlisted(warn_of_data(load_data(recipe.data)))
 
 
 def _refuse_deaf(model: nn.Module) -> None:

@@ -93,12 +93,8 @@ def training_batches(recipe: Recipe, data: ImageData) -> Loader:
     Raises:
         UserError: Naming the field; or if masks hold nothing to learn.
     """
-    if data.masks is not None and data.facts["empty"]["train"] == len(data.train):
-        raise UserError(
-            f"data {data.spec}: none of the {len(data.train)} training images has a pixel of a "
-            "class that counts, so nothing can be learned. Name other data; in masks of 0 and 255 "
-            "write 1 for the class, since 255 is ignored."
-        )
+    if why := data.facts.get("unfit"):
+        raise UserError(f"data {data.spec}: {why}")
     return Loader(
         data.train,
         data,

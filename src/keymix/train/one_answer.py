@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keymix.data.balance import Balance
 from keymix.errors import KeymixWarning
 from keymix.models.factory import domain_of
 from keymix.train.recipe import ModelConfig
@@ -16,9 +17,7 @@ from keymix.train.recipe import ModelConfig
 FEW = 8
 """Images below which the same answer for all means little."""
 NEARLY = 0.95
-"""Share of images with one answer that is told as if all had it..."""
-OFTEN = 0.8
-"""...unless so many images are of that class."""
+"""Share of images with one answer that is told as if all had it, unless its class has most."""
 
 DIVERGED = "its outputs are NaN or infinite, so training diverged: lower --optim.lr"
 SILENT = (
@@ -55,7 +54,7 @@ def warn_of_one_answer(
     if total < FEW or len(set(targets)) == 1:
         return
     answer, count = Counter(predicted).most_common(1)[0]
-    nearly = count >= NEARLY * total and targets.count(answer) < OFTEN * total
+    nearly = count >= NEARLY * total and not Balance(Counter(targets)).dominates(answer)
     if count < total and not nearly:
         return
     if loss is None or not math.isfinite(loss):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data import contents
+from keymix.data.contents import add_sequences
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
 from keymix.data.segmentation.splits import carve_scans
 from keymix.data.segmentation.survey import ScanSurvey, joined, survey_scans
-from keymix.data.segmentation.table import ScanSource
+from keymix.data.segmentation.table import ScanSource, Unlisted, unfit
+from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Faults, Source
 from keymix.data.specs import SPLIT_BY
+from keymix.data.streams import IntArray
 from keymix.data.survey import Survey
+from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
 
 VAL_FRACTION = 1 / 6
@@ -97,31 +101,45 @@ def check_scans(
         if (fault.kind, fault.message) not in told:  # a file may be in several stacks
             told.add((fault.kind, fault.message))
             faults.found.append(fault)
-    _add_copies(report, scans)
-    _add_cases(report, scans)
-    _add_classes(report, scans)
+    add_copies(report, scans)
+    add_cases(report, scans)
+    add_unlisted(report, source.unlisted)
+    if scans.survey.broken or any(fault.kind == "bad row" for fault in faults.found):
+        told_of = "classes are not counted, since not all images and masks could be read"
+        report.facts["notes"] = [*report.facts["notes"], told_of]
+    else:
+        _add_classes(report, scans)
+        _add_unfit(report, scans)
     _add_masks(report, scans)
+    if not source.grouped:
+        add_sequences(report, sequences_of(tables), masks=True)
     contents.add_sizes(report, scans.images)
     _add_spacing(report, scans)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Scans:
+class Scans:
     """All images with masks of a set in one row.
 
     Args:
-        source: Where they come from.
+        classes: Names of the classes.
+        masks: What the masks are.
+        channels: Channels of an image.
+        grouped: Whether the data say which images are of one case.
         images: Their origins, splits, hashes and sizes.
         survey: What was seen of all of them.
         groups: The case of each.
         spacing: Millimetres of a row and of a column of each; None where unknown.
     """
 
-    source: ScanSource
+    classes: Sequence[str]
+    masks: MaskKind
+    channels: int
+    grouped: bool
     images: contents.Images
     survey: ScanSurvey
-    groups: list[str]
-    spacing: list[tuple[float, float] | None]
+    groups: Sequence[str]
+    spacing: Sequence[tuple[float, float] | None] = ()
 
     def of_split(self, name: str) -> NDArray[np.bool_]:
         """Mark the images of a split."""
@@ -139,15 +157,18 @@ class _Scans:
 
 def _scans(
     source: ScanSource, surveys: Mapping[str, ScanSurvey], splits: Mapping[str, NDArray[np.str_]]
-) -> _Scans:
+) -> Scans:
     tables = source.tables
     plain = {
         name: Survey(each.hashes, each.sizes, np.zeros(len(each.seen), dtype=np.int64), {})
         for name, each in surveys.items()
     }
     rows = [(table, i) for table in tables.values() for i in range(len(table))]
-    return _Scans(
-        source=source,
+    return Scans(
+        classes=source.classes,
+        masks=source.masks,
+        channels=source.in_chans,
+        grouped=source.grouped,
         images=contents.Images(source.classes, tables, plain, splits),
         survey=joined([surveys[name] for name in tables]),
         groups=[table.groups[i] for table, i in rows],
@@ -178,7 +199,7 @@ def _split(report: Report, source: ScanSource, settings: Settings) -> dict[str, 
     return splits
 
 
-def _add_copies(report: Report, scans: _Scans) -> None:
+def add_copies(report: Report, scans: Scans) -> None:
     """Group equal images: in several splits, with several masks, or plain copies."""
     whole = (scans.survey.sizes[:, 0] > 0) & ~scans.survey.blank
     blank = [scans.images.id(k) for k in np.flatnonzero(scans.survey.blank).tolist()]
@@ -210,9 +231,9 @@ def _equal(members: list[dict[str, Any]]) -> str:
     return " = ".join([*shown, f"{more} more"] if more > 0 else shown)
 
 
-def _add_cases(report: Report, scans: _Scans) -> None:
+def add_cases(report: Report, scans: Scans) -> None:
     """Count the cases of each split; find those in several, and splits of a single one."""
-    if not scans.source.grouped:
+    if not scans.grouped:
         return
     of: dict[str, set[str]] = {}
     for group, split in zip(scans.groups, scans.images.splits.tolist(), strict=True):
@@ -241,9 +262,21 @@ def _add_cases(report: Report, scans: _Scans) -> None:
     )
 
 
-def _add_classes(report: Report, scans: _Scans) -> None:
+def add_unlisted(report: Report, unlisted: Sequence[Unlisted]) -> None:
+    """Name the slices for which rows of the table of masks are missing."""
+    report.add(
+        FALSIFIES if any(each.certain for each in unlisted) else WARNING,
+        "slices without a row for an organ",
+        [str(each) for each in unlisted],
+        "restore the rows, or add rows without run lengths where the organ is absent: without a "
+        "row the slice counts as one without the organ",
+        [{"id": each.id, "classes": list(each.classes)} for each in unlisted],
+    )
+
+
+def _add_classes(report: Report, scans: Scans) -> None:
     """Count images and pixels of each class; find classes that a split lacks."""
-    names, survey = scans.source.classes, scans.survey
+    names, survey = scans.classes, scans.survey
     counted = int(survey.area.sum() - survey.ignored.sum())
     there = survey.pixels > 0
     facts = {}
@@ -252,20 +285,42 @@ def _add_classes(report: Report, scans: _Scans) -> None:
         share = float(survey.pixels[:, c].sum() / counted) if counted else 0.0
         facts[name] = {**images, "share_of_pixels": share}
     report.facts["classes"] = facts
-    for split, remedy in _LACKING.items():
-        if not scans.of_split(split).any():
-            continue
-        lacking = [
-            name
-            for name in names
-            if not facts[name][split] and (split == "train" or facts[name]["train"])
-        ]
-        report.add(WARNING, f"classes that {split} lacks", lacking, remedy)
+    counts = {
+        split: np.array([facts[name][split] for name in names])
+        for split in SPLITS
+        if scans.of_split(split).any()
+    }
+    add_lacking(report, names, counts)
 
 
-def _add_masks(report: Report, scans: _Scans) -> None:
+def add_lacking(report: Report, names: Sequence[str], counts: Mapping[str, IntArray]) -> None:
+    """Name the classes that no mask of a split has.
+
+    Args:
+        report: Where to.
+        names: The classes.
+        counts: Images that have each class, by split.
+    """
+    for split, number in counts.items():
+        lacking = (number == 0) & ((split == "train") | (counts["train"] > 0))
+        missing = [names[c] for c in np.flatnonzero(lacking).tolist()]
+        report.add(WARNING, f"classes that {split} lacks", missing, _LACKING[split])
+
+
+def _add_unfit(report: Report, scans: Scans) -> None:
+    """Tell of masks that hold nothing to learn or to measure, which training refuses."""
+    seen = {
+        name: [scans.survey.seen[k] for k in np.flatnonzero(scans.of_split(name)).tolist()]
+        for name in SPLITS
+        if scans.of_split(name).any()
+    }
+    why = unfit(seen, scans.masks, scans.classes)
+    report.add(STOPS, "splits with nothing to learn or to measure", why, "")
+
+
+def _add_masks(report: Report, scans: Scans) -> None:
     """Tell of masks that are empty, ignored or overlap, and of stacks with gaps."""
-    survey, kind = scans.survey, scans.source.masks
+    survey, kind = scans.survey, scans.masks
     area = int(survey.area.sum())
     overlaps = [(k, seen.overlap) for k, seen in enumerate(survey.seen) if seen.overlap]
     report.facts["masks"] = {
@@ -291,7 +346,7 @@ def _add_masks(report: Report, scans: _Scans) -> None:
     report.add(
         NOTE,
         "stacks with missing neighbours",
-        [f"{scans.images.id(k)}: {number} of {scans.source.in_chans}" for k, number in gaps],
+        [f"{scans.images.id(k)}: {number} of {scans.channels}" for k, number in gaps],
         "the nearest slice of the scan stands in for each",
         [{**scans.place(k), "missing": number} for k, number in gaps],
     )
@@ -301,7 +356,7 @@ def _pixels(number: int) -> str:
     return f"{number} pixel{'' if number == 1 else 's'}"
 
 
-def _add_spacing(report: Report, scans: _Scans) -> None:
+def _add_spacing(report: Report, scans: Scans) -> None:
     """Tell which spacings there are, and which images have another than most."""
     counted = Counter(each for each in scans.spacing if each is not None)
     if not counted:

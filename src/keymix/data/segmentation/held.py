@@ -85,6 +85,10 @@ class HeldScans(ScanTable):
         """Say where image ``i`` stands."""
         return self.table.name(i)
 
+    def numbered(self, i: int) -> str:
+        """Name image ``i`` as whoever stored it may have numbered it."""
+        return self.table.numbered(i)
+
     def open(self, i: int) -> Image.Image:
         """Open image ``i`` without decoding it."""
         return self.table.open(i)

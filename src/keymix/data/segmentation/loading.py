@@ -16,9 +16,15 @@ from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import Size
 from keymix.data.segmentation.held import HELD_BYTES, HeldScans, hold
 from keymix.data.segmentation.splits import carve_scans, cases_note
-from keymix.data.segmentation.table import ScanSource, ScanTable, Seen, refuse
+from keymix.data.segmentation.table import (
+    ScanSource,
+    ScanTable,
+    Seen,
+    refuse,
+    unfit,
+)
 from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
-from keymix.data.sources.base import Faults, Table
+from keymix.data.sources.base import Faults, Table, some
 from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
 from keymix.data.statistics import statistics_of
 from keymix.errors import UserError, unknown
@@ -79,6 +85,9 @@ def load_masks(
     if by == "slice":
         notes += cases_note(parts)
     notes += _notes(seen)
+    if source.unlisted:
+        ids = some([each.id for each in source.unlisted], 3)
+        notes.append(f"slices without a row for an organ, which count as without it: {ids}")
     size = image_size or _common_size(tables)
     tables = _held(tables, source, size)
     splits = {
@@ -98,6 +107,7 @@ def load_masks(
     }
     mean, std, measured_on = statistics_of(splits["train"])
     fingerprint, fingerprint_of = _fingerprint(tables, left_out)
+    why = unfit(seen, source.masks, source.classes)
     facts: dict[str, Any] = {
         "split_seed": split_seed,
         "val_fraction": val_fraction,
@@ -108,6 +118,9 @@ def load_masks(
         "limit": limit,
         "cases": {name: len(set(table.groups)) for name, table in tables.items()},
         "empty": {name: sum(each.empty for each in found) for name, found in seen.items()},
+        **({"unfit": why[0]} if why else {}),
+        "grouped": source.grouped,
+        "class_images": {name: _class_images(found, source) for name, found in seen.items()},
         "mean_std_of": measured_on,
         "fingerprint": fingerprint,
         "fingerprint_of": fingerprint_of,
@@ -127,6 +140,7 @@ def load_masks(
         val=splits["val"],
         test=splits["test"],
         facts=facts,
+        unlisted=source.unlisted,
     )
 
 
@@ -165,6 +179,11 @@ def _whole(
     left_seen = {name: [each for each in found if not each.faults] for name, found in seen.items()}
     scans = {name: _scans(table) for name, table in left_tables.items()}
     return left_parts, scans, left_seen, left_out
+
+
+def _class_images(seen: Sequence[Seen], source: ScanSource) -> list[int]:
+    """Count the images that have each class."""
+    return [sum(c in each.classes for each in seen) for c in range(len(source.classes))]
 
 
 def _notes(seen: Mapping[str, Sequence[Seen]]) -> list[str]:

@@ -87,6 +87,10 @@ class Pairs(ScanTable):
         """Give the file's name without suffix."""
         return self.pairs[i].stem
 
+    def numbered(self, i: int) -> str:
+        """Give the file's name without suffix."""
+        return self.pairs[i].stem
+
     def open(self, i: int) -> Image.Image:
         """Open the image."""
         if not self.pairs[i].images:
@@ -150,7 +154,15 @@ class Pairs(ScanTable):
         except DAMAGE as error:
             faults.append(self._unreadable(i, error))
         mask, of_mask = self._mask(i, size)
-        return Seen(faults=[*faults, *of_mask], empty=mask is not None and self._empty(mask))
+        if mask is None:
+            return Seen(faults=[*faults, *of_mask])
+        found = self._classes(mask)
+        return Seen(
+            faults=faults,
+            empty=found <= {self.meaning.background},
+            classes=found,
+            ignored=not self.meaning.multilabel and bool((mask == IGNORE).any()),
+        )
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
         """Hash names, lengths and, with ``content``, the first 32 KiB of each file."""
@@ -228,11 +240,11 @@ class Pairs(ScanTable):
         )
         return [Fault("undeclared value", told, str(path))]
 
-    def _empty(self, mask: Pixels) -> bool:
+    def _classes(self, mask: Pixels) -> frozenset[int]:
+        """Number the classes that any pixel has."""
         if self.meaning.multilabel:
-            return not mask.any()
-        outside = [IGNORE, *([] if self.meaning.background is None else [self.meaning.background])]
-        return bool(np.isin(mask, outside).all())
+            return frozenset(np.flatnonzero(mask.any(axis=(1, 2))).tolist())
+        return frozenset(np.unique(mask).tolist()) - {IGNORE}
 
 
 def _values(path: Path) -> NDArray[Any] | Fault:

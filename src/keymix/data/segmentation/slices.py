@@ -34,6 +34,7 @@ class Slice:
         size: Height and width by the file's name, pixels.
         spacing: Millimetres from row to row and from column to column; None where unknown.
         runs: Number of an organ and its runs, for each organ that is there.
+        listed: The organs that have a row, with run lengths or without.
         faults: What is wrong with the rows and the name.
     """
 
@@ -46,6 +47,7 @@ class Slice:
     spacing: tuple[float, float] | None
     runs: tuple[tuple[int, rle.Runs], ...]
     faults: tuple[Fault, ...]
+    listed: frozenset[str] = frozenset()
 
 
 Numbers = Mapping[int, Sequence[str]]
@@ -235,10 +237,21 @@ class Slices(ScanTable):
                 )
                 found.append(Fault("size unlike the neighbours", told, str(path)))
         overlap = 0
+        covered = sum(int((runs[1] - runs[0]).sum()) for _, runs in one.runs)
         if not self._multilabel and len(one.runs) > 1:
             organs = [rle.filled(runs, *one.size) for _, runs in one.runs]
             overlap = int((np.sum(organs, axis=0, dtype=np.uint8) > 1).sum())
-        return Seen(faults=found, empty=not one.runs, overlap=overlap, replaced=replaced)
+            covered = int(np.any(organs, axis=0).sum())
+        classes = {organ + (not self._multilabel) for organ, _ in one.runs}
+        if not self._multilabel and covered < one.size[0] * one.size[1]:
+            classes.add(0)
+        return Seen(
+            faults=found,
+            empty=not one.runs,
+            overlap=overlap,
+            replaced=replaced,
+            classes=frozenset(classes),
+        )
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
         """Hash runs, names of the stack, length and, with ``content``, the file's first 64 KiB."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ KINDS = {
     "bad groups": ("mistakes in the list of groups", "correct the rows"),
 }
 """Kinds of faults of images with masks: words for many of one kind, and the remedy."""
+_CALLED = {"train": "training", "val": "validation", "test": "test"}
 REMEDY = (
     "Correct it, or leave such images out with --data.skip_corrupt true; `keymix data check` names "
     "them all."
@@ -70,12 +71,35 @@ class Seen:
         empty: Whether no pixel of the mask has a class but the background.
         overlap: Pixels that had several classes and kept one.
         replaced: Neighbours of a stack that others stand in for.
+        classes: Numbers of the classes that any pixel of the mask has, the background included.
+        ignored: Whether any pixel of the mask is ignored.
     """
 
     faults: Sequence[Fault] = ()
     empty: bool = False
     overlap: int = 0
     replaced: int = 0
+    classes: frozenset[int] = frozenset()
+    ignored: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlisted:
+    """A slice for which the table of masks lacks rows that it has for others.
+
+    Args:
+        id: The slice.
+        classes: The organs without a row.
+        certain: Whether the table writes a row without run lengths for an organ that is absent, so
+            that a missing row means nothing.
+    """
+
+    id: str
+    classes: tuple[str, ...]
+    certain: bool
+
+    def __str__(self) -> str:
+        return f"{self.id}: no row for {' and '.join(self.classes)}"
 
 
 class ScanTable(Table):
@@ -157,6 +181,7 @@ class ScanSource(Source):
     Args:
         masks: What the masks are.
         grouped: Whether the data say which images are of one case; else each is its own.
+        unlisted: Slices for which rows of the table of masks are missing.
     """
 
     train: ScanTable
@@ -165,12 +190,51 @@ class ScanSource(Source):
     test_fraction: float = 0.04
     masks: MaskKind
     grouped: bool = True
+    unlisted: tuple[Unlisted, ...] = ()
 
     @property
     def tables(self) -> dict[str, ScanTable]:
         """The tables that there are, by name."""
         given = {"train": self.train, "val": self.val, "test": self.test}
         return {name: table for name, table in given.items() if table is not None}
+
+
+def unfit(
+    seen: Mapping[str, Sequence[Seen]], kind: MaskKind, classes: Sequence[str]
+) -> tuple[str, ...]:
+    """Say why no model can learn from masks, or be measured by them; both refuse such data.
+
+    Learning needs classes to tell apart: in training, multilabel masks have a pixel of any class
+    and exclusive ones pixels of two classes. Measuring needs a pixel that is not ignored.
+
+    Args:
+        seen: What was seen of the images of each split, all without faults.
+        kind: What the masks are.
+        classes: Names of the classes.
+
+    Returns:
+        Each reason with the remedy, two sentences; none where the masks are fit.
+    """
+    return tuple(why for name, found in seen.items() if (why := _unfit(name, found, kind, classes)))
+
+
+def _unfit(name: str, seen: Sequence[Seen], kind: MaskKind, classes: Sequence[str]) -> str:
+    found: frozenset[int] = frozenset().union(*(each.classes for each in seen))
+    images = f"the {len(seen)} {_CALLED[name]} images"
+    nothing = "learned" if name == "train" else "measured"
+    if not kind.multilabel and not found:
+        why = f"all pixels of the masks of {images} are ignored"
+    elif name != "train" or len(found) >= (1 if kind.multilabel else 2):
+        return ""
+    elif kind.multilabel or found == {kind.background}:
+        why = f"none of {images} has a pixel of a class that counts"
+    else:
+        why = f"all pixels of {images} that are not ignored are of the class "
+        why += repr(classes[min(found)])
+    remedy = "Name other data."
+    if any(each.ignored for each in seen):
+        remedy = "In masks of 0 and 255 write 1 for the class, since 255 is ignored."
+    return f"{why}, so nothing can be {nothing}. {remedy}"
 
 
 def refuse(faults: Sequence[Fault]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from keymix.data.segmentation import rle
 from keymix.data.segmentation.rows import read_rows
 from keymix.data.segmentation.slices import Slice, Slices, SliceSet, size_of, spacing_of
 from keymix.data.segmentation.splits import tell_shared
-from keymix.data.segmentation.table import ScanSource
+from keymix.data.segmentation.table import ScanSource, Unlisted
 from keymix.data.sources.base import Fault, Faults, some
 from keymix.data.specs import MASKS, SPLIT_BY, existing_path
 from keymix.data.streams import IntArray
@@ -32,6 +32,7 @@ DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
 _SPLITS = ("train", "val", "test")
+_FEW = 0.1  # of the slices may lack a row where no row says that an organ is absent
 
 
 def open_source(
@@ -99,6 +100,7 @@ def open_source(
         in_chans=channels,
         notes=notes,
         masks=MaskKind(multilabel=multilabel, background=None if multilabel else 0),
+        unlisted=_unlisted(slices),
     )
 
 
@@ -202,6 +204,29 @@ def _slice(
         spacing=spacing_of(given[0]) if given else None,
         runs=tuple(sorted(runs, key=lambda each: each[0])),
         faults=tuple(found),
+        listed=frozenset(lines),
+    )
+
+
+def _unlisted(slices: Sequence[Slice]) -> tuple[Unlisted, ...]:
+    """Find the slices that lack a row for an organ, where the table has rows for all of them.
+
+    That is its pattern if a slice with organs has rows without run lengths for others, or if nine
+    of ten slices have a row for every organ.
+    """
+    sound = [one for one in slices if not one.faults]  # what is wrong with others is told by them
+    organs = frozenset[str]().union(*(one.listed for one in sound))
+    lacking = [one for one in sound if one.listed < organs]
+    certain = any(0 < len(one.runs) < len(one.listed) for one in sound)
+    if not certain and len(lacking) > _FEW * len(sound):
+        return ()
+    return tuple(
+        Unlisted(
+            id=one.id,
+            classes=tuple(organ for organ in ORGANS if organ in organs - one.listed),
+            certain=certain,
+        )
+        for one in lacking
     )
 
 

@@ -36,6 +36,14 @@ class Table(ABC):
     def name(self, i: int) -> str:
         """Say where image ``i`` stands, so that a person finds it: a file, or a file and a row."""
 
+    def numbered(self, i: int) -> str:
+        """Name image ``i`` as whoever stored it may have numbered it, without a split's folder.
+
+        Empty where images have no names of their own.
+        """
+        del i
+        return ""
+
     @abstractmethod
     def open(self, i: int) -> Image.Image:
         """Open image ``i`` without decoding it. Pillow's errors pass through."""

@@ -160,6 +160,13 @@ class Files(Table):
         """Give the file's path."""
         return str(self._root / self._files[i])
 
+    def numbered(self, i: int) -> str:
+        """Give class and file, without suffix and without the folder of a split."""
+        path = self._files[i].replace(os.sep, "/")
+        split, _, rest = path.partition("/")
+        inside = rest if split in ("train", "test", *_VALIDATION) else path
+        return inside.rpartition(".")[0]
+
     def open(self, i: int) -> Image.Image:
         """Open the file."""
         return open_image(self._root / self._files[i])

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cheap part of `keymix.data.check`, of data that is loaded: seconds, whatever its size.
+
+It finds what falsifies a comparison without a sign of it: copies in several splits or with several
+labels, cases in several splits, missing rows of masks, frames of sequences, uneven classes. What
+there was no time for is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from keymix.data import contents
+from keymix.data.dataset import ImageData, Split
+from keymix.data.decode import DAMAGE, convert
+from keymix.data.findings import Report
+from keymix.data.sequences import sequences_of
+from keymix.data.streams import IntArray
+from keymix.data.survey import HASH, Survey
+from keymix.errors import UserError
+
+SECONDS = 10.0
+"""Time for images that are read one by one; of those in memory all are looked at."""
+_SIDE = 64  # pixels a side from which a JPEG file may be decoded smaller, which is quicker
+_CHUNK = 64  # images between two looks at the clock
+_THREADS = 4
+
+
+def glance(
+    data: ImageData, *, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic
+) -> Report:
+    """Look for what would falsify a comparison on data, for some seconds.
+
+    Copies are found by the pixels that a model sees, of JPEG files read one by one by smaller ones;
+    images that are equal as files are equal in both.
+
+    Args:
+        data: The data as it is trained on.
+        seconds: Time for images that are read one by one.
+        clock: Tells the time, seconds.
+
+    Returns:
+        The findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
+        (sentences) and, where there are any, ``sequences``.
+    """
+    report = Report(spec=data.spec)
+    start = clock()
+
+    def late() -> bool:
+        return clock() - start > seconds
+
+    missed = []
+    if data.masks is None or not data.facts["grouped"]:
+        tables = {split.name: split.table for split in data.splits}
+        try:
+            found = sequences_of(tables, late=late)
+            contents.add_sequences(report, found, masks=data.masks is not None)
+        except TimeoutError:
+            missed.append("whether images are frames of sequences")
+    whole = data.time_steps is not None or data.train.images is not None
+    looks = _looks(data, (lambda: False) if whole else late)
+    if data.masks is None:
+        _add_classes(report, data, looks)
+    else:
+        _add_masks(report, data, looks)
+    seen = sum(int((look.sizes[:, 0] > 0).sum()) for look in looks.values())
+    every = sum(map(len, data.splits))
+    if seen < every:
+        missed.append(f"copies among {every - seen:,} of {every:,} images")
+    report.facts["looked_at"] = {"images": seen, "of": every}
+    report.facts["not_looked_at"] = missed
+    return report
+
+
+class _Look:
+    """What was seen of a split's images: hashes of pixels and masks; sizes are 0 if not seen."""
+
+    def __init__(self, count: int) -> None:
+        self.hashes = np.zeros(count, dtype=f"V{HASH}")
+        self.masks = np.zeros(count, dtype=f"V{HASH}")
+        self.sizes = np.zeros((count, 2), dtype=np.int64)
+        self.blank = np.zeros(count, dtype=np.bool_)
+
+
+def _looks(data: ImageData, late: Callable[[], bool]) -> dict[str, _Look]:
+    """Hash images in an order that is always the same until it is late."""
+    looks = {split.name: _Look(len(split)) for split in data.splits}
+    splits = {split.name: split for split in data.splits}
+
+    def see(place: tuple[str, int]) -> None:
+        name, i = place
+        try:
+            _see(splits[name], i, looks[name])
+        except (UserError, *DAMAGE):
+            pass  # a broken image is no copy, and training names it
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for chunk in _chunks(data):
+            if late():
+                break
+            list(pool.map(see, chunk))
+    return looks
+
+
+def _chunks(data: ImageData) -> Iterator[list[tuple[str, int]]]:
+    """Go through images to learn from and images to measure on by turns, so that copies meet."""
+    random = np.random.default_rng(0)
+    others = [(split.name, i) for split in data.splits[1:] for i in range(len(split))]
+    learned = [("train", i) for i in random.permutation(len(data.train)).tolist()]
+    measured = [others[k] for k in random.permutation(len(others)).tolist()]
+    half = _CHUNK // 2
+    for at in range(0, max(len(learned), len(measured)), half):
+        yield learned[at : at + half] + measured[at : at + half]
+
+
+def _see(split: Split, i: int, look: _Look) -> None:
+    if split.frames is not None:
+        (row,) = split.table.set_rows(np.array([i], dtype=np.int64)).tolist()
+        look.hashes[i] = np.void(bytes.fromhex(split.frames.digests[row])[:HASH])
+    elif split.scans is not None:
+        image, mask = (part.numpy() for part in split.scans.read(i, split.image_size))
+        if split.scans.stacked:
+            image = image[len(image) // 2]
+        look.hashes[i], look.masks[i] = _hash(image.tobytes()), _hash(mask.tobytes())
+        look.blank[i] = image.min() == image.max()
+    elif split.images is not None:
+        look.hashes[i] = _hash(split.images[i].numpy().tobytes())
+    else:
+        with split.table.open(i) as opened:
+            size = opened.size
+            opened.draft(None, (_SIDE, _SIDE))
+            decoded = convert(opened, split.in_chans)
+        look.hashes[i] = _hash(f"{size}".encode() + decoded.tobytes())
+    look.sizes[i] = split.image_size[::-1]
+
+
+def _hash(content: bytes) -> np.void:
+    return np.void(hashlib.blake2b(content, digest_size=HASH).digest())
+
+
+def _images(data: ImageData, looks: dict[str, _Look]) -> contents.Images:
+    nothing = {name: np.zeros(len(look.sizes), dtype=np.int64) for name, look in looks.items()}
+    return contents.Images(
+        data.classes,
+        {split.name: split.table for split in data.splits},
+        {name: Survey(look.hashes, look.sizes, nothing[name], {}) for name, look in looks.items()},
+        {name: np.full(len(look.sizes), name) for name, look in looks.items()},
+    )
+
+
+def _add_classes(report: Report, data: ImageData, looks: dict[str, _Look]) -> None:
+    """Look at images that have a class."""
+    contents.add_copies(report, _images(data, looks))
+
+    def counts(*splits: Split) -> IntArray:
+        labels = np.concatenate([split.labels.numpy() for split in splits])
+        return np.bincount(labels, minlength=len(data.classes)).astype(np.int64)
+
+    given = [split for split in data.splits if split.origin != "train"]
+    learned = counts(*(split for split in data.splits if split.origin == "train"))
+    by_split = {"train": learned, **{split.name: counts(split) for split in given}}
+    contents.add_unmeasured(report, data.classes, by_split)
+    contents.add_uneven(report, data.classes, learned)
+
+
+def _add_masks(report: Report, data: ImageData, looks: dict[str, _Look]) -> None:
+    """Look at images that have masks."""
+    from keymix.data.segmentation import check
+    from keymix.data.segmentation.survey import ScanSurvey
+    from keymix.data.segmentation.table import Seen
+
+    assert data.masks is not None
+    found = list(looks.values())
+    hashes, masks, sizes, blank = (
+        np.concatenate([getattr(look, name) for look in found])
+        for name in ("hashes", "masks", "sizes", "blank")
+    )
+    count = len(hashes)
+    survey = ScanSurvey(
+        hashes=hashes,
+        mask_hashes=masks,
+        sizes=sizes,
+        pixels=np.zeros((count, len(data.classes)), dtype=np.int64),
+        ignored=np.zeros(count, dtype=np.int64),
+        area=sizes.prod(axis=1),
+        blank=blank,
+        seen=[Seen()] * count,
+    )
+    scans = check.Scans(
+        classes=data.classes,
+        masks=data.masks,
+        channels=data.in_chans,
+        grouped=data.facts["grouped"],
+        images=_images(data, looks),
+        survey=survey,
+        groups=[
+            group
+            for split in data.splits
+            if split.scans is not None
+            for group in split.scans.groups
+        ],
+    )
+    check.add_copies(report, scans)
+    check.add_cases(report, scans)
+    check.add_unlisted(report, data.unlisted)
+    counts = {name: np.array(number) for name, number in data.facts["class_images"].items()}
+    check.add_lacking(report, data.classes, counts)

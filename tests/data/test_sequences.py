@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of sequences are found by names and looks together, and ordinary photos are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from film import film, save_frames
+from pictures import picture
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from keymix.data.check import check
+from keymix.data.contents import IN_SEQUENCES
+from keymix.data.sequences import Sequences, find_sequences, small
+
+TWO = [f"Seq05VD_f{30 * i:05d}" for i in range(171)] + [
+    f"0001TP_{8550 + 30 * i}" for i in range(62)
+]
+Pixels = Sequence[np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def frames() -> Pixels:
+    return [*film(171, 0), *film(62, 1)]
+
+
+def found(names: Sequence[str], images: Pixels, parts: Sequence[str] = ()) -> Sequences | None:
+    return find_sequences(
+        names, list(parts) or ["train"] * len(names), lambda i: small(Image.fromarray(images[i]))
+    )
+
+
+def shuffled(count: int) -> list[int]:
+    return [int(k) for k in np.random.default_rng(0).permutation(count)]
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [
+        (TWO, {"Seq05VD_f#": 171, "0001TP_#": 62}),
+        ([f"{'a' if i < 171 else 'b'}_{i}" for i in range(233)], {"a_#": 171, "b_#": 62}),
+        ([str(i) for i in range(233)], {"#": 233}),
+        (
+            [f"{i:06d}_{'left' if i < 171 else 'up'}" for i in range(233)],
+            {"#_left": 171, "#_up": 62},
+        ),
+        ([f"run/{i // 5}h{i % 5}m" for i in range(233)], {"run/#h#m": 233}),
+    ],
+)
+def test_two_sequences_are_found_whatever_their_frames_are_called(
+    frames: Pixels, names: list[str], rows: dict[str, int]
+) -> None:
+    told = found(names, frames)
+    assert told is not None
+    assert told.images == rows
+    assert (told.count, told.of) == (233, 233)
+
+
+def test_frames_are_found_in_any_order_and_over_several_splits(frames: Pixels) -> None:
+    order = shuffled(233)
+    parts = [("train", "val", "test")[k % 3] for k in order]
+    told = found([TWO[k] for k in order], [frames[k] for k in order], parts)
+    assert told is not None
+    assert told.count == 233
+    twice = found(TWO[:60] * 2, [*frames[:60], *film(60, 5)], ["train"] * 60 + ["test"] * 60)
+    assert twice is not None
+    assert twice.images == {"test/Seq05VD_f#": 60, "train/Seq05VD_f#": 60}
+
+
+def test_many_short_films_are_found_and_numbered_photos_in_short_rows_are_not() -> None:
+    names = [f"clip{k}_{i}" for k in range(30) for i in range(12)]
+    short = found(names, [frame for k in range(30) for frame in film(12, 100 + k)])
+    assert short is not None
+    assert short.count == 360
+    photos = [np.asarray(picture(3000 + i, (32, 32))) for i in range(360)]
+    assert found(names, photos) is None
+    digits = load_digits()
+    by_hand = [i for k in range(10) for i in np.flatnonzero(digits.target == k)[:36]]
+    assert found(names, [(digits.images[i] * 15).astype(np.uint8) for i in by_hand]) is None
+
+
+def test_a_camera_that_stands_still_is_found() -> None:
+    rng = np.random.default_rng(0)
+    scene = np.asarray(picture(4, (64, 64)).convert("L"), dtype=float)
+
+    def frame() -> np.ndarray:
+        seen = scene + rng.normal(0, 2, scene.shape)
+        y, x = rng.integers(0, 50, 2)
+        seen[y : y + 10, x : x + 6] = 20  # what passes by is elsewhere in each
+        return seen.clip(0, 255).astype(np.uint8)
+
+    assert found([f"cam_{i}" for i in range(40)], [frame() for _ in range(40)]) is not None
+
+
+def test_names_alone_and_looks_alone_say_nothing(frames: Pixels) -> None:
+    order = shuffled(233)
+    assert found([f"f{k:04d}" for k in order], frames) is None  # numbered at random
+    letters = [f"{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(233)]
+    assert found(letters, frames) is None
+    photos = [np.asarray(picture(1000 + i, (32, 32))) for i in range(120)]
+    assert found([f"IMG_{i:04d}" for i in range(120)], photos) is None
+    assert found([f"{i}" for i in range(30)], [photos[0]] * 30) is None  # copies, told as such
+    assert found([f"{i}" for i in range(30)], [photos[0] * 0] * 30) is None
+
+
+def test_digits_of_one_hand_after_another_are_no_frames() -> None:
+    digits = load_digits()
+    images = [(each * 255 / 16).astype(np.uint8) for each in digits.images]
+    for name in ("{k}/{i:05d}", "{i:05d}", "{k}_{i:05d}"):
+        names = [name.format(k=k, i=i) for i, k in enumerate(digits.target)]
+        assert found(names, images) is None, name
+
+
+def test_a_clip_among_photos_is_named_and_they_are_not(frames: Pixels) -> None:
+    photos = [np.asarray(picture(2000 + i, (32, 32))) for i in range(90)]
+    names = [f"IMG_{i:04d}" for i in range(90)] + [f"clip_{i}" for i in range(60)]
+    told = found(names, [*photos, *frames[:60]])
+    assert told is not None
+    assert told.images == {"clip_#": 60}
+    assert told.of == 150
+
+
+def test_few_images_are_opened_and_none_when_it_is_late(frames: Pixels) -> None:
+    opened: list[int] = []
+
+    def picture_of(i: int) -> np.ndarray:
+        opened.append(i)
+        return small(Image.fromarray(frames[i % 233]))
+
+    names = [f"{i // 500}_{i}" for i in range(20_000)]
+    find_sequences(names, ["train"] * 20_000, picture_of)
+    assert len(set(opened)) == len(opened) <= 480
+    with pytest.raises(TimeoutError):
+        find_sequences(names, ["train"] * 20_000, picture_of, late=lambda: len(opened) > 500)
+
+
+@pytest.mark.parametrize("kind", ["masks", "folder"])
+def test_the_check_names_frames_taken_for_independent_images(
+    tmp_path: Path, kind: str, make_folder: Callable[..., Path]
+) -> None:
+    root = save_frames(tmp_path / "film", kind=kind)
+    (told,) = [each for each in check(f"{kind}:{root}").findings if each.what == IN_SEQUENCES]
+    assert told.level == "warning"
+    assert len(told.where) == 2
+    assert "too narrow" in told.remedy
+    assert ("groups.csv" in told.remedy) == (kind == "masks")
+    photos = make_folder({"a": 40, "b": 40})
+    assert IN_SEQUENCES not in {each.what for each in check(str(photos)).findings}
+
+
+def test_images_whose_groups_are_named_are_no_hidden_sequences(tmp_path: Path) -> None:
+    root = save_frames(tmp_path / "film", kind="masks")
+    stems = sorted(path.stem for path in (root / "images").iterdir())
+    rows = [f"{stem},{stem[0]}{int(stem[2:]) // 8}" for stem in stems]
+    (root / "groups.csv").write_text("image,group\n" + "\n".join(rows) + "\n")
+    assert IN_SEQUENCES not in {each.what for each in check(f"masks:{root}").findings}
