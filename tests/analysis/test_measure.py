@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +201,18 @@ def test_a_slow_spell_of_the_machine_leaves_the_ratio(monkeypatch: pytest.Monkey
     assert (told.ratio_q1, told.ratio, told.ratio_q3) == pytest.approx((2, 2, 2))
     assert told.other_ms / told.base_ms == pytest.approx(2)
     assert told.base_ms in (pytest.approx(10), pytest.approx(30))
+
+
+@pytest.mark.parametrize("module", ["json.tool", "keymix"])
+def test_a_fresh_process_takes_no_file_of_the_folder_for_a_library(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "argparse", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    command, environment = memory.fresh_python(module)
+    done = subprocess.run([*command, "--help"], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0
+    monkeypatch.syspath_prepend("")  # as in a notebook, whose folder is searched
+    places = memory.fresh_python(module)[1]["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path) in places
