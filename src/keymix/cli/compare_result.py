@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.data.specs import named
+from keymix.errors import one_line
 
 if TYPE_CHECKING:
     from keymix.compare.run import Comparison
@@ -139,11 +140,16 @@ def tell_open(result: Comparison) -> None:
     lines += shown
     if len(shown) < len(missing):
         lines.append(f"missing: {len(missing) - len(shown)} more runs")
+    lines += [
+        f"note: {run['mixer']}, seed {run['seed']}: {note}"
+        for run in result.record["runs"]
+        for note in run.get("notes", ())
+    ]
     lines += [f"note: {note}" for note in result.notes]
     if result.record["environment_warning"]:
         lines.append(f"note: {result.record['environment_warning']}")
     for line in lines:
-        console.err.print(line, markup=False, soft_wrap=True)
+        console.err.print(one_line(line), markup=False, soft_wrap=True)
 
 
 def _line(run: Mapping[str, Any]) -> str:
