@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -241,3 +243,18 @@ def test_a_busy_machine_shows_in_the_cost() -> None:
     costs = measure_interleaved({"a": Working(0.01, taken=1.0)}, (2,), batch_size=1, repeats=3)
     assert (costs["a"].busy, costs["a"].quiet_share) == (True, 0.0)
     assert costs["a"].latency_ms == pytest.approx(20)
+
+
+@pytest.mark.parametrize("module", ["json.tool", "keymix"])
+def test_a_fresh_process_takes_no_file_of_the_folder_for_a_library(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "argparse", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    command, environment = memory.fresh_python(module)
+    done = subprocess.run([*command, "--help"], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0
+    monkeypatch.syspath_prepend("")  # as in a notebook, whose folder is searched
+    places = memory.fresh_python(module)[1]["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path) in places

@@ -299,3 +299,11 @@ def test_scales_hold_even_attention_faint_or_stretch_each_map() -> None:
     below = Range.own(np.array([[-2.0, -1.0]]))  # of one sign: all of the scale is used
     assert (below.signed, below.low, below.high) == (False, -2.0, -1.0)
     assert torch.isfinite(torch.tensor(Range.own(np.ones((2, 2))).share(np.ones((2, 2))))).all()
+
+
+def test_only_pictures_that_a_look_drew_are_taken_for_its_own(tmp_path: Path) -> None:
+    named = ["01-jay.png", "..", "../02.png", "/03.png", "thesis.tex", "", 5, "04.png"]
+    (tmp_path / "attention.json").write_text(json.dumps({"figures": named}), "utf-8")
+    assert analyze_attention._pictures_of(tmp_path) == {"01-jay.png", "04.png"}
+    (tmp_path / "attention.json").write_text('{"figures": 5}', "utf-8")
+    assert analyze_attention._pictures_of(tmp_path) == set()

@@ -154,6 +154,29 @@ def test_a_runs_recipe_file_runs_again(
     assert again["last"] == first["last"]
 
 
+@pytest.mark.parametrize("way", ["option", "yaml", "recipe.json"])
+def test_a_recipes_name_leaves_no_folder(
+    way: str,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = tmp_path / "a" / "b"
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    words = ["digits_vit", "--name", "../../../x"]
+    if way != "option":
+        values = json.loads((trained / "recipe.json").read_text("utf-8")) | {"name": "../../../x"}
+        file = place / ("mine.yaml" if way == "yaml" else "recipe.json")
+        file.write_text(json.dumps(values), "utf-8")
+        words = [str(file)]
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["train", *words, *SMALL]) == 2
+    assert "name = '../../../x'" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_folder_of_another_run_is_refused(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ import csv
 import json
 import os
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import pytest
 from few_digits import brittle, small
 
 from keymix.cli import main
+from keymix.compare import manifest
 from keymix.compare.folder import write_json
 from keymix.compare.rebuild import rebuild
 from keymix.compare.run import Comparison
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 
 TIMELY = ("created",)
 
@@ -239,3 +242,176 @@ def test_a_name_that_is_no_utf8_is_written_and_read_again(tmp_path: Path) -> Non
     name = os.fsdecode(b"caf\xe9")
     write_json(tmp_path / "results.json", {"classes": [name]})
     assert json.loads((tmp_path / "results.json").read_text("utf-8")) == {"classes": [name]}
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    change(values)
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
+    done, tmp_path, monkeypatch, capsys
+):
+    """In the report and in a comparison that goes on, which names them and the option to give."""
+    ran = tmp_path / "ran"
+    files = {name: tmp_path / f"{name}.py" for name in ("recorded", "given")}
+    for name, file in files.items():
+        file.write_text(f"open({str(ran)!r}, 'a').write({name!r})\n", encoding="utf-8")
+    named = [str(files["recorded"]), "/no/where/\x1b[31m.py"]
+    changed(done / "comparison.json", lambda v: v["planned"].update(imports=named))
+    kept = (done / "comparison.json").read_bytes()
+    again = ["compare", "--data", "digits", "--mixers", "mhsa,ska", "--seeds", "2", "--limit"]
+    again += ["100", "--epochs", "2", "--processes", "1", "--out", str(done)]
+    for words in (["report", str(done)], again):
+        (done / "comparison.json").write_bytes(kept)
+        assert main(words) == 0
+        told = capsys.readouterr().err
+        assert not ran.exists()
+        assert f"--import {files['recorded']}" in told.replace("\n", " ")
+        assert "\x1b" not in told
+    (done / "comparison.json").write_bytes(kept)
+    assert rebuild(done, imports=[files["given"]]).notes[0].count("--import") == 2
+    assert ran.read_text() == "given"
+    assert manifest.imports_note(named, [*named]) == ""
+
+
+@pytest.mark.parametrize("damage", ["manifest", "results"])
+def test_a_report_runs_nothing_before_its_checks(done, tmp_path, damage):
+    ran = tmp_path / "ran.py"
+    ran.write_text("raise SystemExit(5)", encoding="utf-8")
+    changed(done / "comparison.json", lambda v: v["planned"].update(imports=[str(ran)]))
+    name = {"manifest": "comparison.json", "results": "results.json"}[damage]
+    text = (done / name).read_text("utf-8")
+    (done / name).write_text(text[: len(text) // 2], "utf-8")
+    if damage == "results":
+        assert rebuild(done).record["baseline"] == "softmax"
+        return
+    with pytest.raises(UserError, match=r"comparison\.json.*keymix compare"):
+        rebuild(done)
+
+
+RECORDED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "slug": lambda plan: plan["mixers"][0].update(slug="../../elsewhere"),
+    "slug of dots": lambda plan: plan["mixers"][0].update(slug=".."),
+    "no slug": lambda plan: plan["mixers"][1].pop("slug"),
+    "label": lambda plan: plan["mixers"][1].update(label="x\x1b[31m"),
+    "params": lambda plan: plan["mixers"][1].update(params="many"),
+    "seeds": lambda plan: plan.update(seeds=["0/../../../elsewhere"]),
+    "seeds of nothing": lambda plan: plan.update(seeds=None),
+    "mixers": lambda plan: plan.update(mixers=[1]),
+    "baseline": lambda plan: plan.update(baseline="other"),
+    "unheard": lambda plan: plan.update(unheard=5),
+}
+
+
+@pytest.mark.parametrize("what", RECORDED)
+def test_a_plan_that_was_tampered_with_is_refused_by_what_is_wrong(done, what):
+    changed(done / "comparison.json", lambda v: RECORDED[what](v["planned"]))
+    with pytest.raises(UserError, match=r"comparison\.json.*keymix compare"):
+        rebuild(done)
+
+
+def test_only_runs_in_the_folder_are_thrown_away(done, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "recipe.json").write_text("{}")
+    (done / "recipe.json").write_text("{}")
+    runs = manifest.read(done).runs
+    others = ["../mine", ".", 3, "runs/../../mine", "runs/softmax/seed0/../.."]
+    changed(done / "comparison.json", lambda v: v["runs"].extend(others))
+    assert manifest.read(done).runs == runs
+    small(done, seeds=1, epochs=1, controls=False, overwrite=True)
+    assert (mine / "recipe.json").exists()
+    assert (done / "recipe.json").exists()
+
+
+SPOILED = ("half", "deep", "object")
+
+
+def spoil(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    half = content[: len(content) // 2]
+    path.write_bytes({"half": half, "deep": b"[" * 100_000, "object": b"{}"}[how])
+
+
+RUN = "runs/static_key/seed0"
+
+
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("name", ["results.json", "costs.json", "results.csv"])
+def test_a_damaged_record_of_a_comparison_is_written_again(done, name, how):
+    first = record_of(done)
+    spoil(done / name, how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KeymixWarning)
+        rebuild(done)
+    assert record_of(done)["outcome"] == first["outcome"]
+    assert len((done / "results.csv").read_text().splitlines()) > 10
+
+
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz"])
+def test_a_run_that_lost_its_answers_is_named_with_the_remedy(done, name, how):
+    spoil(done / RUN / name, how)
+    (failed,) = rebuild(done).failed
+    assert (failed["mixer"], failed["seed"]) == ("static_key", 0)
+    assert name in failed["reason"]
+    assert "keymix compare" in failed["reason"]
+
+
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "recipe.json"])
+def test_a_run_that_lost_part_of_its_record_stays_in_the_comparison(done, name, how, capsys):
+    first = record_of(done)
+    spoil(done / RUN / name, how)
+    assert main(["report", str(done)]) == 0
+    told, record = capsys.readouterr().err, record_of(done)
+    assert record["outcome"] == first["outcome"]
+    assert all(run["status"] == "done" for run in record["runs"])
+    if (name, how) != ("environment.json", "object"):  # which records nothing, and is whole
+        assert name in told
+    if name == "metrics.jsonl":
+        assert "has gaps" in (done / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz", "environment.json"])
+def test_a_comparison_that_goes_on_writes_damaged_files_again(done, name):
+    first = record_of(done)
+    before = (done / RUN / name).read_bytes()
+    (done / RUN / name).write_bytes(before[:100])
+    with pytest.warns(KeymixWarning, match=name):
+        again = small(done, seeds=2, epochs=2)
+    assert again.failed == []
+    assert again.record["outcome"] == first["outcome"]
+    if name != "environment.json":
+        assert (done / RUN / name).read_bytes() == before
+
+
+def test_a_damaged_manifest_is_written_again_by_the_comparison(done):
+    kept = json.loads((done / "comparison.json").read_text("utf-8"))
+    spoil(done / "comparison.json", "half")
+    with pytest.warns(KeymixWarning, match=r"comparison\.json"):
+        small(done, seeds=2, epochs=2)
+    there = json.loads((done / "comparison.json").read_text("utf-8"))
+    assert (there["identity"], there["runs"]) == (kept["identity"], kept["runs"])
+
+
+def test_scores_stand_where_weights_cannot_be_read_any_more(done):
+    first = record_of(done)
+    for weights in (done / RUN).glob("weights_*"):
+        weights.write_bytes(b"torn")
+    again = small(done, seeds=2, epochs=2)
+    assert again.record["outcome"] == first["outcome"]
+    assert "weights_last.safetensors" in again.notes[0]
+
+
+def test_earlier_pictures_that_are_damaged_are_left_out(done, monkeypatch):
+    def gone(config: Any) -> None:
+        raise UserError("the disk is not there")
+
+    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    changed(done / "results.json", lambda v: v["attention"].update(maps=5, layers="x"))
+    result = rebuild(done)
+    assert result.record["attention"] is None
+    assert "results.json" in result.notes[0]

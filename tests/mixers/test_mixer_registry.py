@@ -167,3 +167,10 @@ def test_values_in_texts_are_python_values(text: str, value: Any) -> None:
 def test_bad_texts_are_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse_mixers(text)
+
+
+def test_the_folder_of_many_mixers_has_a_name_that_file_systems_take():
+    many = [parse_mixer("/".join(["conv_static_key"] * 40 + [last])) for last in ("mhsa", "ska")]
+    assert all(len(spec.slug) <= 180 for spec in many)
+    assert many[0].slug != many[1].slug
+    assert parse_mixer("ska/mhsa").slug == "static_key+softmax"

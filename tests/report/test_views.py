@@ -12,12 +12,12 @@ from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
 
 from keymix.mixers.registry import aliases_of
-from keymix.report import page
+from keymix.report import page, plots
 from keymix.report.class_plots import Spread, dots, histograms
 from keymix.report.html import render
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.plots import looks
-from keymix.report.views import attention, runs
+from keymix.report.views import attention, learning, runs
 from keymix.report.views.classes import by_class, wilson
 from keymix.report.views.payload import as_element_text
 
@@ -190,3 +190,29 @@ def test_labels_break_within_and_remarks_stay_whole() -> None:
     assert broken == (
         "key_<wbr>value(<wbr>head_<wbr>dim=<wbr>43) loses here (−1.0 points) &lt;b&gt;"
     )
+
+
+def test_curves_are_of_the_epochs_that_every_run_tells(monkeypatch):
+    drawn: list[plots.Line] = []
+    monkeypatch.setattr(plots, "curves", lambda lines, **more: drawn.extend(lines))
+    record = make_record()
+    mixer = record["baseline"]
+    own = runs.finished(record, mixer)
+    own[0]["history"] = [entry for entry in own[0]["history"] if entry["epoch"] != 2]
+    learning.curves(record, {mixer: LOOKS[mixer]})
+    wanted = [float(entry["epoch"]) for entry in own[0]["history"]]
+    assert [line.xs for line in drawn] == [wanted] * 3
+    at = [i for i, entry in enumerate(own[1]["history"]) if entry["epoch"] != 2]
+    losses = [[run["history"][i]["val_loss"] for i in range(len(at))] for run in own[:1]]
+    losses += [[run["history"][i]["val_loss"] for i in at] for run in own[1:]]
+    assert drawn[1].ys == pytest.approx(np.mean(losses, axis=0).tolist())
+
+
+def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so():
+    record = make_record()
+    run = next(run for run in record["runs"] if run["status"] == "done")
+    run["notes"], run["best"]["epoch"] = ["metrics.jsonl lacks <the lines>"], None
+    text = render(record)
+    assert "metrics.jsonl lacks &lt;the lines&gt;" in text
+    assert "not known" in text
+    assert [found["reason"] for found in runs.noted(record)] == run["notes"]

@@ -19,6 +19,7 @@ from keymix.data.dataset import load
 from keymix.data.loaders import Loader
 from keymix.data.segmentation.files import ScanFile
 from keymix.errors import UserError
+from keymix.train.files import read_weights, weights_file, write_weights
 from keymix.train.mask_files import COLUMNS, MANIFEST
 from keymix.train.predict_masks import predict_masks
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
@@ -313,6 +314,32 @@ def test_overwriting_leaves_nothing_of_the_predictions_before(
         "predictions.csv",
         "predictions.json",
     ]
+
+
+@pytest.mark.parametrize("bad", ["../../../outside", "/outside", "..", "a/b", ""])
+def test_recorded_names_lead_out_of_no_folder(
+    scans: Path, runs: dict[str, Run], tmp_path: Path, bad: str
+) -> None:
+    """Classes of a run's facts are folders of masks; those of a manifest are cleared away."""
+    run = Run(
+        shutil.copytree(runs["multilabel"].folder, tmp_path / "run"), runs["multilabel"].recipe
+    )
+    path = run.folder / weights_file("last")
+    state, facts = read_weights(path)
+    facts["data"]["classes"][0] = bad
+    write_weights(path, state, facts)
+    with pytest.raises(UserError, match="class"):
+        predict_masks(run, [slice_of(scans, 1, 1)], out=tmp_path / "a" / "b" / "out")
+    assert not (tmp_path / "a").exists()
+    out, mine = tmp_path / "out", tmp_path / "holiday.png"
+    predict_masks(runs["multilabel"], [slice_of(scans, 1, 1)], out=out)
+    mine.write_bytes(b"mine")
+    told = json.loads((out / MANIFEST).read_text())
+    told["images"] += [{"id": "holiday"}, {"id": "../holiday"}, {"id": 3}, "x"]
+    told["classes"] += [{"name": "../.."}, {"name": str(tmp_path)}, {}, 4]
+    (out / MANIFEST).write_text(json.dumps(told))
+    predict_masks(runs["multilabel"], [slice_of(scans, 1, 1)], out=out, overwrite=True)
+    assert mine.read_bytes() == b"mine"
 
 
 def test_two_images_of_one_name_are_refused_before_anything_is_written(

@@ -52,6 +52,32 @@ def test_missing_required_key_is_named() -> None:
         from_dict({"name": "x", "data": {}, "model": {"name": "m"}})
 
 
+BAD_NAMES = [
+    "../../../x", "/absolute", "a/b", "a\\b", "..", ".", ".hidden", "", " ", "a ", "a\0b", "a\nb",
+    "a\x1b[31m", "x" * 300,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_is_no_path(tiny: Recipe, tmp_path: Path, name: str) -> None:
+    values = tiny.to_dict() | {"name": name}
+    for suffix, text in ((".json", json.dumps(values)), (".yaml", yaml.safe_dump(values))):
+        file = tmp_path / f"recipe{suffix}"
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"^name = "):
+            read_recipe(file)
+    with pytest.raises(UserError, match=r"^name = ") as refused:
+        replace_path(tiny, {"name": name})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "digits_vit", "vit v1.2", "größer", "日本", "x" * 100, "a..b"]
+)
+def test_a_name_of_any_script_is_one(tiny: Recipe, name: str) -> None:
+    assert replace_path(tiny, {"name": name}).name == name
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

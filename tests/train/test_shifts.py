@@ -130,7 +130,7 @@ def test_a_backbone_in_another_model_keeps_its_shifts_too(old: Path) -> None:
     assert from_record(record).model.options == options | {"backbone_options": told}
     new = settled(from_dict(record))
     assert new.model.options == options | {"backbone_options": {"shifts": "axes"}}
-    assert settled(from_dict(record), from_record(record)) == from_record(record)
+    assert settled(from_dict(record), lambda: from_record(record)) == from_record(record)
     small = {"in_chans": 1, "img_size": 12, "num_classes": 3}
     model = create_model("setr", backbone=NAME, backbone_options=SMALL, **small)
     load_weights(model, old)

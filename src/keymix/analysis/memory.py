@@ -169,6 +169,22 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def fresh_python(module: str) -> tuple[list[str], dict[str, str]]:
+    """Say how to run a module in a process of its own that imports what this one does.
+
+    A file of the working folder named as a library is not taken for it, unless this process looks
+    for libraries there.
+
+    Args:
+        module: A module that is a program.
+
+    Returns:
+        The command and its environment.
+    """
+    places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
+    return [sys.executable, "-P", "-m", module], os.environ | {"PYTHONPATH": places}
+
+
 def peak_memory(
     builds: Mapping[str, Build],
     input_size: Sequence[int],
@@ -204,13 +220,14 @@ def peak_memory(
     }
     # large blocks straight from the system: their coming and going is then seen page by page
     allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    command, environment = fresh_python("keymix.analysis.memory")
     done = subprocess.run(
-        [sys.executable, "-m", "keymix.analysis.memory"],
+        command,
         input=json.dumps(request),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **allocator},
+        env=environment | allocator,
     )
     answers: dict[str, dict[str, Any]] = {"peak": {}, "failed": {}}
     for line in done.stdout.splitlines():

@@ -365,6 +365,7 @@ def _write(record: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], f
 def _pictures_of(folder: Path) -> set[str]:
     """The pictures that an earlier look wrote into the folder."""
     from keymix.train.files import read_json
+    from keymix.train.names import is_name
 
     if not (folder / RECORD).exists():
         return set()
@@ -372,7 +373,8 @@ def _pictures_of(folder: Path) -> set[str]:
         named = read_json(folder / RECORD).get("figures", [])
     except UserError:
         return set()
-    return {name for name in named if isinstance(name, str) and Path(name).name == name}
+    drawn = named if isinstance(named, list) else []
+    return {name for name in drawn if is_name(name) and name.endswith(".png")}
 
 
 def _tell(record: Mapping[str, Any]) -> None:

@@ -151,6 +151,11 @@ def tell_open(result: Comparison) -> None:
     lines += shown
     if len(shown) < len(missing):
         lines.append(f"missing: {len(missing) - len(shown)} more runs")
+    lines += [
+        f"note: {run['mixer']}, seed {run['seed']}: {note}"
+        for run in result.record["runs"]
+        for note in run.get("notes", ())
+    ]
     lines += [f"note: {note}" for note in result.notes]
     if result.record["environment_warning"]:
         lines.append(f"note: {result.record['environment_warning']}")

@@ -131,7 +131,7 @@ def _tell(run: Run, *, as_json: bool) -> None:
     rows = []
     for which in ("last", "best"):
         told = summary[which]
-        cells = [which, str(told["epoch"] + 1)]
+        cells = [which, "not known" if told["epoch"] is None else str(told["epoch"] + 1)]
         for split in ("val", "test"):
             cells += scores.cells(told[split], kind)
         rows.append(cells)
@@ -154,7 +154,7 @@ def _warn_of_one_answer(run: Run) -> None:
     from keymix.train.files import PREDICTIONS
     from keymix.train.one_answer import warn_of_one_answer
 
-    answers = read_answers(run.folder / PREDICTIONS)
+    answers = read_answers(run.folder / PREDICTIONS, run.summary["data"])
     warn_of_one_answer(
         run.recipe.model,
         run.summary["data"]["classes"],

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import base64
-import zipfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from keymix.errors import UserError
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -41,21 +38,21 @@ class Answers:
         return right
 
 
-def read_answers(path: Path) -> Answers:
+def read_answers(path: Path, data: Mapping[str, Any]) -> Answers:
     """Read a run's predictions.
+
+    Args:
+        path: The run's ``predictions_test.npz``.
+        data: Its record of the data.
 
     Raises:
         UserError: If the file is missing or damaged.
     """
-    try:
-        with np.load(path) as stored:
-            order = np.argsort(stored["index"], kind="stable")
-            return Answers(
-                target=stored["target"][order],
-                predicted={which: stored[f"{which}_pred"][order] for which in ("last", "best")},
-            )
-    except (OSError, ValueError, KeyError, EOFError, IndexError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}") from None
+    from keymix.train.damage import read_predictions
+
+    stored = read_predictions(path, data)
+    predicted = {which: stored[f"{which}_pred"] for which in ("last", "best")}
+    return Answers(target=stored["target"], predicted=predicted)
 
 
 def packed(correct: BoolArray) -> str:

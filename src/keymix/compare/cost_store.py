@@ -7,20 +7,23 @@ with other versions or threads, all are measured again, so that one table never 
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from keymix.compare import environments
-from keymix.compare.costs import BATCH_SIZE, Effort, costs, counted
-from keymix.compare.folder import COSTS, MEASURED_COLUMNS
+from keymix.compare.costs import BATCH_SIZE, UNKNOWN, Effort, costs, counted
+from keymix.compare.folder import COSTS
 from keymix.compare.plan import Plan
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 
 Table = dict[str, dict[str, Any]]
-_COLUMNS = {"params", "macs", *MEASURED_COLUMNS}
+_COLUMNS = {"params", *UNKNOWN}
+_TEXTS = ("note", "measured")
 
 
 def settled(
@@ -92,7 +95,12 @@ def known(
         Costs by label, and the record of how they were measured.
     """
     kept = _read(plan.out / COSTS)
-    rows: Table = dict(kept["costs"]) if kept else dict(record.get("costs", {}))
+    there = kept["costs"] if kept else record.get("costs")
+    rows: Table = {
+        label: row
+        for label, row in (there.items() if isinstance(there, dict) else ())
+        if _is_row(row)
+    }
     left = tuple(e for e in plan.entrants if e.label not in rows)
     if left:
         for label, row in counted(replace(plan, entrants=left), data).items():
@@ -101,8 +109,11 @@ def known(
     table = {label: rows[label] for label in plan.labels}
     if kept:
         return table, _how(kept, table)
-    if record.get("measured"):
-        return table, dict(record["measured"])
+    measured = record.get("measured")
+    if isinstance(measured, dict) and all(
+        isinstance(measured.get(key), str) for key in ("device", "text")
+    ):
+        return table, dict(measured)
     return table, {
         "device": "cpu",
         "batch_size": BATCH_SIZE,
@@ -117,24 +128,45 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Return what is kept; a file that is missing or damaged keeps nothing."""
     from keymix.train.files import read_json
 
+    if not path.exists():
+        return None
     try:
         kept = read_json(path)
-    except UserError:
-        return None
-    return kept if _is_whole(kept) else None
+        if _is_whole(kept):
+            return kept
+        wrong = "it does not tell what was measured, and how"
+    except UserError as error:
+        wrong = str(error).rstrip(".")
+    text = f"{str(path)!r} is damaged and not used ({wrong}); `keymix compare` measures again"
+    warnings.warn(text, KeymixWarning, stacklevel=3)
+    return None
 
 
 def _is_whole(kept: Mapping[str, Any]) -> bool:
     """Whether a store has all that is read of it, as this version writes it."""
-    if not {"setting", "effort", "costs"} <= kept.keys():
+    if not all(isinstance(kept.get(part), dict) for part in ("setting", "effort", "costs")):
         return False
-    if not all(isinstance(kept[part], dict) for part in ("setting", "effort", "costs")):
-        return False
-    rows = kept["costs"].values()
+    setting, effort, rows = kept["setting"], kept["effort"], kept["costs"].values()
     return (
-        str(kept["setting"].get("threads")).isdigit()
-        and kept["effort"].keys() == {field.name for field in fields(Effort)}
-        and all(isinstance(row, dict) and row.keys() >= _COLUMNS for row in rows)
+        all(isinstance(line, str) for line in setting.values())
+        and setting.get("threads", "").isdecimal()
+        and effort.keys() == {field.name for field in fields(Effort)}
+        and all(type(number) is int and number > 0 for number in effort.values())
+        and all(_is_row(row) for row in rows)
+    )
+
+
+def _is_row(row: object) -> bool:
+    """Whether a mixer's costs are numbers, or not known."""
+    return (
+        isinstance(row, dict)
+        and row.keys() >= _COLUMNS
+        and all(
+            value is None or (type(value) in (int, float) and math.isfinite(value))
+            for key, value in row.items()
+            if key not in _TEXTS
+        )
+        and all(isinstance(row.get(key, ""), str) for key in _TEXTS)
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from keymix.analysis.memory import Build
 
-_UNKNOWN = (
+UNKNOWN = (
     "macs",
     "activation_bytes",
     "latency_ms",
@@ -25,6 +25,7 @@ _UNKNOWN = (
     "images_per_s",
     "peak_mib",
 )
+"""What a row tells beside the parameters, none of it known of a model that does not run."""
 
 BATCH_SIZE, REPEATS, FEWEST = 64, 20, 7
 BATCH_SECONDS = 4.0
@@ -114,7 +115,7 @@ def costs(
     for entrant in plan.entrants:
         label = entrant.label
         if label in broken:
-            row = {"params": entrant.params, **dict.fromkeys(_UNKNOWN)}
+            row = {"params": entrant.params, **dict.fromkeys(UNKNOWN)}
             table[label] = row | {"note": f"its model does not run: {broken[label]}"}
             continue
         row, cost = _counted(entrant, models[label], shape), measured[label]
@@ -148,7 +149,7 @@ def counted(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
         try:
             table[entrant.label] = _counted(entrant, builds[entrant.label].make(), shape)
         except FAILURES as error:  # a mixer of the user's may be gone
-            row = {"params": entrant.params, **dict.fromkeys(_UNKNOWN)}
+            row = {"params": entrant.params, **dict.fromkeys(UNKNOWN)}
             table[entrant.label] = row | {"note": f"not counted: {reason(error)}"}
     return table
 
@@ -156,7 +157,7 @@ def counted(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
 def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> dict[str, Any]:
     from keymix.analysis.counting import count
 
-    row: dict[str, Any] = {"params": entrant.params, **dict.fromkeys(_UNKNOWN), "note": ""}
+    row: dict[str, Any] = {"params": entrant.params, **dict.fromkeys(UNKNOWN), "note": ""}
     try:
         found = count(model, shape)
     except FAILURES as error:  # a mixer of the user's may fail in training mode alone

@@ -34,7 +34,10 @@ def lines(found: Mapping[str, Any]) -> Lines:
     }
     if found.get("device", "cpu") != "cpu":
         told["device"] = f"{found['device']}, CUDA {found.get('cuda')}"
-    parts = [changes(lines(before), told) for before in found.get("earlier", ())]
+    earlier = [
+        {k: v for k, v in part.items() if k != "earlier"} for part in found.get("earlier", ())
+    ]
+    parts = [changes(lines(part), told) for part in earlier]
     if any(parts):
         told["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
     return told

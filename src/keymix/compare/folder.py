@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from keymix.compare import manifest
 from keymix.compare.manifest import MANIFEST
 from keymix.compare.plan import Plan
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.report.views.spikes import steps_of
 
 RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
@@ -71,9 +72,15 @@ def claim(
     made: list[str] = []
     checked = None
     if (out / MANIFEST).exists():
-        there = manifest.read(out)
-        made, checked = there.runs, there.checked
-        differing = differences(there.identity, manifest.identity(plan, data))
+        try:
+            there = manifest.read(out)
+        except UserError as error:  # every run tells of itself whose it is
+            told = str(error).partition(". ")[0]
+            warnings.warn(f"{told}; it is written again", KeymixWarning, stacklevel=2)
+            made, differing = manifest.runs_in(out), []
+        else:
+            made, checked = there.runs, there.checked
+            differing = differences(there.identity, manifest.identity(plan, data))
         if differing and not overwrite:
             told = "; ".join(
                 f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]

@@ -7,7 +7,6 @@ A stored overlap is base64 of little-endian uint16, `SHARES` for a Jaccard index
 from __future__ import annotations
 
 import base64
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from keymix.analysis import overlap
 from keymix.compare.statistics_cases import by_case
 from keymix.data.tasks import scored_classes
-from keymix.errors import UserError
 from keymix.report.views.payload import SHARES
 
 IntArray = npt.NDArray[np.int64]
@@ -66,24 +64,14 @@ def read_mask_answers(path: Path, data: Mapping[str, Any]) -> MaskAnswers:
     Raises:
         UserError: If the file is missing or damaged.
     """
-    try:
-        with np.load(path) as stored:
-            order = np.argsort(stored["index"], kind="stable")
-            answers = MaskAnswers(
-                group=stored["group"][order],
-                counts={w: stored[f"{w}_counts"][order] for w in ("last", "best")},
-                scored=tuple(scored_classes(data)),
-            )
-    except (OSError, ValueError, KeyError, EOFError, IndexError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}") from None
-    images, classes = len(answers.group), len(data["classes"])
-    for which in ("last", "best"):
-        if answers.counts[which].shape != (images, classes, 3):
-            raise UserError(
-                f"cannot read {str(path)!r}: {which}_counts is {answers.counts[which].shape}, not "
-                f"{(images, classes, 3)}"
-            )
-    return answers
+    from keymix.train.damage import read_predictions
+
+    stored = read_predictions(path, data)
+    return MaskAnswers(
+        group=stored["group"],
+        counts={which: stored[f"{which}_counts"] for which in ("last", "best")},
+        scored=tuple(scored_classes(data)),
+    )
 
 
 def packed(shares: FloatArray) -> str:

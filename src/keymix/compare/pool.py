@@ -12,7 +12,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -281,27 +280,25 @@ class _Worker:
         imports: Sequence[str],
         events: queue.Queue[tuple[_Worker, dict[str, Any] | None]],
     ) -> None:
+        from keymix.analysis.memory import fresh_python
         from keymix.train.files import write_error
 
         self.slot, self.threads, self.imports = slot, threads, list(imports)
         self.job: Job | None = None
         self.last_words = ""
         self._log = log
-        environment = os.environ | {
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        }
+        command, environment = fresh_python("keymix.compare.worker")
         try:
             stream = log.open("ab")
         except OSError as error:
             raise write_error(log, error) from error
         with stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "keymix.compare.worker"],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
-                env=environment,
+                env=environment | {"OMP_NUM_THREADS": str(threads)},
                 text=True,
                 encoding="utf-8",
             )

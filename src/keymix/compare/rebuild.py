@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from keymix.compare.plan import Plan
 from keymix.compare.run import Comparison, ignore, write
 from keymix.compare.runs import Reading
 from keymix.compare.worker import FAILURES, reason
-from keymix.errors import UserError
+from keymix.errors import UserError, one_line
 from keymix.report.html import FORMAT
 
 PICTURES = ("attention", "collapse", "gallery")
@@ -33,7 +32,8 @@ def rebuild(
 
     Args:
         out: The comparison's folder.
-        imports: Files that register mixers of one's own, if they are not where they were.
+        imports: Files that register mixers of one's own. Those that the folder names are not run:
+            a note names them.
         progress: Called with every :class:`keymix.compare.events.Event`.
 
     Returns:
@@ -42,22 +42,30 @@ def rebuild(
     Raises:
         UserError: If the folder holds no comparison, or no run of it is finished.
     """
+    from keymix.mixers.registry import import_file
+
     out = Path(out)
     watch = progress or ignore
     _check(out)
     watch(Event(kind="stage", text="reading the runs"))
+    for path in imports:
+        import_file(path)
     stamp = _stamp(out)
     before = _record(out)
     there = manifest.read(out)
     plan = manifest.plan_of(out, there, before)
-    if imports:
-        plan = replace(plan, imports=tuple(str(Path(path).resolve()) for path in imports))
-    command = str(there.planned.get("command") or before.get("command") or "keymix compare")
+    unread = manifest.imports_note(manifest.recorded_imports(out), imports)
+    command = one_line(
+        str(there.planned.get("command") or before.get("command") or "keymix compare")
+    )
     runs = gather.read_runs(plan, images=there.images, failures=_failures(before))
     data = next((reading.data for reading in runs if reading.answers is not None), None)
     if data is None:
+        failed = (reading.run["reason"] for reading in runs if reading.run["status"] == "failed")
+        why = next(failed, "")
         raise UserError(
             f"no run of the comparison in {str(out)!r} is finished yet. Go on with: {command}"
+            + (f". The first that failed says: {why}" if why else "")
         )
     table, measured = cost_store.known(plan, data, before)
     watch(Event(kind="stage", text="reading attention maps"))
@@ -75,10 +83,13 @@ def rebuild(
         threads=_number("threads", there, before),
         **maps,
     )
+    if note and record["attention"] is not None and not _shows(record):
+        record |= dict.fromkeys(PICTURES)
+        note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
     if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
         return Comparison(out=out, record=_record(out))
     write(record, out)
-    return Comparison(out=out, record=record, notes=(note,) if note else ())
+    return Comparison(out=out, record=record, notes=tuple(filter(None, (unread, note))))
 
 
 def _check(out: Path) -> None:
@@ -118,17 +129,31 @@ def _record(out: Path) -> dict[str, Any]:
 
 def _failures(before: dict[str, Any]) -> dict[tuple[str, int], str]:
     """Return why runs failed when they were last tried."""
-    if before.get("format") != FORMAT:
+    runs = before.get("runs")
+    if before.get("format") != FORMAT or not isinstance(runs, list):
         return {}
     return {
-        (run["mixer"], run["seed"]): run["reason"]
-        for run in before["runs"]
-        if run["status"] == "failed"
+        (str(run.get("mixer")), run["seed"]): run["reason"]
+        for run in runs
+        if isinstance(run, dict) and run.get("status") == "failed"
+        if type(run.get("seed")) is int and isinstance(run.get("reason"), str)
     }
 
 
 def _number(key: str, there: Manifest, before: dict[str, Any]) -> int:
-    return int(there.planned.get(key) or before.get(key) or 1)
+    known = (values.get(key) for values in (there.planned, before))
+    return next((number for number in known if type(number) is int and number > 0), 1)
+
+
+def _shows(record: dict[str, Any]) -> bool:
+    """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
+    from keymix.report.html import render
+
+    try:
+        render(record)
+    except FAILURES:
+        return False
+    return True
 
 
 def _maps(
@@ -136,12 +161,9 @@ def _maps(
 ) -> tuple[dict[str, Any], str]:
     """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
     from keymix.compare.gallery import pictures
-    from keymix.mixers.registry import import_file
     from keymix.train.model import load_data
 
     try:
-        for path in plan.imports:
-            import_file(path)
         images = load_data(plan.recipe.data)
         found = images.record()
         if any(found[key] != value for key, value in there.images.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ from keymix.compare.plan import (
     make_plan,
 )
 from keymix.compare.pool import run_here, run_side_by_side, share_out
-from keymix.compare.runs import is_done
+from keymix.compare.runs import Reading, is_done
 from keymix.compare.twin import with_twin
 from keymix.errors import UserError
 
@@ -114,7 +115,8 @@ def compare(
         twin: Whether the baseline's twin without spikes joins: the same spiking model with ReLU for
             its neurons and one time step.
         processes: Training processes side by side; decided by cores and device if None.
-        imports: Python files that register mixers of one's own.
+        imports: Python files that register mixers of one's own. Those of an earlier call are not
+            run again unless they are given again; a note names them.
         overwrite: Throw away another comparison that is in the folder.
         command: The command that repeats this, for the record; the call itself if None.
         progress: Called with every :class:`keymix.compare.events.Event`.
@@ -130,8 +132,6 @@ def compare(
         >>> result.rows[1]["headline"]
     """
     from keymix.compare import gather
-    from keymix.compare.gallery import pictures
-    from keymix.mixers.registry import import_file
     from keymix.train.fits import check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
 
@@ -142,8 +142,7 @@ def compare(
     if processes is not None and processes < 1:
         raise UserError(f"{processes=} must be at least 1")
     folder.check_folder(out)
-    for path in imports:
-        import_file(path)
+    _run_imports(out, imports, overwrite=overwrite, watch=watch)
     chosen_seeds = choose_seeds(seeds)
     named = {"data.spec": data, "model.name": model} | dict(overrides or {})
     default = (
@@ -164,7 +163,7 @@ def compare(
     check_recipe(shared)
     shared = settled(
         shared if default is None else default.gathered(shared),
-        None if overwrite else manifest.recorded_in(out),
+        None if overwrite else partial(manifest.recorded_in, out),
     )
     watch(Event(kind="stage", text="loading the data"))
     images = warn_of_data(load_data(shared.data))
@@ -218,6 +217,7 @@ def compare(
             plan, images, runs, say=lambda text: watch(Event(kind="stage", text=text))
         )
         watch(Event(kind="stage", text="reading attention maps"))
+        looked, note = _pictures(plan, runs, images)
         record = gather.make_record(
             plan,
             told,
@@ -229,10 +229,33 @@ def compare(
             checked=checked,
             processes=processes,
             threads=threads,
-            **pictures(plan, runs, images),
+            **looked,
         )
         write(record, out)
-    return Comparison(out=out, record=record)
+    return Comparison(out=out, record=record, notes=(note,) if note else ())
+
+
+def _run_imports(
+    out: Path, imports: Sequence[str | Path], *, overwrite: bool, watch: Watcher
+) -> None:
+    """Run the files that were given; name those that the folder was made with, and run none."""
+    from keymix.mixers.registry import import_file
+
+    unread = manifest.imports_note(manifest.recorded_imports(out), imports)
+    if unread and not overwrite:
+        watch(Event(kind="note", text=unread))
+    for path in imports:
+        import_file(path)
+
+
+def _pictures(plan: Plan, runs: Sequence[Reading], images: ImageData) -> tuple[dict[str, Any], str]:
+    """Look into the models; where their weights cannot be read, the scores stand without."""
+    from keymix.compare.gallery import pictures
+
+    try:
+        return pictures(plan, runs, images), ""
+    except UserError as error:
+        return {"attention": None, "collapse": None}, f"attention maps are left out: {error}"
 
 
 def _note(plan: Plan, chosen: str, watch: Watcher) -> None:

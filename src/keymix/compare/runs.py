@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from keymix.compare.plan import Entrant, Plan
 from keymix.data.tasks import SEGMENTATION, TaskKind, task_of
 from keymix.errors import UserError
 
+T = TypeVar("T")
+
 NOT_STARTED = "it has not started"
 _OF_EACH_CLASS = ("jaccard", "dice", "hausdorff_mm", "missed")
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
@@ -29,7 +32,7 @@ class Reading:
 
     Args:
         run: Plain values for the record: ``mixer, seed, folder, status, reason``, and of a run
-            that is done its scores and history.
+            that is done its scores and history, and ``notes`` of what its record lacks.
         answers: What it answered; ``None`` unless it is done.
         environment: What it was trained with, as lines; empty unless it is done.
         data: Its record of the data; empty unless it is done.
@@ -61,11 +64,16 @@ class Reading:
 
 
 def is_done(plan: Plan, entrant: Entrant, seed: int) -> bool:
-    """Whether a run is finished, so that it is not trained again."""
-    from keymix.train.files import SUMMARY, read_json
+    """Whether a run is finished, so that it is not trained again; nor are damaged files written.
 
-    path = plan.folder(entrant, seed) / SUMMARY
-    return path.exists() and read_json(path).get("status") == "done"
+    One that is damaged and cannot be mended counts as done: reading it tells why it failed.
+    """
+    from keymix.train.folder import is_finished
+
+    try:
+        return is_finished(plan.folder(entrant, seed))
+    except UserError:
+        return True
 
 
 def read_run(
@@ -87,8 +95,10 @@ def read_run(
         "seed": seed,
         "folder": plan.folder(entrant, seed).relative_to(plan.out).as_posix(),
     }
+    from keymix.train.files import SUMMARY
+
     try:
-        if is_done(plan, entrant, seed):
+        if (plan.folder(entrant, seed) / SUMMARY).exists():
             return _read_done(plan, entrant, seed, run, images)
     except UserError as error:
         run |= {"status": "failed", "reason": str(error)}
@@ -101,26 +111,17 @@ def read_run(
 def _read_done(
     plan: Plan, entrant: Entrant, seed: int, run: dict[str, Any], images: Mapping[str, Any]
 ) -> Reading:
-    from keymix.train.files import (
-        ENVIRONMENT,
-        METRICS,
-        PREDICTIONS,
-        SUMMARY,
-        read_json,
-        read_metrics,
-    )
+    from keymix.train.damage import check_metrics, read_environment, read_summary
+    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
 
     folder = plan.folder(entrant, seed)
     _check_recipe(plan, entrant, seed)
-    summary = read_json(folder / SUMMARY)
-    try:
-        data = dict(summary["data"])
-        task = task_of(data)
-        seconds, marks = summary["seconds"], {w: _mark(summary[w], task) for w in ("last", "best")}
-        told = _told_of_masks(summary) if task is SEGMENTATION else {}
-        changed = [key for key in images if data[key] != images[key]]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{str(folder / SUMMARY)!r} is damaged: {error!r}") from None
+    summary = _read(folder, lambda: read_summary(folder))
+    data = summary["data"]
+    task = task_of(data)
+    marks = {which: _mark(summary[which], task) for which in ("last", "best")}
+    told = _told_of_masks(summary) if task is SEGMENTATION else {}
+    changed = [key for key in images if data[key] != images[key]]
     if changed:
         raise UserError(
             f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "
@@ -128,10 +129,10 @@ def _read_done(
         )
     answers: Answers | MaskAnswers
     if task is SEGMENTATION:
-        answers = read_mask_answers(folder / PREDICTIONS, data)
+        answers = _read(folder, lambda: read_mask_answers(folder / PREDICTIONS, data))
         told["overlaps"] = mask_answers.packed(answers.images("last"))
     else:
-        answers = read_answers(folder / PREDICTIONS)
+        answers = _read(folder, lambda: read_answers(folder / PREDICTIONS, data))
         correct = answers.correct("last")
         told["correct"] = packed(correct)
         told["class_correct"] = counts(answers.target[correct], len(data["classes"]))
@@ -145,14 +146,42 @@ def _read_done(
         }
         for line in read_metrics(folder / METRICS)
     ]
-    found = folder / ENVIRONMENT
-    done = {"status": "done", "reason": None, "seconds": seconds, **marks, **told}
+    notes, environment = list(summary.get("lost", [])), {}
+    try:
+        environment = read_environment(folder)
+        if not notes:
+            check_metrics(folder, plan.recipe.schedule.epochs)
+    except UserError as error:
+        again = "The same `keymix compare` command writes again what can be had of it"
+        notes.append(f"{str(error).rstrip('.')}. {again}")
+    done = {"status": "done", "reason": None, "seconds": summary["seconds"], **marks, **told}
+    done |= {"notes": notes} if notes else {}
     return Reading(
         run=run | done | {"history": history},
         answers=answers,
-        environment=lines(read_json(found) if found.exists() else {}),
+        environment=lines(environment),
         data=data,
     )
+
+
+def _read(folder: Path, read: Callable[[], T]) -> T:
+    """Read a file of a finished run; say how it is mended if it is damaged."""
+    try:
+        return read()
+    except UserError as error:
+        raise UserError(_with_remedy(error, folder)) from None
+
+
+def _with_remedy(error: UserError, folder: Path) -> str:
+    from keymix.train.folder import can_be_tested
+
+    remedy = "Restore it, or move the run's folder away to train it again"
+    if can_be_tested(folder):
+        remedy = (
+            "Run the same `keymix compare` command again, which writes it from the run's "
+            "checkpoint or weights"
+        )
+    return f"{str(error).rstrip('.')}. {remedy}"
 
 
 def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
@@ -161,10 +190,9 @@ def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
     Where the images lie may differ on another machine: their fingerprint is checked instead.
     """
     from keymix.compare.folder import differences
-    from keymix.train.files import RECIPE, read_json
-    from keymix.train.recipe import from_record
+    from keymix.train.damage import recorded_recipe
 
-    there = from_record(read_json(plan.folder(entrant, seed) / RECIPE)).to_dict()
+    there = recorded_recipe(plan.folder(entrant, seed)).to_dict()
     differing = [
         found
         for found in differences(there, plan.recipe_for(entrant, seed).to_dict())
@@ -192,7 +220,7 @@ def _mark(told: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
     keys = (*task.scores[1:], task.scores[0])
     of_test = (*keys, "hausdorff_mm", "hausdorff_missed") if task is SEGMENTATION else keys
     return {
-        "epoch": told["epoch"] + 1,
+        "epoch": None if told["epoch"] is None else told["epoch"] + 1,
         **{
             split: {metric: _finite(told[split].get(metric)) for metric in metrics}
             for split, metrics in (("val", keys), ("test", of_test))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -252,4 +253,19 @@ def _read(path: Path) -> dict[str, Row]:
         return {}
     if not isinstance(runs, dict):
         return {}
-    return {name: row for name, row in runs.items() if isinstance(row, dict) and row.keys() >= _ROW}
+    return {name: row for name, row in runs.items() if _is_row(row)}
+
+
+def _is_row(row: object) -> bool:
+    """Whether a run's row is as `_study` makes it."""
+    if not isinstance(row, dict) or not row.keys() >= _ROW:
+        return False
+    numbers = [row[key] for key in (*QUANTITIES, "time_steps")]
+    notes = row["notes"]
+    return (
+        all(value is None or (type(value) in (int, float) and isfinite(value)) for value in numbers)
+        and isinstance(row["weights"], str)
+        and type(row["images"]) is int
+        and isinstance(notes, list)
+        and all(isinstance(note, str) for note in notes)
+    )

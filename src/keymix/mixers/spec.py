@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from keymix.errors import UserError, unknown
 from keymix.mixers.registry import get_mixer_class, mixer_options, resolve
 
 _ONE = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
+_LONGEST = 180  # bytes of a folder's name; file systems take 255, and it gets a beginning
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,12 @@ class MixerSpec:
 
     @property
     def slug(self) -> str:
-        """The label as a name of a folder."""
-        text = self.label.replace("/", "+")
-        return re.sub(r"[^\w+=.,-]+", "-", text).strip("-")
+        """The label as a name of a folder; a long one is cut and ends in its digest."""
+        text = re.sub(r"[^\w+=.,-]+", "-", self.label.replace("/", "+")).strip("-.")
+        if len(text.encode()) <= _LONGEST:
+            return text
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{text.encode()[: _LONGEST - 13].decode(errors='ignore')}-{digest}"
 
     @property
     def mixes_prefix(self) -> bool:

@@ -79,6 +79,7 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "others": [row for row in last if row["mixer"] != record["baseline"]],
         "failed": runs.unfinished(record, "failed"),
         "waiting": runs.unfinished(record, "missing"),
+        "noted": runs.noted(record),
         "absent": runs.without_runs(record),
         "done": sum(run["status"] == "done" for run in record["runs"]),
         "ratio": {label: runs.ratio(record, label) for label in labels},

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from keymix.data.tasks import TASKS
 from keymix.errors import Interrupted
 from keymix.train import files
 from keymix.train.checkpoints import checkpoint_path, prune
@@ -23,8 +22,8 @@ from keymix.train.task import TrainingTask
 SAME_DATA = ("fingerprint", "index_sha256", "classes")
 """What of the data's record must not change within a run."""
 
-_SCORES = tuple(f"val_{kind.score}" for kind in TASKS.values())
-
+Line = dict[str, Any]
+"""An epoch's line of metrics; of weights that are kept, the epoch and the scores alone."""
 Report = Callable[[Mapping[str, Any]], None]
 
 
@@ -32,13 +31,13 @@ def is_better(line: Mapping[str, Any], than: Mapping[str, Any] | None) -> bool:
     """Whether an epoch validates better than another: by its task's score, then by loss."""
     if than is None:
         return True
-    score = next(key for key in _SCORES if key in line)
+    score = next(key for key in files.SCORES if key in line)
     return (line[score], -line["val_loss"]) > (than[score], -than["val_loss"])
 
 
-def best_of(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+def best_of(lines: Iterable[Line]) -> Line | None:
     """The best-on-validation epoch's line."""
-    best: dict[str, Any] | None = None
+    best: Line | None = None
     for line in lines:
         if is_better(line, best):
             best = line
@@ -62,7 +61,10 @@ class EpochRecord(Callback):
         images: Training images an epoch.
         facts: What the weights need to be used, kept in their file.
         lines: The epochs done before, on a resume.
+        best: The epoch and the scores of the weights that are kept as best, on a resume.
+        lost: What of the record could not be rebuilt, on a resume.
         report: Called with each line.
+        bar: Whether a bar is drawn, too.
     """
 
     def __init__(
@@ -71,19 +73,23 @@ class EpochRecord(Callback):
         *,
         images: int,
         facts: Mapping[str, Any],
-        lines: list[dict[str, Any]],
+        lines: Iterable[Line],
+        best: Line | None,
+        lost: Iterable[str] = (),
         report: Report | None = None,
+        bar: bool = False,
     ) -> None:
-        self.folder, self.images, self.facts, self.report = folder, images, facts, report
-        self.lines = list(lines)
-        self.best = best_of(self.lines)
+        self.folder, self.images, self.facts = folder, images, facts
+        self.report, self.bar = report, bar
+        self.lines, self.best, self.lost = list(lines), best, list(lost)
         self._trained = self._before = 0.0
         self._start = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """The seconds that the unfinished epoch has taken, and whose images they went into."""
+        """The epochs' lines, the seconds of the unfinished epoch, and whose images it saw."""
         kept = {name: self.facts["data"][name] for name in SAME_DATA}
-        return {"seconds": self._elapsed(), "data": kept}
+        lines = [dict(line) for line in self.lines]
+        return {"seconds": self._elapsed(), "data": kept, "lines": lines, "lost": self.lost}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the epoch's clock."""
@@ -116,7 +122,7 @@ class EpochRecord(Callback):
         if self.best is None or is_better(line, self.best):
             self.best = line
             if first:
-                self.write_weights("best", pl_module)
+                self.write_weights("best", pl_module, line)
         self.lines.append(line)
         if first:
             files.write_metrics(self.folder / files.METRICS, self.lines)
@@ -129,10 +135,12 @@ class EpochRecord(Callback):
                     {**line, "epochs": trainer.max_epochs, "best_epoch": self.best["epoch"]}
                 )
 
-    def write_weights(self, which: str, task: TrainingTask) -> None:
-        """Write the weights as they are now, as ``last`` or ``best``."""
+    def write_weights(self, which: str, task: TrainingTask, line: Line) -> None:
+        """Write the weights as they are now, as ``last`` or ``best``, with epoch and scores."""
         path = self.folder / files.weights_file(which)
-        files.write_weights(path, task.evaluated.state_dict(), self.facts)
+        val = {key.removeprefix("val_"): line[key] for key in line if key.startswith("val_")}
+        facts = {**self.facts, "epoch": line["epoch"], "val": val}
+        files.write_weights(path, task.evaluated.state_dict(), facts)
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start

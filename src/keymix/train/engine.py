@@ -6,8 +6,10 @@ A run that is killed at any moment resumes from its last checkpoint; a finished 
 
 from __future__ import annotations
 
+import filecmp
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +22,9 @@ from torch import nn
 from keymix.data.specs import named
 from keymix.errors import UserError, WriteError
 from keymix.train import files
-from keymix.train.callbacks import SAME_DATA, EpochRecord, Keeper, ProgressBar, batches_done
-from keymix.train.checkpoints import AtomicCheckpointIO, Checkpoint, standing, usable
+from keymix.train.callbacks import EpochRecord, Keeper, ProgressBar, batches_done
+from keymix.train.checkpoints import AtomicCheckpointIO, standing
+from keymix.train.damage import read_environment
 from keymix.train.distill import Teacher, make_teacher
 from keymix.train.environment import environment
 from keymix.train.fits import check_recipe, training_batches
@@ -43,8 +46,9 @@ from keymix.train.model import (
 )
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
+from keymix.train.resume import Progress, mend, progress_of, tell_lost, weights_told
 from keymix.train.runs import Run, load_run
-from keymix.train.score_split import score_split
+from keymix.train.score_split import eval_loader, score_split
 from keymix.train.scoring import ImageBatch, Scored
 from keymix.train.segmentation import SegmentationTask
 from keymix.train.signals import Interrupts, interruptible
@@ -135,7 +139,7 @@ def train(
     folder = Path(out)
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
-    recipe = settled(recipe, None if overwrite else recorded_in(folder))
+    recipe = settled(recipe, None if overwrite else partial(recorded_in, folder))
     if is_done(folder, recipe, overwrite=overwrite):
         return load_run(folder)
     check_recipe(recipe)
@@ -151,7 +155,9 @@ def train(
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
             return load_run(folder)
-        if overwrite or not _has_checkpoints(folder):
+        if not overwrite and mend(folder, recipe):
+            return load_run(folder)
+        if overwrite or not _has_begun(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
         images = data if data is not None else _opened(recipe)
         model = build_model(
@@ -162,23 +168,29 @@ def train(
             time_steps=images.time_steps,
         )
         _refuse_deaf(model)
+        params = sum(p.numel() for p in model.parameters() if p.requires_grad)
         batches = training_batches(recipe, images)  # or refuse, before anything is written
-        checkpoint = None if overwrite else _resumed_from(folder, images)
-        weights = find_weights(recipe.model) if checkpoint is None else None
+        before = Progress() if overwrite else progress_of(folder, recipe, images, model)
+        fresh = before.checkpoint is None and not before.trained
+        weights = find_weights(recipe.model) if fresh else None
         if weights is not None:  # before anything is written, and before the average of weights
             start_from(model, weights)
-        teacher = make_teacher(recipe.loss, images, device_of_this_machine())
+        teacher = None
+        if not before.trained:
+            teacher = make_teacher(recipe.loss, images, device_of_this_machine())
         if overwrite:
             clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
-            _start(folder, recipe)
-            keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
-            with interrupts.held():
-                record, task = _fit(
-                    recipe, folder, images, batches, model, teacher, checkpoint, progress, keeper
-                )
-            interrupts.look()
-            _finish(recipe, folder, images, record, task)
+            _start(folder, recipe, before)
+            record = _record(recipe, folder, images, before, progress)
+            if not before.trained:
+                keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
+                begun = None if before.checkpoint is None else before.checkpoint.path
+                with interrupts.held():
+                    task = _fit(recipe, images, batches, model, teacher, begun, record, keeper)
+                interrupts.look()
+                model = _keep_last(recipe, record, task)
+            _finish(recipe, folder, images, record, model, params=params)
         except WriteError as error:
             raise WriteError(f"{error}; {standing(folder, overwrite=overwrite)}.") from error
     return load_run(folder)
@@ -201,47 +213,75 @@ def _refuse_deaf(model: nn.Module) -> None:
         )
 
 
-def _has_checkpoints(folder: Path) -> bool:
+def _has_begun(folder: Path) -> bool:
+    """Whether a run has something of its own to go on from."""
     there = folder / files.CHECKPOINTS
-    return there.is_dir() and any(there.iterdir())
+    ended = (folder / files.weights_file("last")).exists()
+    return ended or (there.is_dir() and any(there.iterdir()))
 
 
-def _start(folder: Path, recipe: Recipe) -> None:
+def _start(folder: Path, recipe: Recipe, before: Progress) -> None:
+    environment_now = _environment(folder, resumed=before.trained or before.checkpoint is not None)
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
     files.write_json(folder / files.RECIPE, recipe.to_dict())  # first: it makes the folder a run's
     files.make_folder(folder / files.CHECKPOINTS)
-    files.write_json(folder / files.ENVIRONMENT, _environment(folder))
+    files.write_json(folder / files.ENVIRONMENT, environment_now)
+    files.write_metrics(folder / files.METRICS, list(before.lines))
 
 
-def _environment(folder: Path) -> dict[str, object]:
-    """The environment, with those (``earlier``) in which a resumed run was trained before."""
-    now, path = environment(), folder / files.ENVIRONMENT
-    if not path.exists() or not _has_checkpoints(folder):
+def _environment(folder: Path, *, resumed: bool) -> dict[str, object]:
+    """The environment, with those (``earlier``) in which a resumed run was trained before.
+
+    One whose record is missing or damaged stands there as an empty mapping.
+    """
+    now = environment()
+    if not resumed:
         return now
-    there = files.read_json(path)
+    try:
+        there = read_environment(folder)
+    except UserError:
+        there = {}
     earlier = there.pop("earlier", [])
     if there != now:
         earlier = [*earlier, there]
     return now | ({"earlier": earlier} if earlier else {})
 
 
-def _fit(
+def _record(
     recipe: Recipe,
     folder: Path,
+    data: ImageData,
+    before: Progress,
+    progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
+) -> EpochRecord:
+    return EpochRecord(
+        folder,
+        images=len(data.train),
+        facts={"recipe": recipe.to_dict(), "data": data.record()},
+        lines=before.lines,
+        best=before.best,
+        lost=before.lost,
+        report=progress if callable(progress) else None,
+        bar=progress == "bar",
+    )
+
+
+def _fit(
+    recipe: Recipe,
     data: ImageData,
     train_loader: Loader,
     model: nn.Module,
     teacher: Teacher | None,
-    checkpoint: Checkpoint | None,
-    progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
+    checkpoint: Path | None,
+    record: EpochRecord,
     keeper: Keeper,
-) -> tuple[EpochRecord, TrainingTask]:
-    val_loader = _eval_loader(recipe, data, "val")
+) -> TrainingTask:
+    val_loader = eval_loader(recipe, data, "val")
     losses = Losses(
         model,
         data.train.ids,
-        folder,
+        record.folder,
         late=device_of_this_machine().type != "cpu",
         scaled=recipe.precision == "16",
         items=named("images", events=data.time_steps is not None),
@@ -259,19 +299,8 @@ def _fit(
         )
     else:
         task = SegmentationTask(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
-    lines = files.read_metrics(
-        folder / files.METRICS, epochs=0 if checkpoint is None else checkpoint.epochs
-    )
-    files.write_metrics(folder / files.METRICS, lines)
-    record = EpochRecord(
-        folder,
-        images=len(data.train),
-        facts={"recipe": recipe.to_dict(), "data": data.record()},
-        lines=lines,
-        report=progress if callable(progress) else None,
-    )
-    bar: list[Callback] = [ProgressBar()] if progress == "bar" else []
-    trainer = _trainer(recipe, folder, [record, *bar, keeper])
+    bar: list[Callback] = [ProgressBar()] if record.bar else []
+    trainer = _trainer(recipe, record.folder, [record, *bar, keeper])
     with ctrl_c_given_back():
         trainer.fit(
             task,
@@ -281,45 +310,18 @@ def _fit(
                 lambda: (trainer.current_epoch, batches_done(trainer)),
             ),
             EpochLoader(val_loader, keeper.interrupts),
-            ckpt_path=None if checkpoint is None else checkpoint.path,
+            ckpt_path=checkpoint,
             weights_only=True,
         )
-    return record, task
+    return task
 
 
-def _resumed_from(folder: Path, data: ImageData) -> Checkpoint | None:
-    """The checkpoint to go on from, of the same images; its content is not kept in memory."""
-    checkpoint, content = usable(folder)
-    if checkpoint is not None:
-        _same_data(folder, data, content["callbacks"][EpochRecord.__qualname__]["data"])
-    return checkpoint
-
-
-def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:
-    """Refuse to go on with images other than those that the run began with."""
-    now = data.record()
-    changed = [name for name in SAME_DATA if began[name] != now[name]]
-    if changed:
-        items = named("images", events=data.time_steps is not None)
-        raise UserError(
-            f"the run in {str(folder)!r} began with other {items}: the data {data.spec!r} has "
-            f"changed since ({', '.join(changed)}). Restore it, or start anew with --overwrite."
-        )
-
-
-def _eval_loader(recipe: Recipe, data: ImageData, split: Literal["val", "test"]) -> Loader:
-    from keymix.data.loaders import Loader
-
-    return Loader(
-        data.val if split == "val" else data.test,
-        data,
-        batch_size=recipe.data.eval_batch_size,
-        train=False,
-        augment=None,
-        seed=recipe.seed,
-        workers=recipe.data.workers,
-        device=device_of_this_machine(),
-    )
+def _keep_last(recipe: Recipe, record: EpochRecord, task: TrainingTask) -> nn.Module:
+    """Write the weights of the last epoch; return the model that is evaluated."""
+    last = recipe.schedule.epochs - 1
+    known = next((line for line in record.lines if line["epoch"] == last), {"epoch": last})
+    record.write_weights("last", task, known)
+    return task.evaluated
 
 
 def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trainer:
@@ -348,33 +350,45 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trai
 
 
 def _finish(
-    recipe: Recipe, folder: Path, data: ImageData, record: EpochRecord, task: TrainingTask
+    recipe: Recipe,
+    folder: Path,
+    data: ImageData,
+    record: EpochRecord,
+    model: nn.Module,
+    *,
+    params: int,
 ) -> None:
-    """Touch the test set, once: with the last and with the best-on-validation weights."""
-    assert record.best is not None
-    last = record.lines[-1]
-    record.write_weights("last", task)
+    """Touch the test set, once: with the last and with the best-on-validation weights.
 
-    def test() -> Scored | MaskScored:
+    Their epochs and validation scores are those that the weights themselves tell.
+    """
+    last = weights_told("last", folder, recipe, data, model)
+    if last["epoch"] is None:
+        last["epoch"] = recipe.schedule.epochs - 1
+    if record.best is None:  # it was lost, and no epoch was left to take its place
+        path = folder / files.weights_file("last")
+        files.write_bytes(folder / files.weights_file("best"), path.read_bytes())
+        record.best = last
+
+    def test(which: str) -> Scored | MaskScored:
+        model.load_state_dict(files.read_weights(folder / files.weights_file(which))[0])
         return score_split(
-            task.evaluated,
-            _eval_loader(recipe, data, "test"),
+            model,
+            eval_loader(recipe, data, "test"),
             data.test,
             data,
             num_classes=len(data.classes),
             precision=recipe.precision,
         )
 
-    scored = {"last": test()}
-    if record.best["epoch"] == last["epoch"]:
-        scored["best"] = scored["last"]
-    else:
-        state, _ = files.read_weights(folder / files.weights_file("best"))
-        task.evaluated.load_state_dict(state)
-        scored["best"] = test()
+    scored = {"last": test("last")}
+    mine, other = (folder / files.weights_file(which) for which in ("last", "best"))
+    one = filecmp.cmp(mine, other, shallow=False)  # an epoch that is trained again may differ
+    scored["best"] = scored["last"] if one else test("best")
     arrays: dict[str, Any] = dict(scored["last"].shared())
     for which, answers in scored.items():
         arrays |= answers.arrays(which)
+    tell_lost(folder, record.lost)
     files.write_arrays(folder / files.PREDICTIONS, arrays)
     files.write_json(
         folder / files.SUMMARY,
@@ -383,13 +397,14 @@ def _finish(
             "model": recipe.model.name,
             "mixer": mixer_label(recipe.model),
             "seed": recipe.seed,
-            "params": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
+            "params": params,
             "epochs": recipe.schedule.epochs,
-            "seconds": math.fsum(line["seconds"] for line in record.lines),
+            "seconds": math.fsum(line.get("seconds") or 0.0 for line in record.lines),
             "last": _told(last, scored["last"]),
             "best": _told(record.best, scored["best"]),
             "data": data.record(),
             **({} if data.masks is None else {"task": data.task.name}),
+            **({"lost": record.lost} if record.lost else {}),
         },
     )
 

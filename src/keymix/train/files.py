@@ -7,6 +7,8 @@ import errno
 import io
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from keymix.data.tasks import TASKS
 from keymix.errors import UserError, WriteError
 from keymix.train.recipe import RECORD
 
@@ -25,6 +28,23 @@ METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "ch
 NONFINITE, SWAP = "nonfinite.json", "swap.json"
 
 _PART = ".part"
+_DEEPEST = 64
+"""Levels of a record; the deepest of keymix's own has about ten."""
+SCORES = tuple(f"val_{kind.score}" for kind in TASKS.values())
+"""Of an epoch's line: the score of each task by which epochs are ranked; a line has one."""
+
+_BAD_ARRAYS = (
+    OSError,
+    ValueError,
+    LookupError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    TypeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # what NumPy and zipfile raise of a file whose bytes were changed
 _MAKE_WRITABLE = "Name a folder that you may write to with --out, or make this one so"
 _REMEDIES = {
     errno.ENOSPC: "Free space",
@@ -136,11 +156,28 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # that it is no UTF-8, and huge numbers, included
         raise UserError(f"cannot read {str(path)!r}: {error}") from None
+    except RecursionError:
+        values = None
+    if values is None or _is_deep(values):
+        raise UserError(f"{str(path)!r} is damaged: it is nested too deeply, or holds nothing.")
     if not isinstance(values, dict):
         raise UserError(f"{str(path)!r} is damaged: it holds no mapping.")
     return values
+
+
+def _is_deep(values: Any) -> bool:
+    """Whether plain values are nested deeper than any record, which recursion may not follow."""
+    level = [values]
+    for _ in range(_DEEPEST):
+        groups = (
+            v.values() if isinstance(v, dict) else v for v in level if type(v) in (dict, list)
+        )
+        level = [value for group in groups for value in group]
+        if not level:
+            return False
+    return True
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -182,38 +219,116 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         UserError: If the file is missing, truncated or not one of keymix's.
     """
+    return _weights(
+        path,
+        tensors=True,
+        remedy=f". Restore the file, or run `keymix train {path.parent}`, which writes it again if "
+        "the run's checkpoint is whole; --overwrite trains again from the start.",
+    )
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read the facts of weights alone; the file is seen to be as long as it should be.
+
+    Raises:
+        UserError: As `read_weights` does.
+    """
+    return _weights(path, tensors=False)[1]
+
+
+def _weights(
+    path: Path, *, tensors: bool, remedy: str = ""
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.exists():
-        raise UserError(f"{str(path)!r} does not exist: the run has not finished its first epoch.")
+        raise UserError(
+            f"{str(path)!r} does not exist: the run has not finished its first epoch, or somebody "
+            "took the file away."
+        )
     try:
         with safe_open(path, framework="pt") as stored:
-            metadata = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        return tensors, json.loads(metadata["keymix"])
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"the weights {str(path)!r} are damaged ({error}). Restore the file, or train the "
-            "recipe anew with --overwrite."
-        ) from None
-    except KeyError:
-        raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.") from None
+            told = (stored.metadata() or {}).get("keymix")
+            names = list(stored.keys()) if tensors else []
+            state = {name: stored.get_tensor(name) for name in names}
+        facts = None if told is None else json.loads(told)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        why = str(error) or type(error).__name__
+        raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
+    if told is None:
+        raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.")
+    if not (
+        isinstance(facts, dict) and all(type(facts.get(k)) is dict for k in ("recipe", "data"))
+    ):
+        why = "their facts tell no recipe or no data"
+        raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}")
+    return state, facts
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all arrays of a ``.npz``.
+
+    Raises:
+        UserError: If the file is missing or damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:  # np.load takes other files, too
+            members = archive.namelist()
+        with np.load(path) as stored:
+            return {name.removesuffix(".npy"): stored[name] for name in members}
+    except _BAD_ARRAYS as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"cannot read {str(path)!r}: {told}") from None
 
 
 def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, one an epoch; a half-written last line is left out.
+    """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs.
+
+    What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
+    which two lines say different things.
 
     Args:
         path: The file; a missing one has no lines.
         epochs: Only the first so many epochs.
+
+    Raises:
+        UserError: If it cannot be read at all.
     """
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines if epochs is None else [line for line in lines if line["epoch"] < epochs]
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    told: dict[int, dict[str, str]] = {}
+    for text in content.decode("utf-8", errors="replace").splitlines():
+        line = _line(text)
+        if line is not None:
+            told.setdefault(line["epoch"], {})[json.dumps(line)] = text
+    return [
+        json.loads(text)
+        for epoch, texts in sorted(told.items())
+        if epochs is None or epoch < epochs
+        for text in texts.values()
+        if len(texts) == 1
+    ]
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    """An epoch's line of metrics; None if a text is none."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if is_line(line) else None
+
+
+def is_line(line: object) -> bool:
+    """Whether a value is an epoch's line of metrics."""
+    if not isinstance(line, dict) or type(line.get("epoch")) is not int or line["epoch"] < 0:
+        return False
+    numbers = all(value is None or type(value) in (int, float) for value in line.values())
+    losses = all(type(line.get(key)) in (int, float) for key in ("train_loss", "val_loss"))
+    scores = [line[key] for key in SCORES if key in line]
+    return numbers and losses and len(scores) == 1 and scores[0] is not None
 
 
 def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Write all epochs' lines anew."""
+    """Write all epochs' lines."""
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))

@@ -10,8 +10,9 @@ from typing import Any
 
 from keymix.errors import UserError
 from keymix.train import files
+from keymix.train.damage import RETESTED, damage, holds_run, recorded_recipe
 from keymix.train.lock import LOCK
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe
 
 
 def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
@@ -29,7 +30,7 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
         raise UserError(f"--out {str(folder)!r} is a file: name a folder.")
     if not folder.exists() or not any(map(_is_content, folder.iterdir())):
         return False
-    if not (folder / files.RECIPE).exists():
+    if not holds_run(folder):
         raise UserError(
             f"the folder {str(folder)!r} is not empty and holds no run: name another with --out."
         )
@@ -40,7 +41,7 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
             f"the folder {str(folder)!r} holds a swapped model: train it into another, with "
             f"--model.weights {folder} --out DIR."
         )
-    there = _flat(from_record(files.read_json(folder / files.RECIPE)).to_dict())
+    there = _flat(recorded_recipe(folder).to_dict())
     here = _flat(recipe.to_dict())
     differing = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     if differing:
@@ -49,18 +50,47 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
             f"the folder {str(folder)!r} holds another run: {told}. Name another folder with "
             "--out, or throw that run away with --overwrite."
         )
-    summary = folder / files.SUMMARY
-    return summary.exists() and files.read_json(summary).get("status") == "done"
+    return is_finished(folder)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run is done and its files are whole.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        UserError: If what came out of it is damaged, and nothing is left to write it from.
+    """
+    if not (folder / files.SUMMARY).exists():
+        return False
+    found = damage(folder)
+    wrong = next((found[name] for name in RETESTED if name in found), "")
+    if wrong and not can_be_tested(folder):
+        raise UserError(
+            f"{wrong.rstrip('.')}. Neither checkpoints nor weights are left to write it from: "
+            "restore the file, or train again from the start with --overwrite."
+        )
+    return not found
+
+
+def can_be_tested(folder: Path) -> bool:
+    """Whether a finished run has something left that can be tested again.
+
+    Args:
+        folder: The run's folder.
+    """
+    left = [*(folder / files.CHECKPOINTS).glob("*.ckpt"), folder / files.weights_file("last")]
+    return any(path.exists() for path in left)
 
 
 def recorded_in(folder: Path) -> Recipe | None:
     """Return the recipe of the run in a folder; None where there is none.
 
     Raises:
-        UserError: If its record is damaged.
+        UserError: If its record is damaged, and no weights keep it.
     """
-    path = folder / files.RECIPE
-    return from_record(files.read_json(path)) if path.is_file() else None
+    return recorded_recipe(folder) if (folder / files.RECIPE).is_file() else None
 
 
 def _is_content(path: Path) -> bool:
@@ -77,7 +107,7 @@ def run_folder(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise UserError(f"there is no run {str(path)!r}: name the folder given as --out to train.")
-    if not (folder / files.RECIPE).exists():
+    if not holds_run(folder):
         raise UserError(f"{str(path)!r} is no run's folder: it holds no {files.RECIPE}.")
     return folder
 

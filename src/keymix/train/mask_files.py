@@ -18,6 +18,7 @@ from keymix.analysis import mask_pictures
 from keymix.data.segmentation import rle
 from keymix.errors import UserError
 from keymix.train import files
+from keymix.train.names import is_part
 
 MASKS, OVERLAYS = "masks", "overlays"
 RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
@@ -65,6 +66,7 @@ class MaskFolder:
             UserError: If something else is in the folder, or the disk does not take it.
         """
         checked(self.path, overwrite=True)
+        self._refuse_paths(ids)
         for file in _of_before(self.path):
             file.unlink(missing_ok=True)
         inside = [f"{MASKS}/{self.classes[k]}" for k in self.organs] if self.multilabel else [MASKS]
@@ -72,6 +74,17 @@ class MaskFolder:
             files.make_folder(self.path / name)
         planned = [{"id": name} for name in ids]
         files.write_json(self.path / MANIFEST, {**facts, "complete": False, "images": planned})
+
+    def _refuse_paths(self, ids: Sequence[str]) -> None:
+        """Refuse names of classes and images that would lead out of the folder."""
+        classes = [self.classes[k] for k in self.organs] if self.multilabel else []
+        for what, names in (("class", classes), ("image", ids)):
+            bad = next((name for name in names if not is_part(name)), None)
+            if bad is not None:
+                raise UserError(
+                    f"the {what} {bad!r} cannot be the name of a file of masks: rename it in the "
+                    "data" + (", and train again" if what == "class" else "")
+                )
 
     def write(
         self,
@@ -157,11 +170,17 @@ def _of_before(path: Path) -> list[Path]:
     if not (path / MANIFEST).exists():
         return []
     told = files.read_json(path / MANIFEST)
-    names = [str(image.get("id", "")) for image in told.get("images", [])]
-    folders = [path / OVERLAYS, path / MASKS]
-    folders += [path / MASKS / str(each["name"]) for each in told.get("classes", [])]
-    inside = [folder / f"{Path(name).name}.png" for name in names for folder in folders]
+    names = _names(told.get("images"), "id")
+    classes = _names(told.get("classes"), "name")
+    folders = [path / OVERLAYS, path / MASKS, *(path / MASKS / name for name in classes)]
+    inside = [folder / f"{name}.png" for name in names for folder in folders]
     return [*inside, path / RUN_LENGTHS]
+
+
+def _names(rows: object, key: str) -> list[str]:
+    """The names that the rows of a manifest tell; what could lead out of the folder is left out."""
+    told = rows if isinstance(rows, list) else []
+    return [row[key] for row in told if isinstance(row, dict) and is_part(row.get(key))]
 
 
 def _write_picture(path: Path, picture: Image.Image) -> None:

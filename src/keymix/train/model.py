@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +194,7 @@ def takes_no_frames(recipe: Recipe) -> UserError:
     )
 
 
-def settled(recipe: Recipe, there: Recipe | None = None) -> Recipe:
+def settled(recipe: Recipe, recorded: Callable[[], Recipe | None] | None = None) -> Recipe:
     """Say what a recipe leaves open and the record of a run must not: how shifted patches move.
 
     As in the run that is resumed, else as in the run that wrote the weights to start from, else as
@@ -202,7 +202,7 @@ def settled(recipe: Recipe, there: Recipe | None = None) -> Recipe:
 
     Args:
         recipe: The recipe.
-        there: What the folder records that it goes into, if anything.
+        recorded: Reads what the folder records that it goes into; it may have no record.
 
     Raises:
         UserError: If the weights to start from are not there, or damaged.
@@ -216,6 +216,7 @@ def settled(recipe: Recipe, there: Recipe | None = None) -> Recipe:
     shifted = options.get("shifted_patches", row.get("shifted_patches", False))
     if not shifted or options.get("shifts") is not None:
         return recipe
+    there = None if recorded is None else recorded()
     found = None if there is None else recorded_shifts(asdict(there.model))
     weights = find_weights(recipe.model) if found is None else None
     if weights is not None:

@@ -25,6 +25,7 @@ from keymix.train._checks import (
 )
 from keymix.train._convert import build, leaves, parse
 from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
+from keymix.train.names import is_name
 
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
@@ -220,7 +221,7 @@ class Recipe:
     """One complete training run.
 
     Args:
-        name: Name of the recipe, for the record.
+        name: Name of the recipe, for the record, and of the run's folder below ``runs``.
         data: The images and how they are served.
         augment: What is done to training images.
         model: The model and the mixer in it.
@@ -247,6 +248,8 @@ class Recipe:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
+        remedy = "give letters, digits, -, _ and inner spaces or dots: it becomes a folder's name"
+        require(is_name(self.name), "name", self.name, remedy)
         require_probability(ema=self.ema)
         require_at_least(0, seed=self.seed)
         if self.precision not in PRECISIONS:

@@ -20,11 +20,12 @@ from keymix.models.image_size import set_image_size
 from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.models.time_steps import take_time_steps
 from keymix.train import answers, files
+from keymix.train.damage import read_summary, recorded_recipe
 from keymix.train.folder import run_folder
 from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import build_model, device_of_this_machine
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe
 from keymix.train.run_data import data_for, relabelled
 from keymix.train.score_split import score_split
 from keymix.train.scoring import ImageBatch
@@ -51,13 +52,18 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What came out; raises UserError while the run is not done."""
+        """What came out; raises UserError while the run is not done, or if it is damaged."""
         path = self.folder / files.SUMMARY
         if not path.exists():
             raise UserError(
                 f"the run {str(self.folder)!r} is not done: `keymix train {self.folder}` goes on."
             )
-        return files.read_json(path)
+        try:
+            return read_summary(self.folder, whole=True)
+        except UserError as error:
+            raise UserError(
+                f"{str(error).rstrip('.')}. `keymix train {self.folder}` writes it again."
+            ) from None
 
     @property
     def done(self) -> bool:
@@ -142,7 +148,7 @@ def load_run(path: str | Path) -> Run:
         UserError: If it is no run's folder, or its recipe is damaged.
     """
     folder = run_folder(Path(path))
-    return Run(folder, from_record(files.read_json(folder / files.RECIPE)))
+    return Run(folder, recorded_recipe(folder))
 
 
 def evaluate(

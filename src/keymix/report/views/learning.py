@@ -56,13 +56,16 @@ def _line(
 ) -> Line | None:
     if not histories:
         return None
-    length = min(len(h) for h in histories)
-    rows = [[entry[key] for entry in history[:length]] for history in histories]
+    by_epoch = [{entry["epoch"]: entry[key] for entry in history} for history in histories]
+    shared = [epoch for epoch in by_epoch[0] if all(epoch in run for run in by_epoch)]
+    rows = [[run[epoch] for epoch in shared] for run in by_epoch]
+    if not shared:
+        return None
     if any(value is None for row in rows for value in row):
         return None
     values = np.array(rows, dtype=np.float64)
     mean = values.mean(axis=0)
-    xs = [float(entry["epoch"]) for entry in histories[0][:length]]
+    xs = [float(epoch) for epoch in shared]
     if len(values) < 2:
         return Line(mixer, look, xs, mean.tolist())
     sd = values.std(axis=0, ddof=1)

@@ -28,6 +28,13 @@ def unfinished(record: Record, status: str) -> list[Mapping[str, Any]]:
     return [run for run in record["runs"] if run["status"] == status]
 
 
+def noted(record: Record) -> list[dict[str, Any]]:
+    """Return the finished runs whose record lacks something, with what as their reason."""
+    return [
+        {**run, "reason": "; ".join(run["notes"])} for run in record["runs"] if run.get("notes")
+    ]
+
+
 def without_runs(record: Record) -> list[str]:
     """Return the labels of mixers of which no run finished; no chart can show them."""
     return [m["label"] for m in record["mixers"] if not finished(record, m["label"])]

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run goes on from: its checkpoint, the lines of its epochs, the best weights so far.
+
+The checkpoint is what counts. It keeps the epochs' lines, and weights keep the epoch and the scores
+that they are of, so that ``metrics.jsonl`` may be damaged and no number stands by other weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from keymix.data.specs import named
+from keymix.errors import KeymixWarning, UserError
+from keymix.train import files
+from keymix.train.callbacks import SAME_DATA, EpochRecord, Line, best_of
+from keymix.train.checkpoints import Checkpoint, usable
+from keymix.train.damage import RETESTED, damage, epochs_told
+from keymix.train.recipe import Recipe
+from keymix.train.score_split import eval_loader, score_split
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Args:
+        checkpoint: Where it goes on; None to start from the first step, or to test alone.
+        trained: Whether its weights of the last epoch are there and only the test is to be done.
+        lines: The epochs' lines, those that are known.
+        best: The best epoch so far, with the scores of the weights that are kept as best.
+        lost: What of the record cannot be rebuilt, a sentence each.
+    """
+
+    checkpoint: Checkpoint | None = None
+    trained: bool = False
+    lines: tuple[Line, ...] = ()
+    best: Line | None = None
+    lost: tuple[str, ...] = ()
+
+
+def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module) -> Progress:
+    """Find what is done of a run, and hold its metrics against its checkpoint.
+
+    Args:
+        folder: The run's folder.
+        recipe: The run.
+        data: Its images.
+        model: Built by the recipe; weights without scores of their own are scored with it.
+
+    Raises:
+        UserError: If the run began with other images, or it is finished, a file of it is damaged,
+            and nothing is left that the file could be written from.
+    """
+    checkpoint, content = usable(folder)
+    state: Mapping[str, Any] = {}
+    if checkpoint is not None:
+        state = content["callbacks"][EpochRecord.__qualname__]
+        del content  # it holds all weights
+    ended = checkpoint is not None and checkpoint.epochs == recipe.schedule.epochs
+    trained = None if ended else _facts(folder, "last")
+    if trained is not None:  # written once, after the last epoch, whose checkpoint is gone
+        began, done = trained["data"], recipe.schedule.epochs
+    elif checkpoint is not None:
+        began, done = state["data"], checkpoint.epochs
+    elif (folder / files.SUMMARY).exists():
+        raise UserError(
+            f"the run in {str(folder)!r} is finished, but neither a whole checkpoint nor whole "
+            "weights are left to test it again. Restore its files, or train again from the start "
+            "with --overwrite."
+        )
+    else:
+        return Progress()
+    _same_data(folder, data, began)
+    lost = list(state.get("lost", ()))
+    lines, lacking = _lines(folder, done, state.get("lines"), lost)
+    best = _best(folder, recipe, data, model, done, lines, lacking, lost) if done else None
+    return Progress(
+        checkpoint=None if trained is not None else checkpoint,
+        trained=trained is not None,
+        lines=tuple(lines),
+        best=best,
+        lost=tuple(dict.fromkeys(lost)),
+    )
+
+
+def mend(folder: Path, recipe: Recipe) -> bool:
+    """Write again what is damaged of a finished run and can be had without its images.
+
+    Args:
+        folder: The run's folder.
+        recipe: The run.
+
+    Returns:
+        Whether the run is whole now; else it must be tested again.
+
+    Raises:
+        WriteError: If the disk does not take a file.
+    """
+    found = damage(folder) if (folder / files.SUMMARY).exists() else {}
+    for name, wrong in found.items():
+        text = f"{wrong.rstrip('.')}; {name} of the finished run is written again"
+        warnings.warn(text, KeymixWarning, stacklevel=3)
+    if not found or any(name in found for name in RETESTED):
+        return False
+    if files.RECIPE in found:
+        files.write_json(folder / files.RECIPE, recipe.to_dict())
+    if files.ENVIRONMENT in found:
+        files.write_json(folder / files.ENVIRONMENT, {})  # nobody knows it any more
+    if files.METRICS in found:
+        _, content = usable(folder)
+        state = content["callbacks"][EpochRecord.__qualname__] if content else {}
+        lost: list[str] = []
+        lines, _ = _lines(folder, recipe.schedule.epochs, state.get("lines"), lost)
+        files.write_metrics(folder / files.METRICS, lines)
+        if lost:
+            summary = files.read_json(folder / files.SUMMARY) | {"lost": lost}
+            files.write_json(folder / files.SUMMARY, summary)
+            tell_lost(folder, lost)
+    return True
+
+
+def tell_lost(folder: Path, lost: Iterable[str]) -> None:
+    """Warn of what of a run's record cannot be rebuilt."""
+    for text in lost:
+        warnings.warn(f"run {str(folder)!r}: {text}", KeymixWarning, stacklevel=4)
+
+
+def weights_told(
+    which: str, folder: Path, recipe: Recipe, data: ImageData, model: nn.Module
+) -> dict[str, Any]:
+    """Return the epoch and the validation scores of weights: their own, or scored now.
+
+    Args:
+        which: ``last`` or ``best``.
+        folder: The run's folder.
+        recipe: The run.
+        data: Its images.
+        model: Built by the recipe; a copy takes the weights if they have no scores of their own.
+
+    Returns:
+        ``epoch``, None if nobody knows it, and scores as in a line of the metrics.
+
+    Raises:
+        UserError: If the weights are damaged.
+    """
+    path = folder / files.weights_file(which)
+    facts = files.read_facts(path)
+    val, epoch = facts.get("val"), facts.get("epoch")
+    if isinstance(val, dict) and val.keys() >= {*data.task.scores} and type(epoch) is int:
+        return {"epoch": epoch, **{f"val_{name}": score for name, score in val.items()}}
+    model = copy.deepcopy(model)  # training goes on with the other, in its own mode
+    model.load_state_dict(files.read_weights(path)[0])
+    scored = score_split(
+        model,
+        eval_loader(recipe, data, "val"),
+        data.val,
+        data,
+        num_classes=len(data.classes),
+        precision=recipe.precision,
+    )
+    return {"epoch": None, **{f"val_{name}": score for name, score in scored.metrics.items()}}
+
+
+def _facts(folder: Path, which: str) -> dict[str, Any] | None:
+    """The facts of weights; None if the file is missing or damaged."""
+    try:
+        return files.read_facts(folder / files.weights_file(which))
+    except UserError:
+        return None
+
+
+def _lines(
+    folder: Path, done: int, kept: list[Line] | None, lost: list[str]
+) -> tuple[list[Line], list[int]]:
+    """The lines of the epochs that are done, and the epochs that no line tells of.
+
+    Args:
+        folder: The run's folder.
+        done: Epochs that are done.
+        kept: The checkpoint's; None of a checkpoint from before they were kept, or without one.
+        lost: Takes in what cannot be rebuilt.
+    """
+    path = folder / files.METRICS
+    told = {line["epoch"]: line for line in files.read_metrics(path, epochs=done)}
+    sure = {line["epoch"]: line for line in kept or () if files.is_line(line)}
+    differs = any(json.dumps(told.get(epoch)) != json.dumps(line) for epoch, line in sure.items())
+    if differs and not (folder / files.SUMMARY).exists():  # of a finished run it was said before
+        text = f"{str(path)!r} was damaged; it is written again from the checkpoint"
+        warnings.warn(text, KeymixWarning, stacklevel=4)
+    lines = told | sure
+    lacking = [epoch for epoch in range(done) if epoch not in lines]
+    if lacking:
+        lost.append(
+            f"{files.METRICS} lacks {epochs_told(lacking)}, and nothing is left to rebuild it"
+        )
+    return [lines[epoch] for epoch in sorted(lines)], lacking
+
+
+def _best(
+    folder: Path,
+    recipe: Recipe,
+    data: ImageData,
+    model: nn.Module,
+    done: int,
+    lines: list[Line],
+    lacking: list[int],
+    lost: list[str],
+) -> Line | None:
+    """The epoch and the scores of the weights that are kept as best; None if they are gone."""
+    name, facts = files.weights_file("best"), _facts(folder, "best")
+    if facts is None:
+        text = f"{name} of epochs 1 to {done} was missing or damaged"
+        lost.append(f"{text}: the best of later epochs, or else the last, stands for the best")
+        return None
+    if "val" not in facts and not lacking:  # of a version that kept no scores with the weights
+        return best_of(lines)
+    found = weights_told("best", folder, recipe, data, model)
+    if found["epoch"] is None:
+        found["epoch"] = _epoch_of(found, lines, lacking)
+    if found["epoch"] is None:
+        lost.append(f"the epoch of {name} is not known")
+    return found
+
+
+def _epoch_of(found: Line, lines: list[Line], lacking: list[int]) -> int | None:
+    """The epoch that scored so, or the only one that no line tells of."""
+    for line in lines:
+        same = all(line[key] == found[key] for key in files.SCORES if key in line)
+        if same and abs(line["val_loss"] - found["val_loss"]) <= 1e-6 * abs(line["val_loss"]):
+            return int(line["epoch"])
+    return lacking[0] if len(lacking) == 1 else None
+
+
+def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:
+    """Refuse to go on with images other than those that the run began with."""
+    now = data.record()
+    changed = [name for name in SAME_DATA if began.get(name) != now[name]]
+    if changed:
+        items = named("images", events=data.time_steps is not None)
+        raise UserError(
+            f"the run in {str(folder)!r} began with other {items}: the data {data.spec!r} has "
+            f"changed since ({', '.join(changed)}). Restore it, or start anew with --overwrite."
+        )
