@@ -8,6 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -180,7 +181,8 @@ def _finite(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
-        return int(value)
+    if isinstance(value, str):
+        with suppress(ValueError):  # no number, one such as 1e3, or one of thousands of digits
+            return int(value)
     number = _finite(value)
     return int(number) if number is not None and number.is_integer() else None
