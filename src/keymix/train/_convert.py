@@ -63,13 +63,13 @@ def parse(cls: type, path: str, text: str) -> Any:
 
 def _free(text: str, option: str) -> Any:
     """A value of any type, as YAML; 1e-5 is a number, though to YAML 1.1 only 1.0e-5 is one."""
-    import yaml
+    from keymix.train._plain import read_yaml
 
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return read_yaml(text)
+    except UserError:
         raise UserError(f"{option} = {text!r}: this is no value in YAML.") from None
 
 

@@ -135,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {str(path)!r}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{str(path)!r} is damaged: it holds no mapping.")

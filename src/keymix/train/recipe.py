@@ -241,6 +241,9 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     Raises:
         UserError: On an unknown or missing key, or a value of the wrong type or range.
     """
+    from keymix.train._plain import check_plain
+
+    check_plain(values)
     return build(Recipe, values)
 
 
@@ -302,19 +305,21 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds a recipe or a part of one.
 
     Raises:
-        UserError: If it cannot be read or is no mapping.
+        UserError: If it cannot be read, is no mapping, or holds what no recipe does.
     """
-    import yaml
+    from keymix.train._plain import check_plain, read_file
 
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot read the recipe {str(file)!r}: {reason}") from None
+        values = read_file(file)
+    except UserError as error:
+        raise UserError(f"cannot read the recipe {str(file)!r}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{str(file)!r} holds no recipe: expected keys such as `optim:`.")
+    try:
+        check_plain(values)
+    except UserError as error:
+        raise UserError(f"{str(file)!r}: {error}") from None
     return values
 
 
