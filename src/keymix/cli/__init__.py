@@ -30,6 +30,8 @@ VERBS = {
 
 _AGAIN = "run the same command again (without --overwrite) to go on"
 
+_TOO_LARGE = "name a smaller image size, batch, number of time steps, or model"
+
 EXAMPLES = """\
 examples:
   keymix compare                                   the embedded digits, every dense mixer
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
-        with _told_in_one_line(), interruptible(lambda: _AGAIN):
+        with _told_in_one_line(), interruptible(lambda: _AGAIN), _enough_memory(verb):
             command = importlib.import_module(f"keymix.cli.{verb}")
             return int(command.main(rest))
     except UserError as error:
@@ -86,6 +88,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+@contextmanager
+def _enough_memory(verb: str) -> Iterator[None]:
+    """Say in one line that memory ran out, wherever a verb does not say it better."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        from keymix.models.memory import ran_out
+
+        if not ran_out(error):
+            raise
+        raise UserError(f"out of memory in `keymix {verb}`: {_TOO_LARGE}") from error
 
 
 @contextmanager
