@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import timm
@@ -28,6 +29,7 @@ from keymix.models.family import family_of
 from keymix.models.input_size import check_patches
 from keymix.models.match import matched, trainable
 from keymix.models.memory import check_weights_fit, ran_out
+from keymix.models.pretrained import fetching
 
 _UNFIT = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
@@ -85,8 +87,8 @@ def create_model(
         >>> model = create_model("vit_small_p4_32", mixer="ska", num_classes=10)
 
     Raises:
-        UserError: If the name or an argument is unknown, a mixer cannot sit in the model, or
-            memory does not hold it.
+        UserError: If the name or an argument is unknown, a mixer cannot sit in the model, memory
+            does not hold it, or ``pretrained=True`` and the weights cannot be fetched.
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **options}
     given = {key: value for key, value in given.items() if value is not None}
@@ -221,6 +223,7 @@ def _create(
     name: str, mixer: MixerNames | None, mixer_options: MixerOptions, given: dict[str, Any]
 ) -> nn.Module:
     own = list_models()
+    fetched = fetching(name) if given.get("pretrained") else nullcontext()
     try:
         if name in own:
             chosen: dict[str, Any] = {}
@@ -229,10 +232,12 @@ def _create(
                 chosen = {"mixer": mixer, "mixer_options": mixer_options}
             elif mixer_options is not None:
                 chosen = {"mixer_options": mixer_options}
-            model: nn.Module = model_entrypoint(name)(**given, **chosen)
+            with fetched:
+                model: nn.Module = model_entrypoint(name)(**given, **chosen)
             return model
         check_model(name)
-        model = _timms(name, given)
+        with fetched:
+            model = _timms(name, given)
         if mixer is not None:
             if "img_size" in given:
                 check_patches(model)
