@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
+    if words[:1] == ["help"] and len(words) > 1 and not words[1].startswith("-"):
+        words = [*words[1:], "--help"]  # `keymix help VERB` is `keymix VERB --help`
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0
