@@ -72,6 +72,19 @@ def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True
     return UserError(f"unknown {kind} {name!r}. {remedy}")
 
 
+def missing(kind: str, choices: Iterable[str]) -> UserError:
+    """Make the error for a name that was left out: it lists what there is to choose from.
+
+    Args:
+        kind: What the name should have been, e.g. ``"analysis"``.
+        choices: The names that exist.
+
+    Returns:
+        The error, for the caller to raise.
+    """
+    return UserError(f"which {kind}? Choose from {', '.join(sorted(choices))}.")
+
+
 def one_line(text: str) -> str:
     """Show control characters, such as a name may hold, as escapes: nothing drives a terminal.
 

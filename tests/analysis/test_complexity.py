@@ -224,6 +224,8 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
     [
         ({"dim": 10, "num_heads": 3}, "dim=10 does not divide into num_heads=3"),
         ({"dim": 0}, "dim=0 must be at least 1"),
+        ({"dim": 10**12}, "dim=1000000000000 must be at most 16,384"),
+        ({"time_steps": 10**9}, "time_steps=1000000000 must be at most 1,024"),
         ({"dim": 2**20}, "dim=1048576 must be at most 16,384"),
         ({"tokens": (2**30,)}, "tokens=1073741824 must be at least 1 and at most 1,048,576"),
         ({"at": 0}, "at=0 must be at least 1"),

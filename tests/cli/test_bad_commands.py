@@ -53,9 +53,24 @@ ROWS = (
     ),
     ("train digits_vit --epochs 0", "schedule.epochs = 0: must be 1 or more."),
     (
+        "train digits_vit --data.batch_size 1e12",
+        "data.batch_size = 1000000000000: must be at most 65,536.",
+    ),
+    (
+        "train digits_vit --schedule.min_lr 0.5",
+        "schedule.min_lr = 0.5: must be at most optim.lr = 0.004, the peak; set both.",
+    ),
+    (
+        "train digits_vit --seed 18446744073709551616",
+        "seed = 18446744073709551616: must be at most 18,446,744,073,709,551,615.",
+    ),
+    (
+        "train digits_vit --model.options.depth 1000000",
+        "depth=1000000 must be at most 1,024",
+    ),
+    (
         "train digits_vit --augment.rand_augment 2,99",
-        "augment.rand_augment=(2, 99) is not operations (0 or more) and magnitude (0 to 30), such "
-        "as 2,9.",
+        "augment.rand_augment = (2, 99): its second number must be at most 30.",
     ),
     (
         "train digits_vit --out notes",
@@ -124,6 +139,19 @@ ROWS = (
     ),
     ("compare --seeds 0", "seeds=0 must be at least 1"),
     (
+        "compare --mixers mhsa,ska --no-controls --seeds 1000000",
+        "1,000,000 seeds of 2 mixers are 2,000,000 runs, and a comparison holds at most 10,000: "
+        "give at most 5,000 seeds",
+    ),
+    ("analyze", "which analysis? Choose from attention, collapse, complexity, memory, spikes."),
+    ("analyze complexty", "unknown analysis 'complexty'. Did you mean 'complexity'?"),
+    ("data", "which verb of keymix data? Choose from check."),
+    ("help cuont", "unknown verb 'cuont'. Did you mean 'count'?"),
+    (
+        "count resnet18 --image-size 10000000",
+        "--image-size 10000000: a side has at most 1,048,576 pixels",
+    ),
+    (
         "compare --mixers ska --no-controls",
         "only 'static_key' to compare. Name at least two mixers.",
     ),
@@ -164,6 +192,33 @@ def test_the_line_is_as_the_table_says(
     assert main(shlex.split(command)) == 2
     assert capsys.readouterr().err.replace("`", "") == f"keymix: error: {answer}\n"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine.txt", "notes"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
+def test_memory_that_runs_out_anywhere_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("keymix.cli.list.main", run)
+    assert main(["list"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("keymix: error: out of memory in `keymix list`: ")
+    assert told.count("\n") == 1
+    error = RuntimeError("a mistake of keymix")
+    with pytest.raises(RuntimeError, match="a mistake of keymix"):
+        main(["list"])
+
+
+@pytest.mark.parametrize("words", [["help", "data"], ["help", "analyze"], ["help"], []])
+def test_help_that_is_asked_for_is_no_mistake(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(" ".join(["usage: keymix", *words[1:]]))
+    assert not told.err
 
 
 def test_the_page_holds_the_table() -> None:

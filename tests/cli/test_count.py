@@ -161,6 +161,11 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
         (["vit_nano_p2_12", "--mixer", "ska", "--match", "macs"], "'params'"),
         (["resnet18", "--mixer", "softmax"], "ResNet"),
         (["vit_nano_p2_12", "--import", "nothing.py"], "no such file"),
+        (["vit_small_p4_32", "--image-size", "10000000"], "--image-size 10000000"),
+        (["vit_small_p4_32", "--image-size", "1000000"], "(3, 1000000, 1000000)"),
+        (["vit_nano_p2_12", "--input-size", "1000000000000,12,12"], "--input-size 1000000000000"),
+        (["vit_nano_p2_12", "--num-classes", "1000000000000"], "num_classes=1000000000000"),
+        (["qkformer_micro_32", "--time-steps", "1000000000"], "time_steps=1000000000"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(

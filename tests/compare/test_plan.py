@@ -88,9 +88,16 @@ def test_baseline_is_softmax_wherever_it_stands_else_the_first():
 def test_seeds_are_a_number_or_a_list():
     assert choose_seeds(3) == (0, 1, 2)
     assert choose_seeds([4, 1]) == (4, 1)
-    for bad in (0, [], [1, 1], [-1]):
+    assert choose_seeds([2**64 - 1, 0]) == (2**64 - 1, 0)
+    for bad in (0, [], [1, 1], [-1], [2**64], 10**14):
         with pytest.raises(UserError):
             choose_seeds(bad)
+
+
+def test_a_comparison_holds_so_many_runs() -> None:
+    assert len(choose_seeds(1_000, mixers=10)) == 1_000
+    with pytest.raises(UserError, match=r"^1,001 seeds of 10 mixers are 10,010 runs, .* 1,000 see"):
+        choose_seeds(1_001, mixers=10)
 
 
 def test_recipe_follows_the_data():
@@ -240,6 +247,11 @@ def test_runs_differ_in_mixer_and_seed_alone(digits):
     assert bare(one) == bare(two)
     assert (one.model.mixer, two.model.mixer) == ("softmax", "static_key")
     assert (one.seed, two.seed) == (0, 1)
+
+
+def test_a_model_beyond_memory_is_refused_before_anything_trains(digits):
+    with pytest.raises(UserError, match=r"with mixer key_value\(pos_dim=10000000000\) has weights"):
+        _plan(digits, "mhsa,kv(pos_dim=10000000000)")
 
 
 def test_planning_leaves_the_random_state_alone(digits):

@@ -32,7 +32,7 @@ from keymix.errors import UserError
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: object) -> None:
-    with pytest.raises(UserError, match=rf"augment\.{field}="):
+    with pytest.raises(UserError, match=rf"augment\.{field} ="):
         Augment(**{field: value})  # type: ignore[arg-type]
 
 

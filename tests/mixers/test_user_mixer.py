@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from keymix.errors import UserError
+from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
 from keymix.mixers import registry
 from keymix.mixers.base import explain_backend
 from keymix.models import create_model
+from keymix.train.signals import interruptible
 from mixer_cases import make, tokens
 from tolerances import differs
 
@@ -69,6 +70,12 @@ def test_one_file_enters_models_lists_and_maps(tmp_path: Path) -> None:
         ("import no_such_module_here", "no_such_module_here"),
         ("def f(:", "SyntaxError"),
         ("undefined", "NameError"),
+        ("import sys; sys.exit(5)", "sys.exit"),
+        ("raise SystemExit", "sys.exit"),
+        ("raise BaseException('loud')", "BaseException: loud"),
+        ("class Own(Exception): pass\nraise Own('mine')", "Own: mine"),
+        ("raise ExceptionGroup('several', [ValueError()])", "ExceptionGroup"),
+        ("def f(): f()\nf()", "RecursionError"),
         (FILE.replace('"cosine", ', '"softmax", '), "'softmax' is taken by keymix.mixers.softmax"),
         (FILE.replace('("cos",)', '("ska",)'), "'ska' is taken"),
         (FILE.replace("*, sharpness", "sharpness"), "'sharpness' must be a named keyword-only"),
@@ -84,11 +91,26 @@ def test_a_file_that_fails_is_answered_in_words(tmp_path: Path, text: str, says:
     assert registry.get_mixer_class("softmax").__module__ == "keymix.mixers.softmax"
 
 
+def test_a_file_that_raises_as_ctrl_c_does_is_named_and_ctrl_c_is_not(tmp_path: Path) -> None:
+    file = written(tmp_path, "raise KeyboardInterrupt", "broken.py")
+    with pytest.raises(KeyboardInterrupt):  # nothing tells who raised it
+        registry.import_file(file)
+    with interruptible(lambda: "it stands"):
+        with pytest.raises(UserError, match=r"--import .*broken.py: KeyboardInterrupt$"):
+            registry.import_file(file)
+        file.write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+        with pytest.raises(Interrupted):
+            registry.import_file(file)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.py: no such file"):
         registry.import_file(tmp_path / "nowhere.py")
     with pytest.raises(UserError, match=r"notes.txt: not a Python file"):
         registry.import_file(written(tmp_path, "x = 1", "notes.txt"))
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UserError, match=r"folder.py: not a regular file"):
+        registry.import_file(tmp_path / "folder.py")
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,31 @@ def test_what_makes_a_model_is_taken(family: str, options: dict[str, Any]) -> No
         model(torch.empty(1, 3, 32, 32))
 
 
+@pytest.mark.parametrize("name", ["vit_nano_p2_12", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("depth", 10**6),
+        ("embed_dim", 10**8),
+        ("num_heads", 10**6),
+        ("num_classes", 10**12),
+        ("in_chans", 10**6),
+        ("img_size", 10**7),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(name: str, argument: str, value: int) -> None:
+    with refused(f"^{argument}={value} must be at most|: {argument}={value} must be at most"):
+        create_model(name, **{argument: value})
+
+
+@pytest.mark.parametrize("name", ["vit_nano_p2_12", "vit_tiny_patch16_224"])
+def test_weights_beyond_memory_are_refused_before_they_are_made(name: str) -> None:
+    with refused(f"model '{name}' with embed_dim=61440 has weights of .* GiB"):
+        create_model(name, embed_dim=61_440)
+    with refused(f"model '{name}' with mixer_options=.* has weights of .* GiB"):
+        create_model(name, mixer="key_value", mixer_options={"pos_dim": 10**10})
+
+
 @pytest.mark.parametrize("name", SHOWN.values())
 def test_a_last_layer_of_fewer_than_no_classes_is_refused(name: str) -> None:
     with torch.device("meta"):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from keymix.train.recipe import (
     merge,
     parse_value,
     paths,
+    read_mapping,
     read_recipe,
     replace_path,
 )
@@ -183,6 +185,79 @@ def test_file_that_holds_no_recipe_is_one_clear_error(tmp_path: Path, text: str)
     with pytest.raises(UserError, match=r"bad\.yaml") as refused:
         read_recipe(tmp_path / "bad.yaml")
     assert "\n" not in str(refused.value)
+
+
+NESTED = "[" * 5000
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(9 * [f'*{old}'])}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{new}: &{new} {{<<: [{', '.join(9 * [f'*{old}'])}]}}\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deep.yaml", NESTED),
+        ("deep.yaml", "{a: " * 1000 + "1" + "}" * 1000),
+        ("deep.json", '{"a":' * 20_000),
+        ("deep.json", '{"a":' * 100 + "1" + "}" * 100),
+        ("alias.yaml", BOMB),
+        ("merge.yaml", MERGES),
+        ("itself.yaml", "&a\nname: x\nmodel: {options: *a}\n"),
+        ("twice.yaml", "optim: {lr: 1, lr: 0.5}"),
+        ("twice.json", '{"optim": {"lr": 1, "lr": 0.5}}'),
+        ("number.yaml", "1: 2"),
+        ("number.yaml", "model: {options: {1: 2}}"),
+        ("date.yaml", "model: {options: {x: 2001-01-01}}"),
+        ("set.yaml", "model: {options: {x: !!set {a}}}"),
+        ("tag.yaml", "!!python/object/apply:os.getcwd []"),
+        ("digits.json", f'{{"seed": {"9" * 5000}}}'),
+        ("digits.yaml", f"seed: {'9' * 5000}"),
+        ("nul.json", r'{"name": "a\u0000b"}'),
+        ("half.json", r'{"name": "\ud800"}'),
+        ("utf16.yaml", "optim: {lr: 0.1}".encode("utf-16")),
+        ("latin.yaml", "name: caf\u00e9".encode("latin-1")),
+        ("large.yaml", "#" * 300_000),
+        ("list.json", "[1]"),
+        ("number.json", "3"),
+    ],
+)
+def test_a_file_made_to_hurt_is_one_clear_error(
+    name: str, text: str | bytes, tiny: Recipe, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=name) as refused:
+        merge(tiny, read_mapping(file))
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("pipe.yaml", "folder.yaml", "nothing.yaml"):
+        with pytest.raises(UserError, match=name):
+            read_mapping(tmp_path / name)
+
+
+def test_aliases_merges_and_a_byte_order_mark_are_read(tiny: Recipe, tmp_path: Path) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_bytes(b"\xef\xbb\xbfoptim: &o {lr: 0.25, name: sgd}\nmodel: {options: {<<: *o}}")
+    merged = merge(tiny, read_mapping(file))
+    assert (merged.optim.lr, merged.model.options) == (0.25, {"lr": 0.25, "name": "sgd"})
+
+
+def test_an_option_made_to_hurt_is_one_clear_error(tiny: Recipe) -> None:
+    with pytest.raises(UserError, match=r"^--model\.options\.x = "):
+        parse_value("model.options.x", NESTED)
+    with pytest.raises(UserError, match=r"^--seed = "):
+        parse_value("seed", "9" * 5000)
+    with pytest.raises(UserError, match=r"^model\.options\.x\.a"):
+        replace_path(tiny, {"model.options.x": json.loads('{"a":' * 100 + "1" + "}" * 100)})
 
 
 def test_every_field_has_a_dotted_path() -> None:

@@ -62,16 +62,17 @@ def test_running_out_of_memory_is_one_line_that_names_the_images(
     for other in (RuntimeError("shapes differ"), UserError("no such data")):
         with pytest.raises(type(other), match=str(other)), enough_memory(image_size):
             raise other
-    monkeypatch.setattr("keymix.train.memory._of_this_machine", lambda: 4000.0)
+    monkeypatch.setattr("keymix.train.memory.memory_of_this_machine", lambda: 4000.0)
     with pytest.raises(UserError, match=line), enough_memory(image_size):
         pytest.fail("an image that fits no memory was begun")
 
 
 def test_images_beyond_memory_are_refused_by_every_way_to_use_them(
-    tiny: Recipe, tmp_path: Path
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    huge = replace_path(tiny, {"data.image_size": [1_000_000, 2_000_000]})
-    line = "out of memory for images of 1000000x2000000 pixels: name a smaller image size"
+    monkeypatch.setattr("keymix.train.memory.memory_of_this_machine", lambda: 1e6)
+    huge = replace_path(tiny, {"data.image_size": [1000, 2000]})
+    line = "out of memory for images of 1000x2000 pixels: name a smaller image size"
     with pytest.raises(UserError, match=rf"{line}, data.batch_size \(16\)"):
         train(huge, tmp_path / "run")
     with pytest.raises(UserError, match=line):

@@ -12,11 +12,11 @@ import torch
 from keymix.analysis.complexity_orders import OrderRow, order_rows
 from keymix.analysis.complexity_scaling import Progress, ScalingRow, measure_at
 from keymix.analysis.complexity_sites import (
-    MOST_DIM,
     TIME_STEPS,
     Candidate,
     Setting,
     candidates,
+    check_site,
     near_square,
     usable_device,
 )
@@ -288,8 +288,7 @@ def _check_numbers(
     for name, number in numbers.items():
         if number < 1:
             raise UserError(f"{name}={number} must be at least 1")
-    if dim > MOST_DIM:
-        raise UserError(f"{dim=} must be at most {MOST_DIM:,}")
+    check_site(dim=dim, time_steps=time_steps)
     if pos_dim < 3:
         raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")
     if dim % num_heads:

@@ -20,7 +20,7 @@ from keymix.mixers.spec import MixerSpec, parse_mixers
 TIME_STEPS = 4
 """Steps T of a spiking mixer's input, where it is not said."""
 
-MOST_TOKENS, MOST_DIM = 2**20, 2**14
+MOST_TOKENS, MOST_DIM, MOST_STEPS = 2**20, 2**14, 2**10
 """Beyond these sizes even the shapes of a map overflow what PyTorch counts."""
 
 _SMALL = 4096  # tokens up to which a mixer may be made for counting alone, if it must
@@ -52,6 +52,17 @@ def near_square(tokens: int) -> Grid:
         raise UserError(f"{tokens=} must be at least 1 and at most {MOST_TOKENS:,}")
     rows = next(r for r in range(math.isqrt(tokens), 0, -1) if tokens % r == 0)
     return rows, tokens // rows
+
+
+def check_site(*, dim: int, time_steps: int = TIME_STEPS) -> None:
+    """Refuse a width or a number of time steps that no mixer is looked at with.
+
+    Raises:
+        UserError: Naming it and the largest.
+    """
+    for name, number, most in (("dim", dim, MOST_DIM), ("time_steps", time_steps, MOST_STEPS)):
+        if number > most:
+            raise UserError(f"{name}={number} must be at most {most:,}")
 
 
 def usable_device(device: str | torch.device) -> torch.device:

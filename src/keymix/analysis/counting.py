@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from keymix.analysis.operations import formula, is_free, uncounted
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
+from keymix.models.memory import within_reach
 
 _NEEDS_NUMBERS = (
     DataDependentOutputException,
@@ -362,13 +363,14 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None) -> Count:
         1253683200
 
     Raises:
-        UserError: If an operation ran whose cost nobody stated, or the input size is unknown.
+        UserError: If an operation ran whose cost nobody stated, the input size is unknown, or
+            tensors overflow.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     size = default_input_size(model) if input_size is None else tuple(int(s) for s in input_size)
     if not size or min(size) < 1:
         raise UserError(f"input_size={size} must hold whole numbers of at least 1")
-    with _untouched_surroundings():
+    with _untouched_surroundings(), within_reach(f"{type(model).__name__} on an input of {size}"):
         try:
             counter = _inference_macs(model, size, fake=True)
             saved = _saved_bytes_per_image(model, size, fake=True)

@@ -19,7 +19,13 @@ from torch.autograd import profiler
 from keymix.analysis.attention_operation import AttentionOperation, attention_operation
 from keymix.analysis.complexity_orders import work
 from keymix.analysis.complexity_scaling import Progress
-from keymix.analysis.complexity_sites import Candidate, attempt, candidates, usable_device
+from keymix.analysis.complexity_sites import (
+    Candidate,
+    attempt,
+    candidates,
+    check_site,
+    usable_device,
+)
 from keymix.analysis.memory import MIB, available_bytes
 from keymix.errors import UserError
 from keymix.mixers.base import Site
@@ -147,6 +153,7 @@ def memory_growth_parts(
     for name, number in (("dim", dim), ("num_heads", num_heads), *(("sides", s) for s in sides)):
         if number < 1:
             raise UserError(f"{name}={number} must be at least 1")
+    check_site(dim=dim)
     if not sides:
         raise UserError("sides= names no number of tokens")
     chosen = [_ordered(c, order) for c in candidates(mixers, dim=dim, num_heads=num_heads)]

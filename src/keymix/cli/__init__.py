@@ -32,6 +32,8 @@ VERBS = {
 
 _AGAIN = "run the same command again (without --overwrite) to go on"
 
+_TOO_LARGE = "name a smaller image size, batch, number of time steps, or model"
+
 EXAMPLES = """\
 examples:
   keymix compare                                   the embedded digits, every dense mixer
@@ -65,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
+    if words[:1] == ["help"] and len(words) > 1 and not words[1].startswith("-"):
+        words = [*words[1:], "--help"]  # `keymix help VERB` is `keymix VERB --help`
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0
@@ -75,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
-        with _told_in_one_line(), interruptible(lambda: _AGAIN):
+        with _told_in_one_line(), interruptible(lambda: _AGAIN), _enough_memory(verb):
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
     except UserError as error:
@@ -88,6 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+@contextmanager
+def _enough_memory(verb: str) -> Iterator[None]:
+    """Say in one line that memory ran out, wherever a verb does not say it better."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        from keymix.models.memory import ran_out
+
+        if not ran_out(error):
+            raise
+        raise UserError(f"out of memory in `keymix {verb}`: {_TOO_LARGE}") from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from keymix.cli import (
     analyze_spikes,
     console,
 )
-from keymix.errors import unknown
+from keymix.errors import missing, unknown
 
 _ANALYSES = {
     "attention": analyze_attention,
@@ -31,7 +31,9 @@ def main(argv: list[str]) -> int:
     Returns:
         0; mistakes are raised as UserError.
     """
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv:
+        raise missing("analysis", _ANALYSES)
+    if argv[0] in ("-h", "--help"):
         console.say(_help())
         return 0
     if argv[0] not in _ANALYSES:

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli.console import note, out, say, table
-from keymix.cli.parser import VerbParser, parse_size
+from keymix.cli.parser import MOST_PIXELS, VerbParser, parse_size
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def _input_size(text: str) -> tuple[int, int, int]:
         raise UserError(
             f"--input-size {text}: give channels,height,width in pixels, such as 3,224,224"
         )
+    if max(size) > MOST_PIXELS:
+        raise UserError(f"--input-size {text}: each number is at most {MOST_PIXELS:,}")
     return size[0], size[1], size[2]
 
 
@@ -176,6 +178,7 @@ def _count(
 
     from keymix.analysis.counting import count
     from keymix.models import create_model
+    from keymix.models.memory import ran_out
     from keymix.models.time_steps import take_time_steps
 
     def made() -> nn.Module:
@@ -188,8 +191,10 @@ def _count(
         with torch.device("meta"):
             model = made()
             return count(model, size), _inner_width(model)
-    except (RuntimeError, AssertionError):
-        pass  # some models look at the numbers they are built from, which meta tensors lack
+    except (RuntimeError, AssertionError) as error:
+        if ran_out(error):
+            raise
+        # some models look at the numbers they are built from, which meta tensors lack
     model = made()
     try:
         return count(model, size), _inner_width(model)

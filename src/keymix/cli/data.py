@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
 from keymix.data.specs import is_events, named
-from keymix.errors import UserError, one_line, unknown
+from keymix.errors import UserError, missing, one_line, unknown
 from keymix.train.data_config import DataConfig
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def main(argv: list[str]) -> int:
         0, or 1 if the data would stop training or falsify its results; mistakes are raised as
         UserError.
     """
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv:
+        raise missing("verb of keymix data", _VERBS)
+    if argv[0] in ("-h", "--help"):
         console.say(_HELP.rstrip())
         return 0
     if argv[0] not in _VERBS:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -304,17 +303,7 @@ def named_model(name: str, label: str, *, pretrained: bool = False, **options: A
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if not pretrained:
-            model = create_model(name, **options)
-        else:
-            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry is a line
-            try:
-                model = create_model(name, pretrained=True, **options)
-            except UserError:
-                raise
-            except (OSError, RuntimeError, ValueError) as error:
-                why = one_line(str(error).strip().splitlines()[0] if str(error) else repr(error))
-                raise UserError(f"weights of {name!r} cannot be loaded: {why}") from error
+        model = create_model(name, pretrained=pretrained or None, **options)
     told = "pretrained" if pretrained else RANDOM
     view = _view_of(model)
     return Loaded(label=label, name=name, model=model.eval(), weights=told, view=view, run=None)

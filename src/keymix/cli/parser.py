@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from keymix.errors import UserError, unknown
 
+MOST_PIXELS = 2**20
+"""Of a side: more than any image has that a model is shown."""
+
 
 class VerbParser(argparse.ArgumentParser):
     """An argument parser that raises UserError where argparse prints its usage and exits."""
@@ -125,4 +128,6 @@ def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
         sides = []
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise UserError(f"{option} {text}: give a side in pixels, such as 48, or height,width")
+    if max(sides) > MOST_PIXELS:
+        raise UserError(f"{option} {text}: a side has at most {MOST_PIXELS:,} pixels")
     return sides[0], sides[-1]

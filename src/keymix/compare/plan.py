@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.compare.defaults import default_for, refuse_two_kinds
+from keymix.data.bounds import MOST_OF_A_SEED
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.recipe import Recipe, replace_path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from keymix.mixers.spec import MixerSpec
 
 CONTROL = "identity"
+MOST_RUNS = 10_000
+"""Of a comparison: as many as a report's tables and a folder of runs still serve."""
 PREFERRED_BASELINES = {"dense": "softmax", "spiking": "spiking_self"}
 """By what a model's tokens are."""
 
@@ -159,19 +162,30 @@ def choose_recipe(
     return replace(chosen, model=replace(chosen.model, mixer=None), seed=0)
 
 
-def choose_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+def choose_seeds(seeds: int | Sequence[int], mixers: int = 1) -> tuple[int, ...]:
     """Return the seeds: a number N means 0 … N-1.
 
+    Args:
+        seeds: How many, or which.
+        mixers: How many mixers are trained at each.
+
     Raises:
-        UserError: If there is none, one is negative, or one stands twice.
+        UserError: If there is none, one is no seed, one stands twice, or the runs are more than
+            `MOST_RUNS`.
     """
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise UserError(f"{seeds=} must be at least 1")
-        return tuple(range(seeds))
-    chosen = tuple(seeds)
+    if isinstance(seeds, int) and seeds < 1:
+        raise UserError(f"{seeds=} must be at least 1")
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if count * mixers > MOST_RUNS:
+        raise UserError(
+            f"{count:,} seeds of {mixers} mixers are {count * mixers:,} runs, and a comparison "
+            f"holds at most {MOST_RUNS:,}: give at most {MOST_RUNS // mixers:,} seeds"
+        )
+    chosen = tuple(range(count)) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
         raise UserError(f"seeds={list(chosen)} must be different whole numbers, 0 or more")
+    if max(chosen) > MOST_OF_A_SEED:
+        raise UserError(f"seeds={list(chosen)} must be at most {MOST_OF_A_SEED:,} each")
     return chosen
 
 
@@ -256,12 +270,13 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
 def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.Module:
     import torch
 
+    from keymix.models.memory import refuse_beyond_memory
     from keymix.train.model import build_model
 
     mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
     with torch.random.fork_rng(devices=[]), torch.device(device):
         try:
-            return build_model(
+            model = build_model(
                 mixed,
                 num_classes=len(data.classes),
                 in_chans=data.in_chans,
@@ -272,6 +287,8 @@ def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.
             if str(error).startswith("unknown model"):
                 raise
             raise UserError(f"{recipe.model.name} with mixer {spec.label}: {error}") from None
+    refuse_beyond_memory(f"{recipe.model.name} with mixer {spec.label}", model)
+    return model
 
 
 def _check_weights(path: Path, recipe: Recipe, data: ImageData, specs: Sequence[MixerSpec]) -> None:

@@ -132,18 +132,17 @@ def compare(
         >>> result.rows[1]["headline"]
     """
     from keymix.compare import gather
-    from keymix.train.fits import check_recipe, training_batches
+    from keymix.train.fits import check_processes, check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
 
     out = Path(out)
     watch: Watcher = progress or ignore
     if command is None:
         command = _call(locals())
-    if processes is not None and processes < 1:
-        raise UserError(f"{processes=} must be at least 1")
+    if processes is not None:
+        check_processes("processes", processes, least=1)
     folder.check_folder(out)
     _run_imports(out, imports, overwrite=overwrite, watch=watch)
-    chosen_seeds = choose_seeds(seeds)
     named = {"data.spec": data, "model.name": model} | dict(overrides or {})
     default = (
         default_for(data=named["data.spec"], model=named["model.name"], mixers=mixers)
@@ -159,6 +158,7 @@ def compare(
         overrides=overrides,
     )
     specs = choose_mixers(mixers, controls=controls, model=shared.model.name)
+    chosen_seeds = choose_seeds(seeds, len(specs))
     choose_baseline(specs, baseline)  # or refuse, before the data is read
     check_recipe(shared)
     shared = settled(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
+from keymix.data.bounds import check_numbers
 from keymix.errors import UserError, unknown
 
-_MAX_MAGNITUDE = 30  # RandAugment's magnitudes are torchvision's bins 0..30
 _TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
 FILLS = ("mean", "noise")
 _OFF = {  # as they are typed
@@ -78,36 +77,21 @@ class Augment:
     brightness_contrast: bool = False
 
     def __post_init__(self) -> None:
-        if not _whole(self.crop_padding) or self.crop_padding < 0:
-            raise _bad("crop_padding", self.crop_padding, "a number of pixels, 0 or more")
         for field in ("flip", "rand_augment_first", "snn_wide", *_OF_MASKS):
             if not isinstance(getattr(self, field), bool):
                 raise _bad(field, getattr(self, field), "true or false")
-        if not _number(self.erasing) or not 0.0 <= self.erasing <= 1.0:
-            raise _bad("erasing", self.erasing, "a probability from 0 to 1")
-        area = _pair(self.random_resized_crop)
-        if area is None or not all(map(_number, area)) or not 0.0 < area[0] <= area[1] <= 1.0:
-            wanted = "two shares of the area, 0 < smallest <= largest <= 1"
-            raise _bad("random_resized_crop", self.random_resized_crop, wanted)
-        strength = _pair(self.rand_augment)
-        if (
-            strength is None
-            or not all(map(_whole, strength))
-            or strength[0] < 0
-            or not 0 <= strength[1] <= _MAX_MAGNITUDE
-        ):
-            wanted = f"operations (0 or more) and magnitude (0 to {_MAX_MAGNITUDE}), such as 2,9"
-            raise _bad("rand_augment", self.rand_augment, wanted)
+        check_numbers(self, "augment.")
+        area = self.random_resized_crop
+        if area[0] > area[1]:
+            wanted = "two shares of the area, the smallest first"
+            raise _bad("random_resized_crop", area, wanted)
         if self.auto_augment and not _TIMM.fullmatch(self.auto_augment):
             raise _bad("auto_augment", self.auto_augment, "timm's form rand-m9-mstd0.5-inc1")
-        if self.auto_augment and strength[0]:
+        if self.auto_augment and self.rand_augment[0]:
             wanted = "given together with rand_augment; set one of them"
             raise UserError(f"augment.auto_augment={self.auto_augment!r} is {wanted}.")
         if self.erasing_fill not in FILLS:
             raise unknown("augment.erasing_fill", str(self.erasing_fill), FILLS)
-        # Lists (from JSON and YAML) become tuples, so that equal settings are equal records.
-        object.__setattr__(self, "random_resized_crop", area)
-        object.__setattr__(self, "rand_augment", strength)
 
 
 def check_augment(augment: Augment, *, events: bool = False, masks: bool = False) -> None:
@@ -160,16 +144,4 @@ _INSTEAD = {
 
 
 def _bad(field: str, value: object, wanted: str) -> UserError:
-    return UserError(f"augment.{field}={value!r} is not {wanted}.")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _pair(value: object) -> tuple[Any, Any] | None:
-    return (value[0], value[1]) if isinstance(value, tuple | list) and len(value) == 2 else None
+    return UserError(f"augment.{field} = {value!r}: must be {wanted}.")

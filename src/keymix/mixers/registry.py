@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import Interrupted, UserError, unknown
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.kinds import accepted, of_kind, words
 from keymix.mixers.user_mixers import PAGE, check_first, from_outside
@@ -266,7 +267,8 @@ def import_file(path: str | Path) -> None:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"--import {path}: no such file")
+        what = "not a regular file" if path.exists() else "no such file"
+        raise UserError(f"--import {path}: {what}; name a Python file")
     name = _module_name(path)
     if getattr(sys.modules.get(name), "__file__", None) == str(path.resolve()):
         return
@@ -275,20 +277,40 @@ def import_file(path: str | Path) -> None:
         raise UserError(f"--import {path}: not a Python file (its name should end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _Foreign(f"--import {path}", name):
         spec.loader.exec_module(module)
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        NameError,
-        OSError,
-        RuntimeError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-    ) as error:
-        del sys.modules[name]
-        raise UserError(f"--import {path}: {type(error).__name__}: {error}") from error
+
+
+class _Foreign:
+    """Turns whatever a user's file raises while it is imported into one line that names it.
+
+    It may raise what it likes, ``SystemExit`` among it. Nothing of keymix runs within, and a
+    signal that ends the work is let through.
+
+    Args:
+        told: The file, for the message.
+        name: Name of its module, which is forgotten again.
+    """
+
+    def __init__(self, told: str, name: str) -> None:
+        self.told, self.name = told, name
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            return
+        sys.modules.pop(self.name, None)
+        if isinstance(error, Interrupted | MemoryError) or (
+            isinstance(error, KeyboardInterrupt)
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):  # from outside, or so it seems where nothing tells Ctrl-C from what the file raises
+            return
+        said = str(error)
+        what = type(error).__name__
+        if isinstance(error, SystemExit):
+            what = "it ends the program (sys.exit) instead of registering mixers"
+        raise UserError(f"{self.told}: {what}{f': {said}' if said else ''}") from error

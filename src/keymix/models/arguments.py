@@ -41,6 +41,28 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
         lambda number: number > 0,
     ),
 )
+_MOST: tuple[tuple[frozenset[str], int, int], ...] = (
+    (frozenset({"img_size"}), 4_096, 2**20),
+    (frozenset({"num_classes"}), 2**20, 10**8),
+    (frozenset({"time_steps"}), 64, 1_024),
+    (
+        frozenset({"depth", "depths", "depth_token_only", "last_blocks", "stem_depths"}),
+        64,
+        1_024,
+    ),
+    (
+        frozenset(
+            {
+                *("in_chans", "patch_size", "window_size", "merging", "kv_stride", "reg_tokens"),
+                *("dims", "embed_dim", "embed_dims", "decoder_widths", "mlp_ratio", "head_dim"),
+                *("num_heads", "class_heads", "class_head_dim", "mlp_ratio_token_only"),
+            }
+        ),
+        4_096,
+        2**16,
+    ),
+)
+"""Names, above which number a model is first built without memory, and the largest number."""
 _SIDES = ("img_size", "patch_size", "window_size")  # height and width will do for all of timm's
 _AT_MOST = {"last_blocks": "depth"}  # an argument to another that it cannot be above
 
@@ -58,6 +80,28 @@ def arguments_of(build: type) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def check_most(name: str, value: Any) -> bool:
+    """Refuse numbers that no model has, in arguments of keymix's models and timm's alike.
+
+    Args:
+        name: The argument.
+        value: What was given.
+
+    Returns:
+        Whether a number is large enough that memory may not hold the model.
+
+    Raises:
+        UserError: Naming the argument and the largest number.
+    """
+    numbers: list[Any] = [leaf for leaf in leaves(value) if isinstance(leaf, Real)]
+    for names, large, most in _MOST:
+        if name in names and numbers:
+            if max(numbers) > most:
+                raise UserError(f"{name}={value!r} must be at most {most:,}")
+            return bool(max(numbers) > large)
+    return False
+
+
 def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> None:
     """Refuse a value of another kind than annotated, or a number out of the argument's range.
 
@@ -68,20 +112,21 @@ def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> Non
         lists: Whether a list will do too where the annotation names one value.
 
     Raises:
-        UserError: If it will not do; it says what the argument takes.
+        UserError: If it will not do; it says what the argument takes, or the largest number.
     """
     held = leaves(value)
     fits = of_kind(value, hint)
     if lists and isinstance(value, tuple | list):
         fits = fits or all(of_kind(leaf, hint) for leaf in held)
-    numbers = [leaf for leaf in held if isinstance(leaf, Real)]
+    numbers: list[Any] = [leaf for leaf in held if isinstance(leaf, Real)]
     which = ""
     for names, told, holds in _RANGES:
         if name in names:
             which = told
-            fits = fits and all(holds(float(number)) for number in numbers)
+            fits = fits and all(holds(number) for number in numbers)
     if not fits or not held:
         raise UserError(f"{name}={value!r} must be {words(hint, which)}")
+    check_most(name, value)
 
 
 def check_arguments(model: str, build: type, row: Values, given: Values) -> None:

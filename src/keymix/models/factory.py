@@ -7,7 +7,8 @@ import fnmatch
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import timm
@@ -23,16 +24,20 @@ from keymix.layers.patches import whole_size
 from keymix.mixers.base import probability
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import MixerSpec, spec_of
-from keymix.models.arguments import arguments_of, check_value
+from keymix.models.arguments import arguments_of, check_most, check_value
 from keymix.models.family import family_of
 from keymix.models.input_size import check_patches
 from keymix.models.match import matched, trainable
+from keymix.models.memory import check_weights_fit, ran_out
+from keymix.models.pretrained import fetching
 
 _UNFIT = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
 """What constructors raise over values that they cannot take."""
+_LARGE = 4_096
+"""Above this number in a mixer's options, its model is first built without memory."""
 _OF_THE_DATA = ("num_classes", "in_chans", "img_size")
 
 
@@ -82,7 +87,8 @@ def create_model(
         >>> model = create_model("vit_small_p4_32", mixer="ska", num_classes=10)
 
     Raises:
-        UserError: If the name or an argument is unknown, or a mixer cannot sit in the model.
+        UserError: If the name or an argument is unknown, a mixer cannot sit in the model, memory
+            does not hold it, or ``pretrained=True`` and the weights cannot be fetched.
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **options}
     given = {key: value for key, value in given.items() if value is not None}
@@ -90,6 +96,12 @@ def create_model(
     if match is not None:
         spec = _matched(name, match, mixer, mixer_options, given)
         mixer, mixer_options = list(spec.names), [dict(pairs) for pairs in spec.options]
+    large = {key: value for key, value in given.items() if check_most(key, value)}
+    if _holds_large(mixer_options):
+        large["mixer_options"] = mixer_options
+    if large:
+        told = f"model {name!r} with {_told(large)}"
+        check_weights_fit(told, lambda: _create(name, mixer, mixer_options, given))
     return _create(name, mixer, mixer_options, given)
 
 
@@ -101,10 +113,20 @@ def _check(mixer: object, given: dict[str, Any]) -> None:
     if "img_size" in given:
         whole_size("img_size", given["img_size"])
     for name, value in given.items():
+        check_most(name, value)
         if name in ("num_classes", "in_chans"):
             check_value(name, value, int)
         if name.endswith("_rate"):
             probability(name, value)
+
+
+def _holds_large(options: object) -> bool:
+    """Whether options of mixers have a number for which memory may not suffice."""
+    if isinstance(options, Mapping):
+        return any(map(_holds_large, options.values()))
+    if isinstance(options, list | tuple):
+        return any(map(_holds_large, options))
+    return isinstance(options, int | float) and options > _LARGE
 
 
 def _matched(
@@ -201,6 +223,7 @@ def _create(
     name: str, mixer: MixerNames | None, mixer_options: MixerOptions, given: dict[str, Any]
 ) -> nn.Module:
     own = list_models()
+    fetched = fetching(name) if given.get("pretrained") else nullcontext()
     try:
         if name in own:
             chosen: dict[str, Any] = {}
@@ -209,10 +232,12 @@ def _create(
                 chosen = {"mixer": mixer, "mixer_options": mixer_options}
             elif mixer_options is not None:
                 chosen = {"mixer_options": mixer_options}
-            model: nn.Module = model_entrypoint(name)(**given, **chosen)
+            with fetched:
+                model: nn.Module = model_entrypoint(name)(**given, **chosen)
             return model
         check_model(name)
-        model = _timms(name, given)
+        with fetched:
+            model = _timms(name, given)
         if mixer is not None:
             if "img_size" in given:
                 check_patches(model)
@@ -222,6 +247,9 @@ def _create(
     except (UserError, torch.OutOfMemoryError):
         raise
     except _UNFIT as error:
+        if given and ran_out(error):
+            told = f"model {name!r} with {_told(given)} does not fit into memory"
+            raise UserError(f"{told}: make it smaller") from error
         odd = re.search(r"unexpected keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
         if odd is not None and name in own and odd[1] in given:
             known = arguments_of(family_of(name)[0])
@@ -237,11 +265,15 @@ def _create(
 def _unfit(name: str, values: dict[str, Any], error: Exception) -> str:
     """Say which arguments a model cannot be built with, and why."""
     free = {key: value for key, value in values.items() if key not in _OF_THE_DATA}
-    told = ", ".join(f"{key}={value!r}" for key, value in (free or values).items())
     why = " ".join(str(error).split())
     if not why or not isinstance(error, AssertionError | TypeError | ValueError):
         why = f"{type(error).__name__}: {why}".removesuffix(": ")
-    return f"model {name!r} cannot be built with {told}: {why}"
+    return f"model {name!r} cannot be built with {_told(free or values)}: {why}"
+
+
+def _told(values: dict[str, Any]) -> str:
+    """Write arguments as in a call."""
+    return ", ".join(f"{key}={value!r}" for key, value in values.items())
 
 
 def _timms(name: str, given: dict[str, Any]) -> nn.Module:

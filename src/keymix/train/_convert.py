@@ -8,6 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -62,13 +63,13 @@ def parse(cls: type, path: str, text: str) -> Any:
 
 def _free(text: str, option: str) -> Any:
     """A value of any type, as YAML; 1e-5 is a number, though to YAML 1.1 only 1.0e-5 is one."""
-    import yaml
+    from keymix.train._plain import read_yaml
 
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return read_yaml(text)
+    except UserError:
         raise UserError(f"{option} = {text!r}: this is no value in YAML.") from None
 
 
@@ -180,7 +181,8 @@ def _finite(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
-        return int(value)
+    if isinstance(value, str):
+        with suppress(ValueError):  # no number, one such as 1e3, or one of thousands of digits
+            return int(value)
     number = _finite(value)
     return int(number) if number is not None and number.is_integer() else None

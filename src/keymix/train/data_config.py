@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from keymix.data.bounds import check_numbers
 from keymix.data.specs import FRAMES_BY, MASKS, SPLIT_BY
 from keymix.errors import unknown
-from keymix.train._checks import require, require_at_least, sides
+from keymix.train._checks import require, sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,28 +66,15 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
-        ok = 0 < self.val_fraction < 1
-        require(ok, "data.val_fraction", self.val_fraction, "must lie between 0 and 1")
-        require_at_least(1, data__batch_size=self.batch_size)
-        require_at_least(1, data__eval_batch_size=self.eval_batch_size)
-        require_at_least(0, data__workers=self.workers, data__split_seed=self.split_seed)
         if self.image_size is not None:
             object.__setattr__(self, "image_size", sides(self.image_size))
-        if self.limit is not None:
-            require_at_least(1, data__limit=self.limit)
-        if self.time_steps is not None:
-            require_at_least(1, data__time_steps=self.time_steps)
+        check_numbers(self, "data.")
         if self.frames_by is not None and self.frames_by not in FRAMES_BY:
             raise unknown("data.frames_by", self.frames_by, FRAMES_BY)
         if self.masks is not None and self.masks not in MASKS:
             raise unknown("data.masks", self.masks, MASKS)
         if self.stack is not None:
-            ok = self.stack >= 1 and self.stack % 2 == 1
-            require(ok, "data.stack", self.stack, "must be an odd number of slices, such as 3")
+            odd = self.stack % 2 == 1
+            require(odd, "data.stack", self.stack, "must be an odd number of slices, such as 3")
         if self.split_by is not None and self.split_by not in SPLIT_BY:
             raise unknown("data.split_by", self.split_by, SPLIT_BY)
-        if self.test_fraction is not None:
-            ok = 0 < self.test_fraction < 1
-            require(ok, "data.test_fraction", self.test_fraction, "must lie between 0 and 1")
-        if self.cell_mib is not None:
-            require_at_least(1, data__cell_mib=self.cell_mib)

@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from keymix.data.augment import Augment
-from keymix.data.regular import regular
+from keymix.data.bounds import check_numbers
 from keymix.errors import UserError, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
-from keymix.train._checks import (
-    require,
-    require_at_least,
-    require_finite,
-    require_probability,
-)
+from keymix.train._checks import require
 from keymix.train._convert import build, leaves, parse
 from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
 from keymix.train.names import is_name
@@ -66,7 +61,7 @@ class ModelConfig:
             text = getattr(self, name)
             named = text is None or bool(text.strip())
             require(named, f"model.{name}", text, "give one, or leave it out")
-        require_probability(model__drop_path=self.drop_path, model__drop_rate=self.drop_rate)
+        check_numbers(self, "model.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +85,7 @@ class OptimConfig:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        require_finite("optim.lr", self.lr)
-        require(self.lr > 0, "optim.lr", self.lr, "must be above 0")
-        require_at_least(0, optim__weight_decay=self.weight_decay, optim__clip_grad=self.clip_grad)
-        require_at_least(1, optim__accumulate=self.accumulate)
-        for beta in self.betas or ():
-            require(0 <= beta < 1, "optim.betas", self.betas, "each must lie in [0, 1)")
+        check_numbers(self, "optim.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +114,13 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
             raise unknown("schedule.name", self.name, SCHEDULES)
-        require_at_least(1, schedule__epochs=self.epochs)
-        require_at_least(0, schedule__warmup_lr=self.warmup_lr, schedule__min_lr=self.min_lr)
-        require_finite("schedule.power", self.power)
-        require(self.power > 0, "schedule.power", self.power, "must be above 0")
-        ok = 0 <= self.warmup_epochs <= self.epochs
-        remedy = f"must be at least 0 and at most schedule.epochs = {self.epochs}; set both"
+        check_numbers(self, "schedule.")
+        most = f"schedule.epochs = {self.epochs}; set both"
+        ok = self.warmup_epochs <= self.epochs
+        remedy = f"must be at most {most}"
         require(ok, "schedule.warmup_epochs", self.warmup_epochs, remedy)
-        ok = self.cooldown_epochs == 0 or 0 < self.cooldown_epochs < self.epochs
-        remedy = f"must be at least 0 and fewer than schedule.epochs = {self.epochs}; set both"
-        require(ok, "schedule.cooldown_epochs", self.cooldown_epochs, remedy)
+        ok = self.cooldown_epochs == 0 or self.cooldown_epochs < self.epochs
+        require(ok, "schedule.cooldown_epochs", self.cooldown_epochs, f"must be fewer than {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,22 +167,15 @@ class LossConfig:
     dice: float = 0.0
 
     def __post_init__(self) -> None:
-        require_probability(loss__label_smoothing=self.label_smoothing)
-        require_at_least(0, loss__mixup=self.mixup, loss__cutmix=self.cutmix)
+        check_numbers(self, "loss.")
         self._check_mixing()
-        require_at_least(0, loss__similarity=self.similarity)
         if self.similarity_blocks is not None:
-            require_at_least(0, loss__similarity_blocks=self.similarity_blocks)
             remedy = "does nothing without loss.similarity; set that weight too"
             require(self.similarity > 0, "loss.similarity_blocks", self.similarity_blocks, remedy)
         self._check_distillation()
-        require(0 <= self.dice <= 1, "loss.dice", self.dice, "must lie in [0, 1]")
 
     def _check_mixing(self) -> None:
         chance, off = self.mixup_prob, self.mixup_off_epoch
-        require(0 < chance <= 1, "loss.mixup_prob", chance, "must be above 0 and at most 1")
-        if off is not None:
-            require_at_least(1, loss__mixup_off_epoch=off)
         if not self.mixup and not self.cutmix:
             remedy = "does nothing without loss.mixup or loss.cutmix; set one of them too"
             require(chance == 1, "loss.mixup_prob", chance, remedy)
@@ -203,9 +183,6 @@ class LossConfig:
 
     def _check_distillation(self) -> None:
         teacher, temperature = self.distill_teacher, self.distill_temperature
-        require(0 <= self.distill <= 1, "loss.distill", self.distill, "must lie in [0, 1]")
-        require_finite("loss.distill_temperature", temperature)
-        require(temperature > 0, "loss.distill_temperature", temperature, "must be above 0")
         if self.distill:
             remedy = "needs a teacher: name a run's folder with loss.distill_teacher"
             require(bool(teacher and teacher.strip()), "loss.distill", self.distill, remedy)
@@ -250,8 +227,7 @@ class Recipe:
     def __post_init__(self) -> None:
         remedy = "give letters, digits, -, _ and inner spaces or dots: it becomes a folder's name"
         require(is_name(self.name), "name", self.name, remedy)
-        require_probability(ema=self.ema)
-        require_at_least(0, seed=self.seed)
+        check_numbers(self)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
 
@@ -270,6 +246,9 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     Raises:
         UserError: On an unknown or missing key, or a value of the wrong type or range.
     """
+    from keymix.train._plain import check_plain
+
+    check_plain(values)
     return build(Recipe, values)
 
 
@@ -353,19 +332,22 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     A run's ``recipe.json`` is a record, see `from_record`; any other file is a recipe of today.
 
     Raises:
-        UserError: If it cannot be read, is no mapping, or a record is damaged.
+        UserError: If it cannot be read, is no mapping, holds what no recipe does, or a record is
+            damaged.
     """
-    import yaml
+    from keymix.train._plain import check_plain, read_file
 
     file = Path(path)
     try:
-        text = regular(file).read_text(encoding="utf-8")
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot read the recipe {str(file)!r}: {reason}") from None
+        values = read_file(file)
+    except UserError as error:
+        raise UserError(f"cannot read the recipe {str(file)!r}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{str(file)!r} holds no recipe: expected keys such as `optim:`.")
+    try:
+        check_plain(values)
+    except UserError as error:
+        raise UserError(f"{str(file)!r}: {error}") from None
     recorded = file.name == RECORD and {"name", "data", "model"} <= values.keys()
     return from_record(values).to_dict() if recorded else values
 

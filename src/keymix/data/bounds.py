@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each number of a recipe may be: one table, which the recipe's dataclasses check against.
+
+What depends on the data, the machine or another field (batches an epoch, cores, the peak learning
+rate) is checked where both are known: `keymix.train.fits`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+from keymix.errors import UserError
+
+MOST_OF_A_SEED = 2**64 - 1  # what PyTorch's generators take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What a number may be.
+
+    Args:
+        least: The smallest value.
+        most: The largest.
+        whole: Whether it is a whole number.
+        above: Whether the smallest itself is refused.
+        below: Whether the largest itself is refused.
+        off: Whether 0 is allowed too, and means none.
+        pair: Whether two such numbers will do too.
+    """
+
+    least: float
+    most: float
+    whole: bool = False
+    above: bool = False
+    below: bool = False
+    off: bool = False
+    pair: bool = False
+
+    def refuses(self, value: Any) -> str | None:
+        """Say what a value must be; None if it will do."""
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number:
+            return f"must be a {'whole' if self.whole else 'finite'} number"
+        if not isinstance(value, Integral) and not math.isfinite(value):
+            return "must be a finite number"
+        if self.whole and value != int(value):
+            return "must be a whole number"
+        low = value <= self.least if self.above else value < self.least
+        high = value >= self.most if self.below else value > self.most
+        fits = not (low or high) or (self.off and value == 0)
+        return None if fits else self._told(high=high, positive=value > 0)
+
+    def _told(self, *, high: bool, positive: bool) -> str:
+        if not self.whole and self.most == 1:
+            return f"must lie {self._interval()}"
+        if not (high or positive or self.whole or self.off) and self.least > 0:
+            return "must be above 0"
+        told = f"at most {_shown(self.most)}" if high else f"{_shown(self.least)} or more"
+        return f"must be {told}{', or 0 for none' if self.off else ''}"
+
+    def _interval(self) -> str:
+        if self.above and self.below:
+            return f"between {self.least:g} and {self.most:g}"
+        ends = f"{self.least:g}, {self.most:g}"
+        return f"in {'(' if self.above else '['}{ends}{')' if self.below else ']'}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
+def _whole(least: int, most: int) -> Bound:
+    return Bound(least=least, most=most, whole=True)
+
+
+_SHARE = Bound(least=0, most=1)
+_BELOW_ONE = Bound(least=0, most=1, below=True)
+_PART = Bound(least=0, most=1, above=True, below=True)
+_SEED = _whole(0, MOST_OF_A_SEED)
+_BATCH = _whole(1, 65_536)  # the largest of the large-batch papers is 32,768
+_SIDE = 13_377  # of the largest square that image decoders take
+_EPOCHS = 1_000_000
+_RATE = 1_000.0
+
+BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
+    "data.image_size": Bound(least=1, most=_SIDE, whole=True, pair=True),
+    "data.limit": _whole(1, 10**12),
+    "data.val_fraction": _PART,
+    "data.split_seed": _SEED,
+    "data.batch_size": _BATCH,
+    "data.eval_batch_size": _BATCH,
+    "data.workers": _whole(0, 1_024),
+    "data.time_steps": _whole(1, 1_024),
+    "data.stack": _whole(1, 255),
+    "data.test_fraction": _PART,
+    "data.cell_mib": _whole(1, 65_536),
+    "augment.crop_padding": _whole(0, _SIDE),
+    "augment.random_resized_crop": (
+        Bound(least=0.0001, most=1),
+        Bound(least=0.0001, most=1),
+    ),
+    "augment.rand_augment": (_whole(0, 14), _whole(0, 30)),  # operations and bins of torchvision's
+    "augment.erasing": _SHARE,
+    "model.drop_path": _BELOW_ONE,
+    "model.drop_rate": _BELOW_ONE,
+    "optim.lr": Bound(least=1e-12, most=_RATE),
+    "optim.weight_decay": Bound(least=0, most=100),
+    "optim.betas": (_BELOW_ONE, _BELOW_ONE),
+    "optim.clip_grad": Bound(least=1e-9, most=1e9, off=True),
+    "optim.accumulate": _whole(1, 4_096),
+    "schedule.epochs": _whole(1, _EPOCHS),
+    "schedule.warmup_epochs": Bound(least=0, most=_EPOCHS),
+    "schedule.cooldown_epochs": _whole(0, _EPOCHS),
+    "schedule.warmup_lr": Bound(least=0, most=_RATE),
+    "schedule.min_lr": Bound(least=0, most=_RATE),
+    "schedule.power": Bound(least=0.001, most=100),
+    "loss.label_smoothing": _BELOW_ONE,
+    "loss.mixup": Bound(least=0.001, most=100, off=True),
+    "loss.cutmix": Bound(least=0.001, most=100, off=True),
+    "loss.mixup_prob": Bound(least=0, most=1, above=True),
+    "loss.mixup_off_epoch": _whole(1, _EPOCHS),
+    "loss.similarity": Bound(least=0, most=1_000),
+    "loss.similarity_blocks": _whole(0, 1_024),
+    "loss.distill": _SHARE,
+    "loss.distill_temperature": Bound(least=0.01, most=1_000),
+    "loss.dice": _SHARE,
+    "ema": _BELOW_ONE,
+    "seed": _SEED,
+}
+"""By dotted key; of a field of several numbers one bound each."""
+
+
+def check_numbers(record: Any, prefix: str = "") -> None:
+    """Hold the numbers of a recipe's frozen dataclass against the table.
+
+    Whole numbers become ``int``, others ``float`` without a negative zero, and lists tuples, so
+    that equal settings are equal records.
+
+    Args:
+        record: The dataclass, changed in place.
+        prefix: Dotted name of it in the recipe, with a dot at the end.
+
+    Raises:
+        UserError: Naming the dotted key, for the first value that will not do.
+    """
+    for item in fields(record):
+        bound, value = BOUNDS.get(f"{prefix}{item.name}"), getattr(record, item.name)
+        if bound is not None and value is not None:
+            taken = _taken(f"{prefix}{item.name}", value, bound)
+            object.__setattr__(record, item.name, taken)
+
+
+def _taken(name: str, value: Any, bound: Bound | tuple[Bound, ...]) -> Any:
+    several = isinstance(value, tuple | list)
+    parts = list(value) if several else [value]
+    if isinstance(bound, tuple):
+        bounds = bound
+    else:
+        bounds = (bound, bound) if bound.pair and several else (bound,)
+    if several != (len(bounds) > 1) or len(parts) != len(bounds):
+        wanted = f"{len(bounds)} numbers" if len(bounds) > 1 else "one number"
+        raise UserError(f"{name} = {value!r}: must be {wanted}.")
+    for number, part in enumerate(parts):
+        told = bounds[number].refuses(part)
+        if told is not None:
+            which = f"its {'first' if number == 0 else 'second'} number " if several else ""
+            raise UserError(f"{name} = {value!r}: {which}{told}.")
+    kept = tuple(
+        int(part) if one.whole else float(part) + 0.0
+        for part, one in zip(parts, bounds, strict=True)
+    )
+    return kept if several else kept[0]

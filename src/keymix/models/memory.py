@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a model fits into memory, asked before its weights are made."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from keymix.errors import UserError
+
+_ALLOCATORS = (
+    *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc"),
+    # sizes whose product is more than a whole number of 64 bits holds
+    *("Storage size calculation overflowed", "Overflow when unpacking long"),
+)
+
+
+def memory_of_this_machine() -> float:
+    """Bytes of its memory; infinite where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return float("inf")
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is an allocator's; on a CPU PyTorch has no class for it."""
+    if error is None:
+        return False
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    allocator = isinstance(error, RuntimeError) and any(w in str(error) for w in _ALLOCATORS)
+    return allocator or ran_out(error.__cause__)
+
+
+@contextmanager
+def within_reach(told: str) -> Iterator[None]:
+    """Say in one line that tensors without memory are larger than PyTorch can express.
+
+    Its own log tells of each such failure with a stack of calls.
+
+    Args:
+        told: The model and its input, in words.
+
+    Raises:
+        UserError: If a size overflows within.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    except RuntimeError as error:
+        if ran_out(error):
+            raise UserError(f"{told} has more numbers than memory can hold") from error
+        raise
+    finally:
+        log.disabled = before
+
+
+def check_weights_fit(told: str, build: Callable[[], nn.Module]) -> None:
+    """Refuse a model whose weights this machine's memory does not hold.
+
+    It is built without memory; a model that cannot be built so is left to the attempt.
+
+    Args:
+        told: The model and its arguments, in words.
+        build: Builds it.
+
+    Raises:
+        UserError: With the memory that it needs.
+    """
+    if torch.get_default_device().type == "meta":
+        return
+    try:
+        with within_reach(told), torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = build()
+    except RuntimeError:
+        return  # it looks at the numbers that it is built from
+    refuse_beyond_memory(told, model)
+
+
+def refuse_beyond_memory(told: str, model: nn.Module) -> None:
+    """Refuse weights that this machine's memory does not hold.
+
+    Args:
+        told: The model, in words.
+        model: The model, on the meta device.
+
+    Raises:
+        UserError: With the memory that it needs.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    need = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**30
+    there = memory_of_this_machine() / 2**30
+    if need > there:
+        raise UserError(
+            f"{told} has weights of {need:,.1f} GiB, and this machine has {there:,.1f} GiB of "
+            "memory: make it smaller"
+        )

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""timm's weights without a network: one line, at once, from every place that wants them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
+
+from keymix.errors import UserError
+from keymix.models import create_model
+from keymix.models import pretrained as fetch
+
+NAME = "vit_tiny_patch16_224"
+Given = Callable[..., Any]
+
+
+def raising(error: BaseException) -> Given:
+    def ask(*_: object, **__: object) -> None:
+        raise error
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no route to host\nand a second line"),
+        fetch._NETWORK[-1]("nobody answers"),
+        OfflineModeIsEnabled("offline mode is enabled"),
+    ],
+    ids=["system", "http", "offline"],
+)
+def test_the_hub_out_of_reach_is_one_line_and_asked_once(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begun(*_: object, **__: object) -> None:
+        pytest.fail("timm was sent to fetch")
+
+    monkeypatch.setattr(fetch, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(fetch, "get_hf_file_metadata", raising(error))
+    monkeypatch.setattr("timm.create_model", begun)
+    with pytest.raises(UserError, match=f"^weights of '{NAME}' cannot be fetched") as caught:
+        create_model(NAME, pretrained=True)
+    assert "\n" not in str(caught.value)
+    assert not caplog.records
+
+
+def test_what_fails_on_the_way_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub answers, or its cache has the weights, and then the fetching breaks off."""
+    logger = logging.getLogger("huggingface_hub")
+    for reach in (lambda *_, **__: None, raising(EntryNotFoundError("no such file"))):
+        monkeypatch.setattr(fetch, "get_hf_file_metadata", reach)
+        monkeypatch.setattr("timm.create_model", raising(ConnectionResetError("reset by peer")))
+        before = logger.level
+        with pytest.raises(UserError, match=rf"^weights of '{NAME}' .*\(reset by peer\)"):
+            create_model(NAME, pretrained=True)
+        assert logger.level == before
+
+
+def test_weights_in_the_cache_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "try_to_load_from_cache", lambda *_, **__: "model.safetensors")
+    monkeypatch.setattr(fetch, "get_hf_file_metadata", raising(OSError("no network")))
+    with fetch.fetching(NAME):
+        pass
+
+
+def test_a_mistake_in_the_model_is_not_called_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "get_hf_file_metadata", lambda *_, **__: None)
+    with pytest.raises(UserError, match="num_heads=0"):
+        create_model(NAME, pretrained=True, num_heads=0)
