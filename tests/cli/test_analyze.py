@@ -262,7 +262,7 @@ def test_a_disk_that_refuses_is_told_in_one_line(
 
 
 def test_help_tells_every_option_and_analysis(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyze"]) == 0
+    assert main(["analyze", "--help"]) == 0
     told = capsys.readouterr().out
     for action in analyze_complexity.parser()._actions:
         if action.dest != "help":

@@ -110,9 +110,18 @@ def test_a_dead_run_is_warned_of_and_not_held_against_its_twin(
     state, facts = files.read_weights(path)
     state = {k: torch.full_like(v, -9) if k.endswith("bn.bias") else v for k, v in state.items()}
     files.write_weights(path, state, facts)
-    data = {"sizes": {"test": 100}, "classes": list(range(10))}
+    data = facts["data"] | {"sizes": dict.fromkeys(("train", "val", "test"), 100)}
     for top1, said in ((0.15, True), (0.17, False)):
-        summary = {"last": {"test": {"top1": top1}}, "data": data}
+        scores = {"loss": 2.3, "top1": top1, "top5": 0.5}
+        mark = {"epoch": 0, "val": scores, "test": scores}
+        summary = {"status": "done", "seconds": 1.0, "data": data, "last": mark, "best": mark}
+        summary |= {
+            "model": "qkformer_hst_4_384",
+            "seed": 0,
+            "params": 1,
+            "epochs": 1,
+            "mixer": None,
+        }
         files.write_json(folder / files.SUMMARY, summary)
         assert analyze_spikes.main([str(folder), *DIGITS]) == 0
         told = capsys.readouterr()

@@ -98,7 +98,7 @@ def test_a_mistake_is_told_in_one_line(
 
 
 def test_help_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "check" in run(capsys)[1]
+    assert "check" in run(capsys, "--help")[1]
     with pytest.raises(SystemExit):
         main(["data", "check", "--help"])
     assert "keymix data check photos" in capsys.readouterr().out

@@ -78,8 +78,8 @@ def test_predict_takes_what_eval_takes(
         (["--resize", "interpolate"], "give --image-size too"),
         (["--image-size", "wide"], "--image-size wide"),
         (
-            ["--image-size", "4000000", "--resize", "pool_values"],
-            "out of memory for images of 4000",
+            ["--image-size", "1000000", "--resize", "pool_values"],
+            "out of memory for images of 1000",
         ),
     ):
         for verb in (words[:3], ["eval", str(run)]):

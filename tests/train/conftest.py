@@ -24,6 +24,15 @@ TINY = Recipe(
 )
 
 
+WILD = {
+    "optim.name": "sgd",
+    "optim.lr": 1e3,
+    "optim.weight_decay": 100.0,
+    "schedule.warmup_epochs": 0,
+}
+"""Fields of a training that diverges in its third step."""
+
+
 @pytest.fixture(scope="session")
 def tiny_recipe() -> Recipe:
     """A run of well under a second an epoch, with dropout, augmentation and warm-up."""
@@ -44,3 +53,9 @@ def vary(tiny: Recipe) -> Callable[..., Recipe]:
         return replaced(tiny, overrides)
 
     return change
+
+
+@pytest.fixture
+def wild(vary: Callable[..., Recipe]) -> Recipe:
+    """The tiny run with a rate at which it diverges in its third step."""
+    return vary(WILD)

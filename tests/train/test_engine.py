@@ -216,9 +216,8 @@ def test_bad_model_leaves_no_folder(vary: Vary, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_diverged_loss_names_step_rate_and_remedy(vary: Vary, tmp_path: Path) -> None:
-    wild = vary({"optim.name": "sgd", "optim.lr": 1e30, "schedule.warmup_epochs": 0})
-    with pytest.raises(UserError, match=r"step \d+ of epoch 1, at learning rate 1e\+30.*optim\.lr"):
+def test_diverged_loss_names_step_rate_and_remedy(wild: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"step \d+ of epoch 1, at learning rate \d+; .*optim\.lr"):
         train(wild, tmp_path / "run")
     assert not (tmp_path / "run" / "weights_best.safetensors").exists()
 

@@ -134,7 +134,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         kept = read_json(path)
         if _is_whole(kept):
             return kept
-        wrong = "it does not tell what was measured, and how"
+        wrong = "it lacks what was measured, and how"
     except UserError as error:
         wrong = str(error).rstrip(".")
     text = f"{str(path)!r} is damaged and not used ({wrong}); `keymix compare` measures again"

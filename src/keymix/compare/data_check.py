@@ -50,6 +50,33 @@ def judged(data: ImageData) -> dict[str, Any]:
     }
 
 
+def is_whole(checked: object) -> bool:
+    """Whether a value that was read has the parts and types of what `judged` returned.
+
+    Args:
+        checked: The value.
+    """
+
+    def texts(value: object) -> bool:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+    if not isinstance(checked, dict) or not isinstance(checked.get("findings"), list):
+        return False
+    return (
+        type(checked.get("too_narrow")) is bool
+        and isinstance(checked.get("looked_at"), dict)
+        and texts(checked.get("not_looked_at"))
+        and all(
+            isinstance(found, dict)
+            and found.get("level") in _LEVELS
+            and texts([found.get("what"), found.get("remedy")])
+            and type(found.get("count")) is int
+            and texts(found.get("where"))
+            for found in checked["findings"]
+        )
+    )
+
+
 def lines(checked: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
     """Write what was found for the terminal: the findings, and what was not looked at.
 
@@ -96,7 +123,7 @@ def sheet(checked: Mapping[str, Any] | None, data: Mapping[str, Any]) -> dict[st
         return None
     missed = " and ".join(checked["not_looked_at"])
     if missed:
-        missed = f"Not looked at, for want of time: {missed}; `keymix data check` looks at all."
+        missed = f"Not looked at, since time was short: {missed}; `keymix data check` looks at all."
     falsified = any(found["level"] == "falsifies" for found in checked["findings"])
     return {
         **checked,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from keymix.compare.data_check import is_whole
 from keymix.compare.plan import Entrant, Plan
 from keymix.errors import UserError, one_line
 from keymix.train.names import is_name
@@ -136,39 +138,44 @@ def read(out: Path) -> Manifest:
         found = values.get("identity")
         data = found.get("data") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("recipe"), dict):
-            raise UserError(f"{str(path)!r} is damaged: it tells no recipe")
+            raise UserError(f"{str(path)!r} is damaged: it has no recipe")
         if not isinstance(data, dict) or data.keys() != {"fingerprint", "index_sha256"}:
-            raise UserError(f"{str(path)!r} is damaged: it does not tell the images")
+            raise UserError(f"{str(path)!r} is damaged: it lacks the images")
         recipe = from_record(found["recipe"]).to_dict()
     except UserError as error:
         wrong = str(error).rstrip(".")
         wrong = wrong if repr(str(path)) in wrong else f"{str(path)!r} is damaged: {wrong}"
         raise UserError(
             f"{wrong}. Run the same `keymix compare` command again, which writes "
-            f"{str(path)!r} anew; finished runs are kept."
+            f"{str(path)!r} again; finished runs are kept."
         ) from None
     runs, planned, checked = (values.get(key) for key in ("runs", "planned", "checked"))
     return Manifest(
         identity=found | {"recipe": recipe, "match": found.get("match")},
         runs=[name for name in runs if _is_run(name)] if isinstance(runs, list) else [],
         planned=planned if isinstance(planned, dict) else {},
-        checked=checked if isinstance(checked, dict) else None,
+        checked=checked if is_whole(checked) else None,
     )
 
 
 def recorded_in(out: Path) -> Recipe | None:
-    """Return the recipe that the runs of a comparison's folder share.
+    """Return the recipe that the runs of a comparison's folder share; None where there is none.
 
     Args:
-        out: The comparison's folder; a damaged manifest names none.
+        out: The comparison's folder; where the manifest is damaged, a run says it.
     """
+    from keymix.train.damage import recorded_recipe
     from keymix.train.recipe import from_record
 
-    try:
-        there = read(out) if (out / MANIFEST).is_file() else None
-    except UserError:
+    if not (out / MANIFEST).is_file():
         return None
-    return None if there is None else from_record(there.identity["recipe"])
+    try:
+        return from_record(read(out).identity["recipe"])
+    except UserError:
+        for name in runs_in(out):
+            with suppress(UserError):
+                return recorded_recipe(out / name)
+    return None
 
 
 def keep_checked(out: Path, checked: Mapping[str, Any]) -> None:
@@ -253,7 +260,7 @@ def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:
     wrong = next(_faults(planned), "")
     if wrong:
         raise UserError(
-            f"{str(out / MANIFEST)!r} does not tell what was compared: {wrong}. Run the same "
+            f"{str(out / MANIFEST)!r} lacks what was compared: {wrong}. Run the same "
             "`keymix compare` command again; finished runs are kept."
         )
     known = {field.name for field in fields(Entrant)}
@@ -291,7 +298,7 @@ def _faults(planned: Mapping[str, Any]) -> Iterator[str]:
             yield f"label={mixer['label']!r} of a mixer"
     labels = [mixer["label"] for mixer in mixers]
     if len({*labels}) < len(labels):
-        yield "a mixer stands there twice"
+        yield "a mixer is given twice"
     if (
         not isinstance(seeds, list)
         or not all(type(s) is int and s >= 0 for s in seeds)

@@ -101,7 +101,7 @@ def read_run(
         if (plan.folder(entrant, seed) / SUMMARY).exists():
             return _read_done(plan, entrant, seed, run, images)
     except UserError as error:
-        run |= {"status": "failed", "reason": str(error)}
+        run |= {"status": "failed", "reason": failure or str(error)}
     else:
         reason = failure or _how_far(plan, entrant, seed)
         run |= {"status": "failed" if failure else "missing", "reason": reason}

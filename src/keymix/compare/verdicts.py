@@ -69,6 +69,8 @@ def _images_sentence(images: Interval | None, unit: str, *, narrow: bool) -> str
     rough = "; few cases, so it is rough" if unit == "case" and images.note else ""
     too = f"; too narrow, as {unit}s belong together" if narrow else ""
     text += f" (95\u00a0% interval {span(images)}{rough}{too})"
+    if narrow:
+        return f"{text}."
     if _clear(images):
         return f"{text}, more than the choice of {unit}s explains."
     if images.low is not None and images.high is not None and images.low * images.high > 0:
@@ -123,7 +125,7 @@ def judge(
         about = _images_sentence(images, unit, narrow=narrow)
         return _no_verdict(mixer, baseline, seeds, images, planned=planned, about=about)
     both = f"{_seeds_sentence(seeds)} {_images_sentence(images, unit, narrow=narrow)}"
-    retrained, more_images = _clear(seeds), _clear(images)
+    retrained, more_images = _clear(seeds), _clear(images) and not narrow
     agree = images is not None and seeds.difference * images.difference > 0
     if retrained and more_images and agree:
         word: Verdict = "better" if seeds.difference > 0 else "worse"

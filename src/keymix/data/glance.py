@@ -3,15 +3,17 @@
 
 It finds what falsifies a comparison without a sign of it: copies in several splits or with several
 labels, cases in several splits, missing rows of masks, frames of sequences, uneven classes. What
-there was no time for is told.
+there was no time for is named.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -22,13 +24,14 @@ from keymix.data.findings import Report
 from keymix.data.sequences import sequences_of
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Survey
-from keymix.errors import UserError
+from keymix.data.threads import threads
 
 SECONDS = 10.0
 """Time for images that are read one by one; of those in memory all are looked at."""
 _SIDE = 64  # pixels a side from which a JPEG file may be decoded smaller, which is quicker
 _CHUNK = 64  # images between two looks at the clock
 _THREADS = 4
+_FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
 
 
 def glance(
@@ -36,8 +39,8 @@ def glance(
 ) -> Report:
     """Look for what would falsify a comparison on data, for some seconds.
 
-    Copies are found by the pixels that a model sees, of JPEG files read one by one by smaller ones;
-    images that are equal as files are equal in both.
+    Copies are found by the pixels that a model sees. JPEG files that are read one by one are
+    decoded smaller first, and whole where two are equal so.
 
     Args:
         data: The data as it is trained on.
@@ -51,8 +54,8 @@ def glance(
     report = Report(spec=data.spec)
     start = clock()
 
-    def late() -> bool:
-        return clock() - start > seconds
+    def late(share: float = 1.0) -> bool:
+        return clock() - start > share * seconds
 
     missed = []
     if data.masks is None or not data.facts["grouped"]:
@@ -63,12 +66,12 @@ def glance(
         except TimeoutError:
             missed.append("whether images are frames of sequences")
     whole = data.time_steps is not None or data.train.images is not None
-    looks = _looks(data, (lambda: False) if whole else late)
+    looks = _looks(data, (lambda share: False) if whole else late)
     if data.masks is None:
         _add_classes(report, data, looks)
     else:
         _add_masks(report, data, looks)
-    seen = sum(int((look.sizes[:, 0] > 0).sum()) for look in looks.values())
+    seen = sum(int(look.tried.sum()) for look in looks.values())
     every = sum(map(len, data.splits))
     if seen < every:
         missed.append(f"copies among {every - seen:,} of {every:,} images")
@@ -78,33 +81,51 @@ def glance(
 
 
 class _Look:
-    """What was seen of a split's images: hashes of pixels and masks; sizes are 0 if not seen."""
+    """What was seen of a split's images: hashes of pixels and masks; sizes are 0 if not decoded."""
 
     def __init__(self, count: int) -> None:
         self.hashes = np.zeros(count, dtype=f"V{HASH}")
         self.masks = np.zeros(count, dtype=f"V{HASH}")
         self.sizes = np.zeros((count, 2), dtype=np.int64)
         self.blank = np.zeros(count, dtype=np.bool_)
+        self.tried = np.zeros(count, dtype=np.bool_)
 
 
-def _looks(data: ImageData, late: Callable[[], bool]) -> dict[str, _Look]:
+def _looks(data: ImageData, late: Callable[[float], bool]) -> dict[str, _Look]:
     """Hash images in an order that is always the same until it is late."""
     looks = {split.name: _Look(len(split)) for split in data.splits}
     splits = {split.name: split for split in data.splits}
 
-    def see(place: tuple[str, int]) -> None:
+    def see(place: tuple[str, int], whole: bool = False) -> None:
         name, i = place
-        try:
-            _see(splits[name], i, looks[name])
-        except (UserError, *DAMAGE):
-            pass  # a broken image is no copy, and training names it
+        look = looks[name]
+        look.tried[i] = not late(1.0 if whole else _FIRST)
+        look.sizes[i] = 0
+        if look.tried[i]:
+            with suppress(*DAMAGE):  # a broken image is no copy, and training names it
+                _see(splits[name], i, look, whole=whole)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with threads(_THREADS) as pool:
         for chunk in _chunks(data):
-            if late():
+            for _ in pool.imap(see, chunk):
+                pass
+            if late(_FIRST):
                 break
-            list(pool.map(see, chunk))
+        for _ in pool.imap(partial(see, whole=True), _alike(data, looks)):
+            pass
     return looks
+
+
+def _alike(data: ImageData, looks: dict[str, _Look]) -> list[tuple[str, int]]:
+    """List the images that were decoded smaller and equal another one so."""
+    if data.masks is not None or data.time_steps is not None or data.train.images is not None:
+        return []
+    places = [
+        (name, int(i)) for name, look in looks.items() for i in np.flatnonzero(look.sizes[:, 0])
+    ]
+    hashes = [looks[name].hashes[i].tobytes() for name, i in places]
+    often = Counter(hashes)
+    return [place for place, one in zip(places, hashes, strict=True) if often[one] > 1]
 
 
 def _chunks(data: ImageData) -> Iterator[list[tuple[str, int]]]:
@@ -118,7 +139,7 @@ def _chunks(data: ImageData) -> Iterator[list[tuple[str, int]]]:
         yield learned[at : at + half] + measured[at : at + half]
 
 
-def _see(split: Split, i: int, look: _Look) -> None:
+def _see(split: Split, i: int, look: _Look, *, whole: bool = False) -> None:
     if split.frames is not None:
         (row,) = split.table.set_rows(np.array([i], dtype=np.int64)).tolist()
         look.hashes[i] = np.void(bytes.fromhex(split.frames.digests[row])[:HASH])
@@ -133,7 +154,8 @@ def _see(split: Split, i: int, look: _Look) -> None:
     else:
         with split.table.open(i) as opened:
             size = opened.size
-            opened.draft(None, (_SIDE, _SIDE))
+            if not whole:
+                opened.draft(None, (_SIDE, _SIDE))
             decoded = convert(opened, split.in_chans)
         look.hashes[i] = _hash(f"{size}".encode() + decoded.tobytes())
     look.sizes[i] = split.image_size[::-1]

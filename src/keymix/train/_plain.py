@@ -20,7 +20,7 @@ _DEPTH, _VALUES, _ALIASES = 32, 10_000, 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML of few levels and few aliases, without a key that stands twice."""
+    """Reads YAML of few levels and few aliases, without a key that is given twice."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -64,14 +64,14 @@ _TOO_DEEP = f"more than {_DEPTH} levels of lists and mappings"
 
 
 def _twice(key: str) -> str:
-    return f"the key {key!r} stands twice"
+    return f"the key {key!r} is given twice"
 
 
 def read_yaml(text: str) -> Any:
     """Read YAML text.
 
     Raises:
-        UserError: If it is none, lies deeper than any recipe, or a key stands twice.
+        UserError: If it is none, lies deeper than any recipe, or a key is given twice.
     """
     loader = _Loader(text)
     try:

@@ -81,10 +81,14 @@ def standing(folder: Path, *, overwrite: bool = False) -> str:
     return f"{str(newest.path)!r} stands ({newest.told}); {how} goes on from there"
 
 
-def usable(folder: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
-    """The newest whole checkpoint with its content; None to start anew.
+def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint | None, dict[str, Any]]:
+    """The newest whole checkpoint with its content; None where there is none.
 
-    A damaged one is told in a `KeymixWarning` and passed over.
+    A damaged one is named in a `KeymixWarning` and passed over.
+
+    Args:
+        folder: The run's folder.
+        resumes: Whether a run resumes from it, which the warning says then.
     """
     there = checkpoints(folder)
     for place, checkpoint in enumerate(there):
@@ -92,9 +96,10 @@ def usable(folder: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
         if isinstance(content, dict):
             return checkpoint, content
         older = place + 1 < len(there)
-        remedy = "going on from the one before" if older else "there is no other; starting anew"
+        remedy = "resuming from the one before" if older else "there is no other; starting again"
         warnings.warn(
-            f"checkpoint {str(checkpoint.path)!r} is damaged ({content}); {remedy}",
+            f"checkpoint {str(checkpoint.path)!r} is damaged ({content})"
+            + (f"; {remedy}" if resumes else ""),
             KeymixWarning,
             stacklevel=2,
         )

@@ -217,13 +217,13 @@ def _wrong_in(summary: Values, *, whole: bool) -> str:
     if summary.get("status") != "done":
         return f"status={summary.get('status')!r} is not 'done'"
     data = summary.get("data")
-    wrong = _wrong_data(data) if isinstance(data, dict) else "it tells no data"
+    wrong = _wrong_data(data) if isinstance(data, dict) else "it has no data"
     if not wrong and not _is(summary.get("seconds"), float):
-        wrong = "it tells no seconds"
+        wrong = "it has no seconds"
     if not wrong and whole:
         lacking = [key for key, kind in _OF_RUN.items() if not _is(summary.get(key), kind)]
         lacking += [] if isinstance(summary.get("mixer", 0), str | None) else ["mixer"]
-        wrong = f"it tells no {lacking[0]}" if lacking else ""
+        wrong = f"it has no {lacking[0]}" if lacking else ""
     if not wrong and not _are(summary.get("lost", []), str):
         wrong = f"lost={summary['lost']!r} is no list of texts"
     if wrong:
@@ -237,7 +237,7 @@ def _wrong_in(summary: Values, *, whole: bool) -> str:
 
 def _wrong_mark(mark: object, which: str, task: TaskKind) -> str:
     if not isinstance(mark, dict) or not {"epoch", "val", "test"} <= mark.keys():
-        return f"it does not tell the epoch, val and test of {which!r}"
+        return f"it lacks the epoch, val and test of {which!r}"
     epoch = mark["epoch"]
     if epoch is not None and (type(epoch) is not int or epoch < 0):
         return f"{which}.epoch={epoch!r} is no epoch"
@@ -248,7 +248,7 @@ def _wrong_mark(mark: object, which: str, task: TaskKind) -> str:
         for name in task.scores:
             needed = name in ("loss", task.score)
             if name not in scores or not _is(scores[name], float, none=not needed):
-                return f"{which}.{split} tells no {name}"
+                return f"{which}.{split} has no {name}"
     return _wrong_classes(mark["test"], which) if task is SEGMENTATION else ""
 
 
@@ -260,11 +260,11 @@ def _wrong_classes(test: Values, which: str) -> str:
         for row in rows
     )
     if not sound:
-        return f"{which}.test does not tell the scores of each class"
+        return f"{which}.test lacks the scores of each class"
     if test.get("hausdorff_unit") not in ("mm", "px"):
         return f"{which}.test.hausdorff_unit={test.get('hausdorff_unit')!r} is neither mm nor px"
     ok = _is(test.get("hausdorff_mm"), float, none=True) and _is(test.get("hausdorff_missed"), int)
-    return "" if ok else f"{which}.test tells no distances"
+    return "" if ok else f"{which}.test has no distances"
 
 
 def _wrong_data(data: Values) -> str:
@@ -282,9 +282,9 @@ def _faults_of(data: Values) -> Iterator[str]:
     sizes, index = data.get("sizes"), data.get("index_sha256")
     for split in ("train", "val", "test"):
         if not isinstance(sizes, dict) or not _is(sizes.get(split), int):
-            yield f"data.sizes does not tell the number of images of {split}"
+            yield f"data.sizes lacks the number of images of {split}"
         if not isinstance(index, dict) or not _is(index.get(split), str):
-            yield f"data.index_sha256 does not tell the images of {split}"
+            yield f"data.index_sha256 lacks the images of {split}"
     for key in ("notes", "left_out"):
         if not isinstance(data.get(key, []), list):
             yield f"data.{key} is no list"

@@ -65,16 +65,21 @@ PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
 }
 
 
+GRACE = 10.0
+"""Seconds that a wait for data may last after a signal while gradients are being accumulated."""
+
+
 class EpochLoader:
     """A loader that asks the trainer for epoch and batch when its first batch is wanted.
 
     Lightning makes the first iterator before it knows where a resumed run stands. A signal ends the
-    wait for a batch.
+    wait for a batch; where gradients are being accumulated, only if the batch does not come soon.
 
     Args:
         loader: Serves a given epoch.
         interrupts: Knows of signals.
         place: Tells the current epoch and the batches done in it; None serves whole epochs.
+        accumulate: Batches of an update: a run is saved between two updates.
     """
 
     def __init__(
@@ -82,8 +87,11 @@ class EpochLoader:
         loader: Loader,
         interrupts: Interrupts,
         place: Callable[[], tuple[int, int]] | None = None,
+        *,
+        accumulate: int = 1,
     ) -> None:
         self.loader, self.interrupts, self.place = loader, interrupts, place
+        self.accumulate = accumulate
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -95,11 +103,12 @@ class EpochLoader:
             self.loader.set_epoch(epoch)
         batches = self.loader.batches(start=done)
         while True:
-            with self.interrupts.waiting():
+            with self.interrupts.waiting(grace=GRACE if done % self.accumulate else 0.0):
                 batch = next(batches, None)
             if batch is None:
                 return
             yield batch
+            done += 1
 
 
 def train(
@@ -308,6 +317,7 @@ def _fit(
                 train_loader,
                 keeper.interrupts,
                 lambda: (trainer.current_epoch, batches_done(trainer)),
+                accumulate=recipe.optim.accumulate,
             ),
             EpochLoader(val_loader, keeper.interrupts),
             ckpt_path=checkpoint,

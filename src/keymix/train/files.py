@@ -258,7 +258,7 @@ def _weights(
     if not (
         isinstance(facts, dict) and all(type(facts.get(k)) is dict for k in ("recipe", "data"))
     ):
-        why = "their facts tell no recipe or no data"
+        why = "their facts have no recipe or no data"
         raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}")
     return state, facts
 

@@ -90,7 +90,7 @@ def recorded_in(folder: Path) -> Recipe | None:
     Raises:
         UserError: If its record is damaged, and no weights keep it.
     """
-    return recorded_recipe(folder) if (folder / files.RECIPE).is_file() else None
+    return recorded_recipe(folder) if holds_run(folder) else None
 
 
 def _is_content(path: Path) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 _MOST = 200  # bytes; file systems take 255, and endings are added
 
@@ -26,6 +27,15 @@ def is_name(text: object) -> bool:
         and not any(mark in text for mark in "/\\")
         and len(text.encode("utf-8", errors="replace")) <= _MOST
     )
+
+
+def as_name(text: str) -> str:
+    """Make a name of a text that is none.
+
+    Args:
+        text: Such as ``"experiments/softmax"``, which becomes ``"experiments_softmax"``.
+    """
+    return re.sub(r"[^\w.-]+", "_", text).strip("._")[:100] or "run"
 
 
 def is_part(text: object) -> bool:

@@ -17,7 +17,7 @@ from keymix.train.recipe import ModelConfig
 FEW = 8
 """Images below which the same answer for all means little."""
 NEARLY = 0.95
-"""Share of images with one answer that is told as if all had it, unless its class has most."""
+"""Share of images with one answer that counts as all, unless its class dominates (`Balance`)."""
 
 DIVERGED = "its outputs are NaN or infinite, so training diverged: lower --optim.lr"
 SILENT = (
@@ -39,7 +39,7 @@ def warn_of_one_answer(
 ) -> None:
     """Warn where (nearly) all images of several classes got one answer, and say why it may be so.
 
-    A class that most images are of may well be the answer to nearly all of them.
+    A class with ten times the images of all others together may be the answer to nearly all.
 
     Args:
         model: What was trained.

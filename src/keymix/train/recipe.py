@@ -20,8 +20,9 @@ from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.train._checks import require
 from keymix.train._convert import build, leaves, parse
 from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
-from keymix.train.names import is_name
+from keymix.train.names import as_name, is_name
 
+_NAME = "give letters, digits, -, _ and inner spaces or dots: it becomes a folder's name"
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
 RECORD = "recipe.json"  # of a run's folder
@@ -225,8 +226,7 @@ class Recipe:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        remedy = "give letters, digits, -, _ and inner spaces or dots: it becomes a folder's name"
-        require(is_name(self.name), "name", self.name, remedy)
+        require(is_name(self.name), "name", self.name, _NAME)
         check_numbers(self)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
@@ -264,6 +264,9 @@ def from_record(values: Mapping[str, Any]) -> Recipe:
     Raises:
         UserError: As `from_dict`.
     """
+    name = values.get("name")
+    if isinstance(name, str) and not is_name(name):  # it could be a path once
+        values = {**values, "name": as_name(name)}
     recipe = from_dict(values)
     model = asdict(recipe.model)
     shifts = recorded_shifts(model)
@@ -348,8 +351,10 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         check_plain(values)
     except UserError as error:
         raise UserError(f"{str(file)!r}: {error}") from None
-    recorded = file.name == RECORD and {"name", "data", "model"} <= values.keys()
-    return from_record(values).to_dict() if recorded else values
+    if file.name != RECORD or not {"name", "data", "model"} <= values.keys():
+        return values
+    require(is_name(values["name"]), "name", values["name"], _NAME)  # a run's folder is named by it
+    return from_record(values).to_dict()
 
 
 def read_recipe(path: str | Path) -> Recipe:

@@ -62,7 +62,7 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
         UserError: If the run began with other images, or it is finished, a file of it is damaged,
             and nothing is left that the file could be written from.
     """
-    checkpoint, content = usable(folder)
+    checkpoint, content = usable(folder, resumes=not (folder / files.SUMMARY).exists())
     state: Mapping[str, Any] = {}
     if checkpoint is not None:
         state = content["callbacks"][EpochRecord.__qualname__]
@@ -221,7 +221,7 @@ def _best(
     name, facts = files.weights_file("best"), _facts(folder, "best")
     if facts is None:
         text = f"{name} of epochs 1 to {done} was missing or damaged"
-        lost.append(f"{text}: the best of later epochs, or else the last, stands for the best")
+        lost.append(f"{text}: the best of later epochs, or else the last, is used as the best")
         return None
     if "val" not in facts and not lacking:  # of a version that kept no scores with the weights
         return best_of(lines)
@@ -250,5 +250,5 @@ def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:
         items = named("images", events=data.time_steps is not None)
         raise UserError(
             f"the run in {str(folder)!r} began with other {items}: the data {data.spec!r} has "
-            f"changed since ({', '.join(changed)}). Restore it, or start anew with --overwrite."
+            f"changed since ({', '.join(changed)}). Restore it, or start again with --overwrite."
         )

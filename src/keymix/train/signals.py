@@ -27,6 +27,8 @@ class Interrupts:
         self.ended_wait: Interrupted | None = None
         self._told = told
         self._held = False
+        self._grace = 0.0
+        self._timer: threading.Timer | None = None
         self._process = os.getpid()
 
     @contextmanager
@@ -39,19 +41,35 @@ class Interrupts:
             self._held = before
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Let a first signal end the block at once, within `held` too: it only waits for data.
+    def waiting(self, *, grace: float = 0.0) -> Iterator[None]:
+        """Let a first signal end the block, within `held` too: it only waits for data.
 
         The exception is kept as ``ended_wait``: whoever meets it may save what was done before.
+
+        Args:
+            grace: Seconds that the wait may go on after a signal, where what was done cannot be
+                saved yet; the next moment that suits then ends the work. 0 ends it at once.
         """
-        before, self._held = self._held, False
+        before, self._held, self._grace = self._held, grace > 0, grace
         try:
+            if self.signum is not None:
+                self._end_soon(self.signum)
             yield
         except Interrupted as stop:
             self.ended_wait = stop
             raise
         finally:
-            self._held = before
+            self._held, self._grace = before, 0.0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _end_soon(self, signum: int) -> None:
+        """Send the signal a second time when the grace of a wait is over."""
+        if self._grace and self._timer is None:
+            self._timer = threading.Timer(self._grace, os.kill, (os.getpid(), signum))
+            self._timer.daemon = True
+            self._timer.start()
 
     def look(self) -> None:
         """End the work here if a signal waits."""
@@ -82,6 +100,7 @@ class Interrupts:
         again, self.signum = self.signum is not None, signum
         if again or not self._held:
             raise self.stopped()
+        self._end_soon(signum)
 
 
 @contextmanager
