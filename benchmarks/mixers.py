@@ -7,8 +7,9 @@
 All mixers are timed in turns in one process, at batch 1 for latency and at ``--batch`` for
 throughput; peak memory is the growth of a fresh process over forward and backward of one batch.
 A ratio below 1 is faster, or smaller, than fused softmax attention. One of latencies is given where
-a paired test shows a difference (1 % for all mixers of a table): n.d. is not distinguishable, busy
-is a machine that was too busy to tell. Twelve rounds are the fewest that can show one.
+a paired test shows a difference (1 % for all mixers at one number of tokens): n.d. is not
+distinguishable, busy is a machine that was too busy to tell, few is too few rounds. Twelve are the
+fewest that can show one for 14 mixers.
 """
 
 from __future__ import annotations

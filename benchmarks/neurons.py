@@ -6,7 +6,7 @@
 
 All are timed in turns in one process, on the same currents; a ratio below 1 is faster than
 SpikingJelly. It is given where a paired test shows a difference (1 % for all of a shape): n.d. is
-not distinguishable, busy is a machine that was too busy to tell; ten rounds are the fewest.
+not distinguishable, busy is a machine that was too busy to tell, few is less than ten rounds.
 ``inductor`` compiles first, which takes some ten seconds a number of steps.
 """
 

@@ -6,7 +6,7 @@
 
 ImageNet stem, widths 96, 192 and 384, blocks 1, 1 and 2. Times are taken in turns in one process,
 and a ratio of times is given where a paired test shows a difference (1 % for both): n.d. is not
-distinguishable, busy is a machine that was too busy to tell, and ten rounds are the fewest. Peak
+distinguishable, busy is a machine that was too busy to tell, few is less than ten rounds. Peak
 memory is the growth of a fresh process over two steps. ``one by one`` is ours with the parts of a
 step called one after the other, which keeps what PyTorch keeps.
 """

@@ -2,14 +2,14 @@
 """What dropping the query saves in SETR: latency, throughput and memory beside multiply-adds.
 
     python benchmarks/setr_kv.py
-    python benchmarks/setr_kv.py --models setr_qkv setr_kv --size 112 --repeats 5
+    python benchmarks/setr_kv.py --models setr_qkv setr_kv --size 112 --repeats 10
 
 Each encoder of the KV paper's Table 2 with softmax attention and with key-value attention, timed
 in turns in one process, at batch 1 for latency and at ``--batch`` for throughput; peak memory is
 the growth of a fresh process over a forward pass, and over forward and backward, of one batch.
 Ratios are to the same encoder with softmax attention: below 1 is faster, or smaller. One of
 latencies is given where a paired test shows a difference (1 % an encoder): n.d. is not
-distinguishable, busy is a machine that was too busy to tell.
+distinguishable, busy is a machine that was too busy to tell, few is less than ten rounds.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process
         assert row.grid == ((2, 2) if row.tokens == 4 else (2, 3))
         assert 0 < row.latency_q1_ms <= row.latency_ms <= row.latency_q3_ms
         base = next(r for r in study.scaling if (r.mixer, r.tokens) == ("softmax", row.tokens))
-        assert row.latency_verdict in ((None,) if row is base else ("not distinguishable", "busy"))
+        verdicts = ("not distinguishable", "busy", "too few rounds")
+        assert row.latency_verdict in ((None,) if row is base else verdicts)
         assert (row.latency_ratio is None) == (row.latency_verdict == "busy")
         assert base.latency_ratio == 1
         assert row.peak_ratio == row.peak_training_mib / base.peak_training_mib

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keymix.analysis import timing
-from keymix.analysis.timing import Clock, Paired, Pass, Samples, Turns, compare
+from keymix.analysis.timing import Clock, Paired, Pass, Samples, Turns, compare, fewest_rounds
 
 SELF = 100
 """Comparisons of a pass with itself on every machine: at level 1 %, two at most."""
@@ -213,10 +213,11 @@ def test_comparisons_that_are_read_together_share_the_level() -> None:
     samples = Samples(base, base), Samples(other, other)
     assert compare(*samples).p == pytest.approx(2 / 2**12)
     assert compare(*samples, comparisons=20).verdict == "different"
-    assert compare(*samples, comparisons=21).verdict == "not distinguishable"
+    assert compare(*samples, comparisons=21).verdict == "too few rounds"
+    assert [fewest_rounds(n) for n in (1, 5, 6, 13, 20, 21)] == [10, 10, 11, 12, 12, 13]
 
 
-@pytest.mark.parametrize(("rounds", "verdict"), [(9, "not distinguishable"), (10, "different")])
+@pytest.mark.parametrize(("rounds", "verdict"), [(9, "too few rounds"), (10, "different")])
 def test_few_rounds_show_nothing(rounds: int, verdict: str) -> None:
     base = [1.0 + 0.001 * i for i in range(rounds)]
     other = [1.3 * each for each in base]
@@ -237,8 +238,8 @@ def test_a_difference_as_small_as_memory_makes_is_not_called() -> None:
 def test_one_round_of_equal_times_says_nothing() -> None:
     one = Samples([0.5], [0.5])
     found = compare(one, one)
-    assert (found.verdict, found.p, found.ratio) == ("not distinguishable", 1.0, 1.0)
-    assert found.ratio_text() == "n.d."
+    assert (found.verdict, found.p, found.ratio) == ("too few rounds", 1.0, 1.0)
+    assert found.ratio_text() == "few"
 
 
 def test_a_device_is_waited_for_and_its_samples_are_never_disturbed(
@@ -267,3 +268,24 @@ def test_disturbed_samples_are_left_out_where_enough_are_quiet() -> None:
     assert samples.kept() == [1.0] * 12
     assert samples.quiet_share() == 0.5
     assert Samples(wall[4:], [1.0] * 20).kept() == wall[4:]  # eight quiet ones are too few
+
+
+def test_rounds_are_set_aside_only_where_the_rest_can_show_a_difference() -> None:
+    own = [1.0 + 0.001 * i for i in range(15)]
+    base = Samples([each * (1.0 if i < 11 else 1.5) for i, each in enumerate(own)], own)
+    other = Samples([1.3 * each for each in base.wall], [1.3 * each for each in own])
+    one, many = compare(base, other), compare(base, other, comparisons=13)
+    assert (one.rounds, one.verdict) == (11, "different")
+    assert (many.rounds, many.verdict) == (15, "different")
+
+
+def test_where_all_rounds_count_a_few_disturbed_ones_give_no_ratio_of_the_scheduler_s() -> None:
+    """Eight of 14 rounds are quiet, too few alone; the waits of the others move the median."""
+    own = [1.0 + 0.001 * i for i in range(14)]
+    ran = [1.3, 1.6, 1.3, 1.6, 1.3, 1.3, 1.3] * 2
+    waited = [1.3, 1.6, 1.3, 1.6, 2.0, 2.0, 2.0] * 2
+    cpu, wall = ([own[i] * (each[i] + 0.001 * i) for i in range(14)] for each in (ran, waited))
+    found = compare(Samples(own, own), Samples(wall, cpu), comparisons=13)
+    assert (found.rounds, found.quiet_share) == (14, 8 / 14)
+    assert (found.p < 0.0007, found.verdict) == (True, "busy")
+    assert compare(Samples(own, own), Samples(cpu, cpu), comparisons=13).verdict == "different"

@@ -155,15 +155,15 @@ def test_a_latency_that_is_not_called_different_is_no_multiple() -> None:
     record = cost_record()
     mine = [row for row in record["scaling"] if row["mixer"] == "static_key"]
     mine[0]["latency_verdict"], mine[1]["latency_verdict"] = "not distinguishable", "busy"
+    mine[2]["latency_verdict"] = "too few rounds"
     made = by_key(record)
     row = next(row for row in made["multiples"].cells() if row[0] == "static_key")
-    assert row[1:3] == ["n.d.", "busy"]
-    assert row[3] != "n.d."
-    assert "n.d.: not distinguishable from softmax (test at 1%); busy: " in made["multiples"].title
+    assert row[1:4] == ["n.d.", "busy", "few"]
+    assert "1 % over all mixers at one number of tokens); busy: " in made["multiples"].title
     assert "n.d." not in by_key(cost_record())["multiples"].title
     rows = [row for row in made["scaling"].cells() if row[0] == "static_key"]
     at = made["scaling"].headings().index("× softmax")
-    assert [row[at] for row in rows][:2] == ["n.d.", "busy"]
+    assert [row[at] for row in rows][:3] == ["n.d.", "busy", "few"]
     lines = list(csv.DictReader(io.StringIO(made["scaling"].csv())))
     assert {"latency_ratio", "latency_p", "latency_verdict"} <= set(lines[0])
     assert "n.d." in render(record)

@@ -307,27 +307,31 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
     before = Search.from_dict(record)
     assert [each.latency_verdict for each in before.steps] == [None, None]
     assert "−18" not in before.sentence(1)
+    assert all(pages.shows_times(each) for each in record["steps"])
+    assert pages.told_latency(record["steps"][1]) == "not tested"
+    assert not pages.shows_times({**record["steps"][1], "latency_verdict": "busy"})
 
 
-def test_steps_share_the_level_of_the_test(
-    model: nn.Module, labels: Tensor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verdict", ["different", "busy"])
+def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
+    verdict: str, model: nn.Module, labels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
 
     def paired(*models: nn.Module, comparisons: int, **more: Any) -> Paired:
         told.append(comparisons)
         numbers = {"base_ms": 1.0, "other_ms": 1.3, "ratio": 1.3, "ratio_q1": 1.3, "ratio_q3": 1.3}
-        found = {"rounds": 20, "quiet_share": 1.0, "p": 0.0, "verdict": "different"}
+        found = {"rounds": 20, "quiet_share": 1.0, "p": 0.0, "verdict": verdict}
         return Paired(**{**numbers, **found})
 
     monkeypatch.setattr(held_out, "measure_paired", paired)
     found = searched(model, labels, layers=[0, 1])
     assert told[1:] == [2, 2]
-    assert [each.latency_verdict for each in found.steps] == [
-        "not distinguishable",  # the original from itself
-        "different",
-        "different",
-    ]
+    original, *others = found.steps
+    assert original.latency_verdict == ("busy" if verdict == "busy" else None)
+    assert original.latency_p is None
+    assert [each.latency_verdict for each in others] == [verdict] * 2
+    assert pages.shows_times(found.to_dict()["steps"][0]) == (verdict != "busy")
 
 
 def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:

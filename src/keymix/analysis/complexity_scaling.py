@@ -46,7 +46,8 @@ class ScalingRow:
             rounds' ratios; None where the machine was too busy.
         latency_p: P-value of the test that the two differ.
         latency_verdict: What `keymix.analysis.timing.compare` says of the two, at one level for all
-            mixers at these tokens; None for softmax attention itself.
+            mixers at these tokens, each number of tokens having its own; None for softmax attention
+            itself.
         images_per_s: Images a second in batches.
         peak_inference_mib: Memory a forward pass of a batch adds, MiB.
         peak_training_mib: The same of forward and backward.

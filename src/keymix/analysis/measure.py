@@ -152,7 +152,9 @@ def measure_interleaved(
         warmup: Passes before the first round, three at least.
         threads: CPU threads within an operation; as they are if None.
         baseline: Name of the model that the others' latencies are compared with, as
-            `keymix.analysis.timing.compare` does it, at one level for all; none if None.
+            `keymix.analysis.timing.compare` does it, at one level for all; none if None. With fewer
+            rounds than `keymix.analysis.timing.fewest_rounds` nothing is called different, and the
+            verdict says so.
         on_round: Told the number of rounds that are done, after each.
 
     Raises:
@@ -211,7 +213,8 @@ def measure_paired(
         base: The model that is compared with.
         other: The model that is compared.
         input_size: Shape without the batch.
-        repeats: Rounds; ten are the fewest that can show a difference.
+        repeats: Rounds; below `keymix.analysis.timing.fewest_rounds` of them, ten for one
+            comparison, the verdict is ``"too few rounds"``.
         warmup: Passes of each before the first round, three at least.
         comparisons: Comparisons that are read together, which share the test's level.
     """

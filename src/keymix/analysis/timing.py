@@ -19,19 +19,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Verdict = Literal["different", "not distinguishable", "busy"]
+Verdict = Literal["different", "not distinguishable", "busy", "too few rounds"]
 
 WORDS: Mapping[Verdict | None, str] = {
     "not distinguishable": "not distinguishable",
     "busy": "unclear, the machine was busy",
-    None: "not tested",  # measured before there was a test
+    "too few rounds": "not tested, too few rounds",
+    None: "not tested",  # measured before there was a test, or of the original with itself
 }
 """What is said of two latencies that are not called different."""
-SHORT: Mapping[Verdict | None, str] = {"not distinguishable": "n.d.", "busy": "busy"}
+SHORT: Mapping[Verdict | None, str] = {
+    "not distinguishable": "n.d.",
+    "busy": "busy",
+    "too few rounds": "few",
+}
 """The same in the place of a number."""
 
 LEVEL = 0.01
-"""Chance at most, over all comparisons of one table, that equal latencies are called different."""
+"""Chance at most that any of equal latencies are called different, over all comparisons that share
+it: all mixers at one number of tokens (each number has a level of its own), all steps of a search.
+"""
 MARGIN = 0.02
 """Differences up to this are not called: where tensors lie in memory makes as much."""
 
@@ -40,7 +47,7 @@ _ROUND = 0.005  # seconds a pass is timed for in a round, if it is short
 _WARM = 3  # passes at least behind the number of inner repeats
 _REST = 1e-4  # seconds before a sample: who slept runs undisturbed for a scheduler's slice, 3 ms
 _QUIET = 0.9  # of a sample's wall time was its own CPU time: no other program ran in its place
-_ENOUGH = 10  # quiet rounds, and a quarter of all: the others are set aside
+_FEWEST = 10  # rounds: of fewer, a half alone cannot reach `_HALF_LEVEL`
 _HALF_LEVEL = 0.05  # one-sided, that each half alone must reach
 _DRIFT = 0.05  # halves that are distinguishable and further apart contradict each other
 _AGREE = 0.1  # of wall and CPU time in their ratios, where too few rounds were quiet
@@ -93,8 +100,11 @@ class Samples:
         return [own >= _QUIET * wall for wall, own in zip(self.wall, self.cpu, strict=True)]
 
     def kept(self) -> list[float]:
-        """Return the wall times that count: of quiet samples, of all where these are too few."""
-        return [self.wall[i] for i in _kept(self.quiet())]
+        """Return the wall times that count: of quiet samples, of all where these are too few.
+
+        Too few are less than ten or than a quarter of all.
+        """
+        return [self.wall[i] for i in _kept(self.quiet(), _FEWEST)]
 
     def quiet_share(self) -> float:
         """Return the share of quiet samples."""
@@ -165,8 +175,9 @@ class Paired:
         rounds: Rounds behind these numbers: the quiet ones, or all where these are too few.
         quiet_share: Share of all rounds in which no other program took processor time.
         p: P-value of the test that `compare` describes.
-        verdict: ``"different"``; ``"not distinguishable"``; or ``"busy"`` where other programs, or
-            halves of the measurement that contradict each other, allow no answer.
+        verdict: ``"different"``; ``"not distinguishable"``; ``"busy"`` where other programs, or
+            halves of the measurement that contradict each other, allow no answer; or
+            ``"too few rounds"`` where the test could not have rejected, whatever the times.
     """
 
     base_ms: float
@@ -180,8 +191,20 @@ class Paired:
     verdict: Verdict
 
     def ratio_text(self, digits: int = 2) -> str:
-        """Write the ratio where the latencies are called different, else ``n.d.`` or ``busy``."""
+        """Write the ratio where the latencies are called different, else what `SHORT` says."""
         return SHORT.get(self.verdict) or f"{self.ratio:.{digits}f}"
+
+
+def fewest_rounds(comparisons: int = 1) -> int:
+    """Return how many rounds the test of `compare` takes at least to call anything different.
+
+    Ten, which the halves take; more where the smallest p-value of n rounds, 2 / 2^n, has to reach
+    a smaller level: 12 for 13 comparisons.
+
+    Args:
+        comparisons: Comparisons with the same baseline that are read together.
+    """
+    return max(_FEWEST, math.ceil(math.log2(2 * comparisons / LEVEL)))
 
 
 def compare(base: Samples, other: Samples, *, comparisons: int = 1) -> Paired:
@@ -192,13 +215,15 @@ def compare(base: Samples, other: Samples, *, comparisons: int = 1) -> Paired:
     random, so it is exact for equal passes under any drift or load. Its level is `LEVEL` divided by
     the comparisons made against one baseline (Bonferroni), so that it holds for all of them
     together. Two latencies are called different if it rejects and each half of the rounds points
-    the same way alone (one-sided, 5 %): ten rounds are the fewest that can.
+    the same way alone (one-sided, 5 %). `fewest_rounds` are the fewest that can reach both.
 
-    Rounds in which another program took more than a tenth of a sample are set aside where enough
-    others are left. The verdict is ``"busy"`` if the halves contradict each other (Mann-Whitney's
-    test, 1 %, and medians more than 5 % apart), if too few rounds were quiet and the ratio of CPU
-    times is another (by more than 10 %), or if nothing is called different and most rounds were
-    disturbed.
+    Rounds in which another program took more than a tenth of a sample are set aside where at least
+    `fewest_rounds`, and a quarter of all, are left; otherwise all rounds count. The verdict is
+    ``"busy"`` if the halves contradict each other (Mann-Whitney's test, 1 %, and medians more than
+    5 % apart), if all rounds count although some were disturbed and the ratio of CPU times is
+    another (by more than 10 %), or if nothing is called different and most rounds were disturbed.
+    Where the machine was not busy and fewer than `fewest_rounds` were timed, it is
+    ``"too few rounds"``.
 
     Args:
         base: The one that is compared with.
@@ -206,7 +231,8 @@ def compare(base: Samples, other: Samples, *, comparisons: int = 1) -> Paired:
         comparisons: Comparisons with the same baseline that are read together.
     """
     quiet = [a and b for a, b in zip(base.quiet(), other.quiet(), strict=True)]
-    rounds = _kept(quiet)
+    fewest = fewest_rounds(comparisons)
+    rounds = _kept(quiet, fewest)
     logs = [math.log(other.wall[i] / base.wall[i]) for i in rounds]
     half = len(logs) // 2
     halves = (logs[:half], logs[half:])
@@ -214,12 +240,16 @@ def compare(base: Samples, other: Samples, *, comparisons: int = 1) -> Paired:
     p = min(1.0, 2 * min(slower, faster))
     side = 0 if slower < faster else 1
     agree = all(_tails(each, 0.0)[side] <= _HALF_LEVEL for each in halves)
-    disturbed = statistics.fmean(quiet) < 0.5
-    verdict: Verdict = "busy" if disturbed else "not distinguishable"
-    if p <= LEVEL / comparisons and agree:
-        verdict = "different"
-    if _contradict(*halves) or (disturbed and len(rounds) == len(quiet) and _apart(base, other)):
+    unsorted = len(rounds) == len(quiet) and not all(quiet)
+    verdict: Verdict = "not distinguishable"
+    if _contradict(*halves) or (unsorted and _apart(base, other)):
         verdict = "busy"
+    elif len(rounds) >= fewest and p <= LEVEL / comparisons and agree:
+        verdict = "different"
+    elif statistics.fmean(quiet) < 0.5:
+        verdict = "busy"
+    elif len(rounds) < fewest:
+        verdict = "too few rounds"
     low, middle, high = quartiles(logs)
     return Paired(
         base_ms=1e3 * statistics.median(base.wall[i] for i in rounds),
@@ -242,9 +272,10 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def _kept(quiet: Sequence[bool]) -> list[int]:
+def _kept(quiet: Sequence[bool], fewest: int) -> list[int]:
+    """Positions of the quiet rounds if they are at least the fewest and a quarter, else of all."""
     calm = [i for i, each in enumerate(quiet) if each]
-    return calm if len(calm) >= max(_ENOUGH, len(quiet) / 4) else list(range(len(quiet)))
+    return calm if len(calm) >= max(fewest, len(quiet) / 4) else list(range(len(quiet)))
 
 
 def _tails(logs: Sequence[float], margin: float) -> tuple[float, float]:

@@ -70,7 +70,7 @@ def parser() -> VerbParser:
         metavar="LIST",
         help="with commas, options in parentheses: mhsa,'ska(activation=relu)' (default: all)",
     )
-    add("--repeats", type=int, default=12, metavar="N", help="rounds of timing (default 12)")
+    add("--repeats", type=int, default=16, metavar="N", help="rounds of timing (default 16)")
     add(
         "--batch",
         type=int,

@@ -14,8 +14,12 @@ Record = Mapping[str, Any]
 Kind = Literal["text", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
 
 _LONG = {
-    SHORT["not distinguishable"]: f"not distinguishable from softmax (test at {LEVEL:.0%})",
+    SHORT["not distinguishable"]: (
+        f"not distinguishable from softmax (test at {100 * LEVEL:g} % over all mixers at one "
+        "number of tokens)"
+    ),
     SHORT["busy"]: "the machine was too busy to tell",
+    SHORT["too few rounds"]: "too few rounds to tell",
 }
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {

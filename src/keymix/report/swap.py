@@ -40,8 +40,9 @@ STEPS = (
 )
 """Columns of the steps in the CSV file. `change` is that of `top1`, a fraction too, with its 95 %
 interval; that of the latency and the quartiles next to it are of the ratios, round by round, less
-1. `latency_p` and `latency_verdict` are of the test for a difference; where the machine was too
-busy for it, times and change are empty."""
+1. `latency_p` and `latency_verdict` are of the test for a difference, empty where there was none:
+in the first step, and in searches of a version without it. Where the machine was too busy, in the
+first step too, `latency_verdict` is ``busy``, and times and change are empty."""
 
 _TIMES = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
 
@@ -79,7 +80,7 @@ def steps_csv(search: Record) -> str:
 
 def shows_times(step: Record) -> bool:
     """Whether the times of a step and of the original were measured well enough to be shown."""
-    return step.get("latency_verdict") in ("different", "not distinguishable")
+    return bool(step.get("latency_verdict") != "busy")
 
 
 def told_latency(step: Record) -> str:

@@ -155,9 +155,7 @@ class HeldOut:
         low, high = paired_interval(self._seen[original], right)
         counted = count(shown, size)
         pair = measure_paired(original, shown, size, repeats=ROUNDS, comparisons=comparisons)
-        verdict = pair.verdict
-        if model is None and verdict == "different":  # from itself
-            verdict = "not distinguishable"
+        tested = model is not None  # with itself there is nothing to test
         return Step(
             layers=layers,
             share=share,
@@ -172,6 +170,6 @@ class HeldOut:
             latency_ratio=pair.ratio,
             latency_ratio_q1=pair.ratio_q1,
             latency_ratio_q3=pair.ratio_q3,
-            latency_p=pair.p,
-            latency_verdict=verdict,
+            latency_p=pair.p if tested else None,
+            latency_verdict=pair.verdict if tested or pair.verdict == "busy" else None,
         )

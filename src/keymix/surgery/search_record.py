@@ -74,9 +74,11 @@ class Step:
         latency_ratio: Median of the rounds' ratios of its time to the original's.
         latency_ratio_q1: First quartile of these ratios.
         latency_ratio_q3: Third quartile.
-        latency_p: P-value of the test for a difference; None from a version without it.
+        latency_p: P-value of the test for a difference; None for the original itself, and from a
+            version without the test.
         latency_verdict: What `keymix.analysis.timing.compare` says, at one level for all steps of
-            a search; None from a version without it.
+            a search; None where nothing was tested, but ``"busy"`` for the original itself where
+            the machine was too busy for its times.
     """
 
     layers: tuple[int, ...]
