@@ -97,6 +97,21 @@ def test_the_check_leaves_no_trace(tmp_path: Path, shapes_checked: bool) -> None
             assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
+def test_the_check_seeds_the_cpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise AssertionError("it reseeds every device, and the CPU's state alone is put back")
+
+    for module, name in ((torch, "manual_seed"), (torch.cuda, "manual_seed_all")):
+        monkeypatch.setattr(module, name, refuse)
+    text = MEAN.replace("(self, site):", "(self, site, *, scale: float = 0.5):")
+    text = text.replace("self.proj =", "self.drop = nn.Dropout(scale)\n        self.proj =")
+    text = text.replace("return self.proj(", "return self.drop(x) + self.proj(")
+    registry.import_file(written(tmp_path, HEAD + text))
+    assert create_mixer("mine", **SITE) is not None
+    trial = user_mixers.Trial(registry.get_mixer_class("mine"))
+    assert [o.why for o in user_mixers.outcomes(trial)] == [None] * len(user_mixers.RULES)
+
+
 def test_modes_outside_do_not_reach_the_check(tmp_path: Path) -> None:
     registry.import_file(written(tmp_path, GOOD["a norm"]))
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.inference_mode():

@@ -358,7 +358,7 @@ def option_acts(
         results = []
         for mixer in (one, two):
             mixer.train(training)
-            torch.manual_seed(11)
+            torch.default_generator.manual_seed(11)  # other devices' states are the caller's
             y, grads = gradients(mixer, x)
             kept = {k: grads[k].nan_to_num() for k in ("x", *fits) if k in grads}
             results.append({"output": y, **kept})

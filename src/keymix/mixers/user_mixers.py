@@ -69,8 +69,9 @@ class Trial:
         self, options: Mapping[str, Any] | None = None, *, stirred: bool = True, seed: int = 0
     ) -> TokenMixer:
         """Build the mixer in float32, for evaluation, its weights moved away from their start."""
-        for draw in (torch.manual_seed, random.seed, np.random.seed):
-            draw(seed)
+        torch.default_generator.manual_seed(seed)  # other devices' states are the caller's
+        random.seed(seed)
+        np.random.seed(seed)
         chosen = self.options if options is None else options
         made = self.kind(self.site, **chosen).to(ROUGH.dtype).eval()
         if stirred:  # so that a wide mixer's softmax stays soft
