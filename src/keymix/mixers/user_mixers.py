@@ -258,7 +258,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="mixes_prefix",
-        says="prefix tokens hear of patches as traits.mixes_prefix says",
+        says="prefix tokens depend on the patches exactly where traits.mixes_prefix is True",
         broken=_prefix,
     ),
     Rule(
