@@ -208,8 +208,11 @@ def other_values(hint: Any, default: Any) -> list[Any]:
     return [value for value in values if value is not default and value != default]
 
 
-def _on_mixer(check: Callable[[TokenMixer, contract.Accuracy], str | None]) -> Any:
-    return lambda trial: check(trial.mixer, ROUGH)
+def _of_mixer(
+    name: str, says: str, check: Callable[[TokenMixer, contract.Accuracy], str | None]
+) -> Rule:
+    """Make a rule that a check of one mixer decides, at the first use of a class too."""
+    return Rule(name=name, says=says, broken=lambda trial: check(trial.mixer, ROUGH))
 
 
 RULES: tuple[Rule, ...] = (
@@ -231,25 +234,25 @@ RULES: tuple[Rule, ...] = (
         broken=_shape,
         base=True,
     ),
-    Rule(
-        name="input",
-        says="the tokens are not written to",
-        broken=_on_mixer(contract.breaks_input),
+    _of_mixer(
+        "input",
+        "the tokens are not written to",
+        contract.breaks_input,
     ),
-    Rule(
-        name="repetition",
-        says="equal calls have equal answers in evaluation",
-        broken=_on_mixer(contract.breaks_repetition),
+    _of_mixer(
+        "repetition",
+        "equal calls have equal answers in evaluation",
+        contract.breaks_repetition,
     ),
-    Rule(
-        name="images",
-        says="images of a batch do not see one another in evaluation",
-        broken=_on_mixer(contract.breaks_images),
+    _of_mixer(
+        "images",
+        "images of a batch do not see one another in evaluation",
+        contract.breaks_images,
     ),
-    Rule(
-        name="leading axes",
-        says="tokens may have any leading axes, [*, N, C]",
-        broken=_on_mixer(contract.breaks_leading_axes),
+    _of_mixer(
+        "leading axes",
+        "tokens may have any leading axes, [*, N, C]",
+        contract.breaks_leading_axes,
     ),
     Rule(
         name="type",
@@ -261,20 +264,20 @@ RULES: tuple[Rule, ...] = (
         says="prefix tokens depend on the patches exactly where traits.mixes_prefix is True",
         broken=_prefix,
     ),
-    Rule(
-        name="permutation",
-        says="permuted tokens give the permuted output unless traits say 'positional'",
-        broken=_on_mixer(contract.breaks_permutation),
+    _of_mixer(
+        "permutation",
+        "permuted tokens give the permuted output unless traits say 'positional'",
+        contract.breaks_permutation,
     ),
-    Rule(
-        name="maskable",
-        says="bias of minus infinity hides a token unless traits say maskable=False",
-        broken=_on_mixer(contract.breaks_mask),
+    _of_mixer(
+        "maskable",
+        "bias of minus infinity hides a token unless traits say maskable=False",
+        contract.breaks_mask,
     ),
-    Rule(
-        name="roles",
-        says="every role of a MapMixer changes the output",
-        broken=_on_mixer(contract.breaks_roles),
+    _of_mixer(
+        "roles",
+        "every role of a MapMixer changes the output",
+        contract.breaks_roles,
     ),
     Rule(
         name="gradients",
