@@ -131,7 +131,29 @@ def test_its_own_refusals_stay_its_own(tmp_path: Path) -> None:
     registry.import_file(written(tmp_path, HEAD + text))
     with pytest.raises(UserError, match=r"^width=0 must be at least 1$"):
         create_mixer("mine", **SITE, width=0)
+    assert registry.get_mixer_class("mine") not in user_mixers._KEPT  # nothing was tried yet
     assert create_mixer("mine", **SITE, width=2) is not None
+
+
+FLAT = "if x.dim() > 3: raise UserError('tokens must be [B, N, C]')\n        return "
+
+
+def test_a_refusal_ends_the_check_of_no_other_rule(tmp_path: Path) -> None:
+    text = GOOD["a mean"].replace("return ", FLAT + "x.roll(1, -2) + ")
+    registry.import_file(written(tmp_path, text))
+    with pytest.raises(UserError, match="breaks the rule 'permutation'"):
+        create_mixer("mine", **SITE)
+
+
+def test_a_class_that_refuses_an_input_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.import_file(written(tmp_path, GOOD["a mean"].replace("return ", FLAT)))
+    create_mixer("mine", **SITE)
+    tried: list[Any] = []
+    monkeypatch.setattr(user_mixers, "outcomes", lambda *given: tried.append(given) or iter(()))
+    create_mixer("mine", **SITE)
+    assert not tried
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,8 @@ def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) 
     """Check a class from outside keymix on a small input, once in a process.
 
     A class may need other sites than the first that is tried: what its code raises counts only
-    if it does so on the grid of ``site`` too, and its own refusals are left to its constructor.
+    if it does so on the grid of ``site`` too. Its own refusals do not count; but a class that
+    refuses to be built on all of them is checked again at its next use.
 
     Args:
         kind: The class.
@@ -369,23 +370,19 @@ def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) 
     """
     if not from_outside(kind) or kind in _KEPT:
         return
-    found = _first_broken(kind, site, options)
-    if found is None:
-        _KEPT.add(kind)
-    elif not isinstance(found.error, UserError):
-        raise broken(kind.mixer_name, found) from found.error
-
-
-def _first_broken(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) -> Outcome | None:
-    """Return the broken rule that counts, None if all hold on one of the sites to try."""
     first = [rule for rule in RULES if rule.first]
-    found: Outcome | None = None
+    built, found = False, None
     for each in _sites(site):
-        tried = outcomes(Trial(kind, each, options), first)
-        found = next((outcome for outcome in tried if outcome.why is not None), None)
-        if found is None or found.error is None:
+        tried = list(outcomes(Trial(kind, each, options), first))
+        built = built or tried[0].why is None
+        broke = [outcome for outcome in tried if outcome.why is not None]
+        found = next((one for one in broke if not isinstance(one.error, UserError)), None)
+        if not broke or (found is not None and found.error is None):
             break
-    return found
+    if found is not None:
+        raise broken(kind.mixer_name, found) from found.error
+    if built:
+        _KEPT.add(kind)
 
 
 def _sites(site: Site) -> list[Site]:
