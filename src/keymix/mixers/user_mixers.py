@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from keymix.errors import UserError
+from keymix.errors import Attempt, UserError
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.kinds import accepted
@@ -25,20 +25,6 @@ from keymix.mixers.kinds import accepted
 SMALL = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=2)
 ROUGH = contract.Accuracy(dtype=torch.float32, near=1e-4, far=1e-5)
 PAGE = "docs/own-mixer.md"
-
-# what the code of a class may raise; a UserError among them is a refusal of its own
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 # what is no option, and options that choose a way of computing and leave the result as it is
 _NO_RESULT = ("site", "device", "dtype", "backend", "order")
@@ -120,7 +106,7 @@ class Outcome:
 
     rule: Rule
     why: str | None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def _constructor(trial: Trial) -> str | None:
@@ -170,11 +156,11 @@ def _options(trial: Trial) -> str | None:
         default = trial.options.get(name, parameter.default)
         tried = []
         for value in other_values(hint, default):
-            try:
+            with Attempt() as attempt:
                 acts = contract.option_acts(
                     trial.make, trial.options, {**trial.options, name: value}, ROUGH
                 )
-            except FAILURES:
+            if attempt.error is not None:
                 continue  # no value of this option
             tried.append(value)
             if acts:
@@ -316,13 +302,13 @@ def outcomes(trial: Trial, rules: Sequence[Rule] = RULES) -> Iterator[Outcome]:
         rules: Which.
     """
     for rule in rules:
-        with _apart():
-            try:
-                found = Outcome(rule=rule, why=rule.broken(trial))
-            except FAILURES as error:
-                first = (str(error).strip().splitlines() or [""])[0]
-                why = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
-                found = Outcome(rule=rule, why=why, error=error)
+        with _apart(), Attempt() as attempt:
+            found = Outcome(rule=rule, why=rule.broken(trial))
+        error = attempt.error
+        if error is not None:
+            first = (str(error).strip().splitlines() or [""])[0]
+            why = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+            found = Outcome(rule=rule, why=why, error=error)
         yield found
         if found.why is not None and rule.base:
             return
