@@ -24,6 +24,7 @@ from keymix.mixers.user_mixers import PAGE, check_first, from_outside
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 _ALIASES: dict[str, str] = {}
+_OF_FILES: dict[Path, set[str]] = {}
 _NOT_OPTIONS = ("site", "device", "dtype")
 
 M = TypeVar("M", bound=type[TokenMixer])
@@ -242,13 +243,12 @@ def create_mixer(
 
 
 def names_in(path: str | Path) -> list[str]:
-    """List the mixers that a file registered which :func:`import_file` ran.
+    """List the mixers that a file registered, itself or by a module that it imported.
 
     Args:
-        path: The file.
+        path: The file, which :func:`import_file` ran.
     """
-    module = _module_name(Path(path))
-    return sorted(name for name, cls in _MIXERS.items() if cls.__module__ == module)
+    return sorted(_OF_FILES.get(Path(path).resolve(), set()) & _MIXERS.keys())
 
 
 def _module_name(path: Path) -> str:
@@ -276,6 +276,8 @@ def import_file(path: str | Path) -> None:
         raise UserError(f"--import {path}: not a Python file (its name should end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _discover()  # so that what is new below is the file's
+    before = dict(_MIXERS)
     attempt = Attempt()
     try:
         with attempt:
@@ -285,6 +287,9 @@ def import_file(path: str | Path) -> None:
             sys.modules.pop(name, None)
     if attempt.error is not None:
         raise _failed(f"--import {path}", attempt.error) from attempt.error
+    _OF_FILES[path.resolve()] = {
+        each for each, cls in _MIXERS.items() if before.get(each) is not cls
+    }
 
 
 def _failed(told: str, error: BaseException) -> UserError:
