@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -45,6 +46,32 @@ class NoAttentionMap(UserError):
 
 class GridNeeded(UserError):
     """A mixer cannot be built without knowing how its tokens lie on the image."""
+
+
+class Attempt:
+    """Runs a user's code within ``with`` and keeps what it raises, ``SystemExit`` among it.
+
+    Let through is what ends the work and is no fault of that code: a signal, a full memory, and
+    a KeyboardInterrupt where nothing distinguishes Ctrl-C from what the code raises.
+
+    Attributes:
+        error: What was raised, or None.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Attempt:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
+        self.error = error
+        if isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted):
+            return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        return not isinstance(error, Interrupted | MemoryError)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:

@@ -67,6 +67,26 @@ def test_a_broken_rule_ends_with_2_and_one_line(
         assert part in err
 
 
+def test_a_mixer_that_a_module_of_the_file_registers_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helper_of_a_mixer_file.py").write_text(GOOD["a mean"], encoding="utf-8")
+    file = written(tmp_path, "import helper_of_a_mixer_file\n")
+    for _ in range(2):  # the second time, the file was imported before
+        code, out, err = checked(capsys, file)
+        assert (code, err) == (0, "")
+        assert {line.split("\t")[0] for line in out.splitlines()[1:]} == {"mine"}
+
+
+def test_a_file_that_takes_the_place_of_one_of_its_name_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        assert checked(capsys, written(tmp_path / folder, GOOD["a mean"]))[0] == 0
+
+
 def test_an_option_without_a_default_is_given_by_mixer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from broken_mixers import BROKEN, EVEN_GRIDS, GOOD, HEAD, MEAN, written
 from keymix import create_mixer
-from keymix.errors import UserError
+from keymix.errors import Interrupted, UserError
 from keymix.mixers import registry, user_mixers
 from keymix.mixers.contract import breaks_roles
 from keymix.models import create_model
@@ -97,6 +97,75 @@ def test_the_check_leaves_no_trace(tmp_path: Path, shapes_checked: bool) -> None
             assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
+def test_the_check_seeds_the_cpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise AssertionError("it reseeds every device, and the CPU's state alone is put back")
+
+    for module, name in ((torch, "manual_seed"), (torch.cuda, "manual_seed_all")):
+        monkeypatch.setattr(module, name, refuse)
+    text = MEAN.replace("(self, site):", "(self, site, *, scale: float = 0.5):")
+    text = text.replace("self.proj =", "self.drop = nn.Dropout(scale)\n        self.proj =")
+    text = text.replace("return self.proj(", "return self.drop(x) + self.proj(")
+    registry.import_file(written(tmp_path, HEAD + text))
+    assert create_mixer("mine", **SITE) is not None
+    trial = user_mixers.Trial(registry.get_mixer_class("mine"))
+    assert [o.why for o in user_mixers.outcomes(trial)] == [None] * len(user_mixers.RULES)
+
+
+OWN = "class Own(Exception): pass\n"
+
+
+@pytest.mark.parametrize("where", ["super().__init__(site)", "return self.proj("])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [("Own('seven')", "Own: seven"), ("SystemExit(5)", "SystemExit: 5"), ("StopIteration()", "")],
+)
+def test_whatever_its_code_raises_is_one_line(
+    where: str, error: str, says: str, tmp_path: Path
+) -> None:
+    registry.import_file(
+        written(tmp_path, HEAD + OWN + MEAN.replace(where, f"raise {error}\n        {where}"))
+    )
+    with pytest.raises(UserError, match=r"mixer 'mine' breaks the rule") as caught:
+        create_mixer("mine", **SITE)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Interrupted(2, "it stands")])
+def test_what_ends_the_work_is_let_through(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.import_file(written(tmp_path, GOOD["a mean"]))
+    kind = registry.get_mixer_class("mine")
+
+    def stop(*given: Any, **more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(kind, "forward", stop)
+    with pytest.raises(type(error)):
+        create_mixer("mine", **SITE)
+
+
+def test_a_value_that_is_refused_by_an_error_of_ones_own_is_no_value(tmp_path: Path) -> None:
+    text = MEAN.replace("(self, site):", "(self, site, *, width: int = 3):")
+    text = text.replace("super()", "if width != 3: raise Own(width)\n        super()")
+    registry.import_file(written(tmp_path, HEAD + OWN + text))
+    rules = [rule for rule in user_mixers.RULES if rule.name == "options"]
+    (outcome,) = user_mixers.outcomes(user_mixers.Trial(registry.get_mixer_class("mine")), rules)
+    assert outcome.why is None
+
+
+def test_a_grid_that_is_refused_by_an_error_of_ones_own_hides_no_idle_option(
+    tmp_path: Path,
+) -> None:
+    text = MEAN.replace("(self, site):", "(self, site, *, width: int = 3):")
+    text = text.replace("return self", "if grid == (2, 5): raise Own(grid)\n        return self")
+    registry.import_file(written(tmp_path, HEAD + OWN + text))
+    rules = [rule for rule in user_mixers.RULES if rule.name == "options"]
+    (outcome,) = user_mixers.outcomes(user_mixers.Trial(registry.get_mixer_class("mine")), rules)
+    assert "'width'" in str(outcome.why)
+
+
 def test_modes_outside_do_not_reach_the_check(tmp_path: Path) -> None:
     registry.import_file(written(tmp_path, GOOD["a norm"]))
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.inference_mode():
@@ -116,7 +185,29 @@ def test_its_own_refusals_stay_its_own(tmp_path: Path) -> None:
     registry.import_file(written(tmp_path, HEAD + text))
     with pytest.raises(UserError, match=r"^width=0 must be at least 1$"):
         create_mixer("mine", **SITE, width=0)
+    assert registry.get_mixer_class("mine") not in user_mixers._KEPT  # nothing was tried yet
     assert create_mixer("mine", **SITE, width=2) is not None
+
+
+FLAT = "if x.dim() > 3: raise UserError('tokens must be [B, N, C]')\n        return "
+
+
+def test_a_refusal_ends_the_check_of_no_other_rule(tmp_path: Path) -> None:
+    text = GOOD["a mean"].replace("return ", FLAT + "x.roll(1, -2) + ")
+    registry.import_file(written(tmp_path, text))
+    with pytest.raises(UserError, match="breaks the rule 'permutation'"):
+        create_mixer("mine", **SITE)
+
+
+def test_a_class_that_refuses_an_input_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.import_file(written(tmp_path, GOOD["a mean"].replace("return ", FLAT)))
+    create_mixer("mine", **SITE)
+    tried: list[Any] = []
+    monkeypatch.setattr(user_mixers, "outcomes", lambda *given: tried.append(given) or iter(()))
+    create_mixer("mine", **SITE)
+    assert not tried
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from keymix.errors import Attempt
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 
@@ -358,7 +359,7 @@ def option_acts(
         results = []
         for mixer in (one, two):
             mixer.train(training)
-            torch.manual_seed(11)
+            torch.default_generator.manual_seed(11)  # other devices' states are the caller's
             y, grads = gradients(mixer, x)
             kept = {k: grads[k].nan_to_num() for k in ("x", *fits) if k in grads}
             results.append({"output": y, **kept})
@@ -375,8 +376,7 @@ def _elsewhere(mixer: TokenMixer, how: Accuracy) -> Tensor | None:
     noise = torch.Generator().manual_seed(1)
     count = mixer.site.num_prefix_tokens + 10
     x = torch.randn(3, count, mixer.site.dim, generator=noise, dtype=torch.float64)
-    try:
+    with Attempt():
         y: Tensor = mixer(x.to(how.dtype), grid=(2, 5))
-    except (RuntimeError, ValueError):
-        return None
-    return y
+        return y
+    return None

@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,13 +17,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from keymix.errors import Interrupted, UserError, unknown
+from keymix.errors import Attempt, UserError, unknown
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.kinds import accepted, of_kind, words
 from keymix.mixers.user_mixers import PAGE, check_first, from_outside
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 _ALIASES: dict[str, str] = {}
+_OF_FILES: dict[Path, set[str]] = {}
 _NOT_OPTIONS = ("site", "device", "dtype")
 
 M = TypeVar("M", bound=type[TokenMixer])
@@ -243,13 +243,12 @@ def create_mixer(
 
 
 def names_in(path: str | Path) -> list[str]:
-    """List the mixers that a file registered which :func:`import_file` ran.
+    """List the mixers that a file registered, itself or by a module that it imported.
 
     Args:
-        path: The file.
+        path: The file, which :func:`import_file` ran.
     """
-    module = _module_name(Path(path))
-    return sorted(name for name, cls in _MIXERS.items() if cls.__module__ == module)
+    return sorted(_OF_FILES.get(Path(path).resolve(), set()) & _MIXERS.keys())
 
 
 def _module_name(path: Path) -> str:
@@ -277,40 +276,25 @@ def import_file(path: str | Path) -> None:
         raise UserError(f"--import {path}: not a Python file (its name should end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _Foreign(f"--import {path}", name):
-        spec.loader.exec_module(module)
+    _discover()  # so that what is new below is the file's
+    before = dict(_MIXERS)
+    attempt = Attempt()
+    try:
+        with attempt:
+            spec.loader.exec_module(module)
+    finally:
+        if attempt.error is not None:
+            sys.modules.pop(name, None)
+    if attempt.error is not None:
+        raise _failed(f"--import {path}", attempt.error) from attempt.error
+    _OF_FILES[path.resolve()] = {
+        each for each, cls in _MIXERS.items() if before.get(each) is not cls
+    }
 
 
-class _Foreign:
-    """Turns whatever a user's file raises while it is imported into one line that names it.
-
-    It may raise what it likes, ``SystemExit`` among it. Nothing of keymix runs within, and a
-    signal that ends the work is let through.
-
-    Args:
-        told: The file, for the message.
-        name: Name of its module, which is forgotten again.
-    """
-
-    def __init__(self, told: str, name: str) -> None:
-        self.told, self.name = told, name
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        if error is None:
-            return
-        sys.modules.pop(self.name, None)
-        if isinstance(error, Interrupted | MemoryError) or (
-            isinstance(error, KeyboardInterrupt)
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):  # from outside, or so it seems where nothing tells Ctrl-C from what the file raises
-            return
-        said = str(error)
-        what = type(error).__name__
-        if isinstance(error, SystemExit):
-            what = "it ends the program (sys.exit) instead of registering mixers"
-        raise UserError(f"{self.told}: {what}{f': {said}' if said else ''}") from error
+def _failed(told: str, error: BaseException) -> UserError:
+    """Make the error of a file that raised one while it was imported."""
+    said, what = str(error), type(error).__name__
+    if isinstance(error, SystemExit):
+        what = "it ends the program (sys.exit) instead of registering mixers"
+    return UserError(f"{told}: {what}{f': {said}' if said else ''}")

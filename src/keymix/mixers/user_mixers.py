@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from keymix.errors import UserError
+from keymix.errors import Attempt, UserError
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.kinds import accepted
@@ -25,20 +25,6 @@ from keymix.mixers.kinds import accepted
 SMALL = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=2)
 ROUGH = contract.Accuracy(dtype=torch.float32, near=1e-4, far=1e-5)
 PAGE = "docs/own-mixer.md"
-
-# what the code of a class may raise; a UserError among them is a refusal of its own
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 # what is no option, and options that choose a way of computing and leave the result as it is
 _NO_RESULT = ("site", "device", "dtype", "backend", "order")
@@ -69,8 +55,9 @@ class Trial:
         self, options: Mapping[str, Any] | None = None, *, stirred: bool = True, seed: int = 0
     ) -> TokenMixer:
         """Build the mixer in float32, for evaluation, its weights moved away from their start."""
-        for draw in (torch.manual_seed, random.seed, np.random.seed):
-            draw(seed)
+        torch.default_generator.manual_seed(seed)  # other devices' states are the caller's
+        random.seed(seed)
+        np.random.seed(seed)
         chosen = self.options if options is None else options
         made = self.kind(self.site, **chosen).to(ROUGH.dtype).eval()
         if stirred:  # so that a wide mixer's softmax stays soft
@@ -119,7 +106,7 @@ class Outcome:
 
     rule: Rule
     why: str | None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def _constructor(trial: Trial) -> str | None:
@@ -169,11 +156,11 @@ def _options(trial: Trial) -> str | None:
         default = trial.options.get(name, parameter.default)
         tried = []
         for value in other_values(hint, default):
-            try:
+            with Attempt() as attempt:
                 acts = contract.option_acts(
                     trial.make, trial.options, {**trial.options, name: value}, ROUGH
                 )
-            except FAILURES:
+            if attempt.error is not None:
                 continue  # no value of this option
             tried.append(value)
             if acts:
@@ -207,8 +194,11 @@ def other_values(hint: Any, default: Any) -> list[Any]:
     return [value for value in values if value is not default and value != default]
 
 
-def _on_mixer(check: Callable[[TokenMixer, contract.Accuracy], str | None]) -> Any:
-    return lambda trial: check(trial.mixer, ROUGH)
+def _of_mixer(
+    name: str, says: str, check: Callable[[TokenMixer, contract.Accuracy], str | None]
+) -> Rule:
+    """Make a rule that a check of one mixer decides, at the first use of a class too."""
+    return Rule(name=name, says=says, broken=lambda trial: check(trial.mixer, ROUGH))
 
 
 RULES: tuple[Rule, ...] = (
@@ -230,25 +220,25 @@ RULES: tuple[Rule, ...] = (
         broken=_shape,
         base=True,
     ),
-    Rule(
-        name="input",
-        says="the tokens are not written to",
-        broken=_on_mixer(contract.breaks_input),
+    _of_mixer(
+        "input",
+        "the tokens are not written to",
+        contract.breaks_input,
     ),
-    Rule(
-        name="repetition",
-        says="equal calls have equal answers in evaluation",
-        broken=_on_mixer(contract.breaks_repetition),
+    _of_mixer(
+        "repetition",
+        "equal calls have equal answers in evaluation",
+        contract.breaks_repetition,
     ),
-    Rule(
-        name="images",
-        says="images of a batch do not see one another in evaluation",
-        broken=_on_mixer(contract.breaks_images),
+    _of_mixer(
+        "images",
+        "images of a batch do not see one another in evaluation",
+        contract.breaks_images,
     ),
-    Rule(
-        name="leading axes",
-        says="tokens may have any leading axes, [*, N, C]",
-        broken=_on_mixer(contract.breaks_leading_axes),
+    _of_mixer(
+        "leading axes",
+        "tokens may have any leading axes, [*, N, C]",
+        contract.breaks_leading_axes,
     ),
     Rule(
         name="type",
@@ -257,23 +247,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="mixes_prefix",
-        says="prefix tokens hear of patches as traits.mixes_prefix says",
+        says="prefix tokens depend on the patches exactly where traits.mixes_prefix is True",
         broken=_prefix,
     ),
-    Rule(
-        name="permutation",
-        says="permuted tokens give the permuted output unless traits say 'positional'",
-        broken=_on_mixer(contract.breaks_permutation),
+    _of_mixer(
+        "permutation",
+        "permuted tokens give the permuted output unless traits say 'positional'",
+        contract.breaks_permutation,
     ),
-    Rule(
-        name="maskable",
-        says="bias of minus infinity hides a token unless traits say maskable=False",
-        broken=_on_mixer(contract.breaks_mask),
+    _of_mixer(
+        "maskable",
+        "bias of minus infinity hides a token unless traits say maskable=False",
+        contract.breaks_mask,
     ),
-    Rule(
-        name="roles",
-        says="every role of a MapMixer changes the output",
-        broken=_on_mixer(contract.breaks_roles),
+    _of_mixer(
+        "roles",
+        "every role of a MapMixer changes the output",
+        contract.breaks_roles,
     ),
     Rule(
         name="gradients",
@@ -312,13 +302,13 @@ def outcomes(trial: Trial, rules: Sequence[Rule] = RULES) -> Iterator[Outcome]:
         rules: Which.
     """
     for rule in rules:
-        with _apart():
-            try:
-                found = Outcome(rule=rule, why=rule.broken(trial))
-            except FAILURES as error:
-                first = (str(error).strip().splitlines() or [""])[0]
-                why = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
-                found = Outcome(rule=rule, why=why, error=error)
+        with _apart(), Attempt() as attempt:
+            found = Outcome(rule=rule, why=rule.broken(trial))
+        error = attempt.error
+        if error is not None:
+            first = (str(error).strip().splitlines() or [""])[0]
+            why = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+            found = Outcome(rule=rule, why=why, error=error)
         yield found
         if found.why is not None and rule.base:
             return
@@ -353,7 +343,8 @@ def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) 
     """Check a class from outside keymix on a small input, once in a process.
 
     A class may need other sites than the first that is tried: what its code raises counts only
-    if it does so on the grid of ``site`` too, and its own refusals are left to its constructor.
+    if it does so on the grid of ``site`` too. Its own refusals do not count; but a class that
+    refuses to be built on all of them is checked again at its next use.
 
     Args:
         kind: The class.
@@ -365,23 +356,19 @@ def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) 
     """
     if not from_outside(kind) or kind in _KEPT:
         return
-    found = _first_broken(kind, site, options)
-    if found is None:
-        _KEPT.add(kind)
-    elif not isinstance(found.error, UserError):
-        raise broken(kind.mixer_name, found) from found.error
-
-
-def _first_broken(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) -> Outcome | None:
-    """Return the broken rule that counts, None if all hold on one of the sites to try."""
     first = [rule for rule in RULES if rule.first]
-    found: Outcome | None = None
+    built, found = False, None
     for each in _sites(site):
-        tried = outcomes(Trial(kind, each, options), first)
-        found = next((outcome for outcome in tried if outcome.why is not None), None)
-        if found is None or found.error is None:
+        tried = list(outcomes(Trial(kind, each, options), first))
+        built = built or tried[0].why is None
+        broke = [outcome for outcome in tried if outcome.why is not None]
+        found = next((one for one in broke if not isinstance(one.error, UserError)), None)
+        if not broke or (found is not None and found.error is None):
             break
-    return found
+    if found is not None:
+        raise broken(kind.mixer_name, found) from found.error
+    if built:
+        _KEPT.add(kind)
 
 
 def _sites(site: Site) -> list[Site]:
