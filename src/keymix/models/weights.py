@@ -176,7 +176,8 @@ def _take(model: nn.Module, found: State, read: Source) -> None:
     model.load_state_dict(found, strict=False)
     if read.shown is not None:
         last = [name for name in model.state_dict() if name.startswith(_classifier(model))]
-        describe_loaded(model, read.shown, with_classes=all(name in found for name in last))
+        taken = bool(last) and all(name in found for name in last)
+        describe_loaded(model, read.shown, with_classes=taken)
     _take_shifts(model, read)
 
 
