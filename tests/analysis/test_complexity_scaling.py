@@ -186,7 +186,7 @@ def test_free_memory_is_the_least_that_anybody_tells(
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     group.mkdir()
     monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUP", group)
+    monkeypatch.setattr("keymix.models.memory._CGROUP", group)
     cpu = torch.device("cpu")
     assert memory.available_bytes(cpu) == math.inf
     meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   40 kB\n")

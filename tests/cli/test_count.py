@@ -131,6 +131,50 @@ def test_a_model_that_cannot_run_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("error", ["TypeError", "ValueError", "AssertionError", "RuntimeError"])
+def test_a_forward_that_fails_is_one_line(
+    error: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(
+        "import timm\n"
+        "from torch import nn\n"
+        "class Failing(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        f"        raise {error}('it takes no image')\n"
+        "@timm.models.register_model\n"
+        f"def failing_{error.lower()}(pretrained=False, **given):\n"
+        "    return Failing(2, 2)\n"
+    )
+    words = ("--input-size", "3,8,8", "--import", str(file))
+    assert main(["count", f"failing_{error.lower()}", *words]) == 2
+    told = capsys.readouterr().err
+    assert "it takes no image" in told
+    assert told.count("\n") == 1
+
+
+def test_a_mixer_that_looks_at_numbers_is_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "looks.py"
+    file.write_text(
+        "import torch\n"
+        "from keymix import TokenMixer, Traits, register_mixer\n"
+        "@register_mixer('looks_for_count')\n"
+        "class Looks(TokenMixer):\n"
+        "    traits = Traits(mixes_prefix=False)\n"
+        "    def __init__(self, site, *, width: int = 1):\n"
+        "        super().__init__(site)\n"
+        "        self.most = torch.ones(width).max().item()\n"
+        "    def forward(self, x, grid=None, bias=None):\n"
+        "        return self.most * x\n"
+    )
+    mixers = "looks_for_count(width=5000),identity"
+    words = ("vit_nano_p2_12", "--num-classes", "3", "--import", str(file), "--mixer", mixers)
+    _, own, identity = rows(run(capsys, *words))
+    assert own[1:4] == identity[1:4]
+
+
 def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "double.py"
     file.write_text(

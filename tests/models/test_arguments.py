@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from keymix import TokenMixer, Traits, register_mixer
 from keymix.errors import UserError
-from keymix.models import create_model
+from keymix.hosts import find_mixers
+from keymix.mixers.base import Site
+from keymix.models import create_model, memory
 from keymix.models.arguments import arguments_of
 from keymix.models.family import family_of
 from mixer_cases import refused
@@ -163,6 +169,60 @@ def test_weights_beyond_memory_are_refused_before_they_are_made(name: str) -> No
         create_model(name, embed_dim=61_440)
     with refused(f"model '{name}' with mixer_options=.* has weights of .* GiB"):
         create_model(name, mixer="key_value", mixer_options={"pos_dim": 10**10})
+
+
+class _Looks(TokenMixer):
+    """Looks at a number when it is built, which tensors without memory lack."""
+
+    traits = Traits(mixes_prefix=False)
+
+    def __init__(self, site: Site, *, width: int = 1) -> None:
+        super().__init__(site)
+        self.most = torch.full((width,), 2.0).max().item()
+
+    def forward(self, x: Tensor, grid: Any = None, bias: Any = None) -> Tensor:
+        return self.most * x
+
+
+def test_what_looks_at_numbers_is_built_with_large_options_too() -> None:
+    register_mixer("looks_for_arguments")(_Looks)
+    options = {"width": 5_000}
+    for name, given in (("vit_nano_p2_12", {}), ("vit_tiny_patch16_224", {"depth": 1})):
+        model = create_model(name, mixer="looks_for_arguments", mixer_options=options, **given)
+        assert {mixer.most for mixer in find_mixers(model).values()} == {2.0}
+
+
+def test_weights_are_fetched_once_and_not_for_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large number lets a model be built without memory first, and ``match`` for its shapes."""
+    asked: list[str] = []
+
+    @contextmanager
+    def fetching(name: str, *_: object) -> Iterator[None]:
+        asked.append(name)
+        yield
+
+    monkeypatch.setattr("keymix.models.factory.fetching", fetching)
+    name = "vit_tiny_patch16_224"
+    state = timm.create_model(name, depth=1).state_dict()
+    more: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": state}, "depth": 1}
+    create_model(name, pretrained=True, in_chans=2_000, **more)
+    assert asked == [name]
+    create_model(name, mixer="mhsa", match="params", pretrained=True, **more)
+    assert asked == [name] * 2
+
+
+def test_the_memory_of_a_control_group_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    whole = memory.memory_of_this_machine()
+    (tmp_path / "memory.max").write_text("20000\n")
+    assert memory.memory_of_this_machine() == 20_000
+    with refused("has weights of .* GiB"):
+        create_model("vit_nano_p2_12", mixer="key_value", mixer_options={"pos_dim": 5_000})
+    for text in ("max\n", str(10**30)):
+        (tmp_path / "memory.max").write_text(text)
+        assert memory.memory_of_this_machine() == whole
 
 
 @pytest.mark.parametrize("name", SHOWN.values())

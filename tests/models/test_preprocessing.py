@@ -129,6 +129,11 @@ def test_a_runs_weights_bring_how_they_were_shown_images(tmp_path: Path) -> None
     assert resolve_model_data_config(other) == SHOWN
     assert other.pretrained_cfg["num_classes"] == 7
     assert "label_names" not in other.pretrained_cfg
+    bare = made("vit_micro_p4_32", num_classes=0)  # it has none to take over
+    load_weights(bare, path)
+    assert resolve_model_data_config(bare) == SHOWN
+    assert bare.pretrained_cfg["num_classes"] == 0
+    assert "label_names" not in bare.pretrained_cfg
 
 
 def test_a_classifiers_weights_bring_it_into_an_encoder(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
+import torch
 from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
+from safetensors.torch import save_file
 
 from keymix.errors import UserError
 from keymix.models import create_model
@@ -64,7 +68,7 @@ def test_what_fails_on_the_way_is_one_line_too(monkeypatch: pytest.MonkeyPatch) 
 def test_weights_in_the_cache_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "try_to_load_from_cache", lambda *_, **__: "model.safetensors")
     monkeypatch.setattr(fetch, "get_hf_file_metadata", raising(OSError("no network")))
-    with fetch.fetching(NAME):
+    with fetch.fetching(NAME, {}):
         pass
 
 
@@ -72,3 +76,56 @@ def test_a_mistake_in_the_model_is_not_called_the_networks(monkeypatch: pytest.M
     monkeypatch.setattr(fetch, "get_hf_file_metadata", lambda *_, **__: None)
     with pytest.raises(UserError, match="num_heads=0"):
         create_model(NAME, pretrained=True, num_heads=0)
+
+
+SMALL: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 3}
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(fetch, "get_hf_file_metadata", raising(OSError("no network")))
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("source", ["file", "state_dict", "pretrained_cfg"])
+def test_weights_that_are_here_need_no_network(source: str, tmp_path: Path) -> None:
+    state = timm.create_model(NAME, **SMALL).state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    file: dict[str, Any] = {"file": str(tmp_path / "w.safetensors")}
+    given: dict[str, Any] = {
+        "file": {"pretrained_cfg_overlay": file},
+        "state_dict": {"pretrained_cfg_overlay": {"state_dict": state}},
+        "pretrained_cfg": {"pretrained_cfg": file | {"num_classes": 1000}},
+    }[source]
+    model = create_model(NAME, pretrained=True, **SMALL, **given)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_file_that_cannot_be_read_is_named_and_not_called_the_networks(tmp_path: Path) -> None:
+    (tmp_path / "damaged.safetensors").write_bytes(b"nothing")
+    for name in ("none.safetensors", "damaged.safetensors"):
+        overlay = {"file": str(tmp_path / name)}
+        with pytest.raises(UserError, match=name) as caught:
+            create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, **SMALL)
+        assert "fetched" not in str(caught.value)
+    with pytest.raises(UserError, match=r"checkpoint_path=.*none"):
+        create_model(NAME, checkpoint_path=str(tmp_path / "none.pth"), **SMALL)
+
+
+def test_the_hub_is_asked_for_what_was_given_in_the_cache_that_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def kept(repo: str, file: str, *, cache_dir: Any = None, **_: object) -> str:
+        asked.append((repo, cache_dir))
+        return file
+
+    monkeypatch.setattr(fetch, "try_to_load_from_cache", kept)
+    monkeypatch.setattr(fetch, "get_hf_file_metadata", raising(OSError("no network")))
+    overlay = {"hf_hub_id": "somebody/vit@v2"}
+    with fetch.fetching(NAME, {"pretrained_cfg_overlay": overlay, "cache_dir": tmp_path}):
+        pass
+    assert asked == [("somebody/vit", tmp_path)]

@@ -265,6 +265,14 @@ def test_a_swapped_model_keeps_its_shifts(tmp_path: Path) -> None:
         metadata = {"keymix_swap": json.dumps(told)}
         save_file(load_file(tmp_path / "new"), tmp_path / "old", metadata=metadata)
         assert embed_of(load_swapped(base, tmp_path / "old")).shifts == found
+        with pytest.warns(KeymixWarning, match=f"'{found}'.*'half_patch'"):
+            kept = load_swapped(base(shifts="half_patch"), tmp_path / "old")
+        assert embed_of(kept).shifts == "half_patch"
+    for broken in ([], ["x"], {}, "diagonale", 0):
+        metadata = {"keymix_swap": json.dumps(record | {"shifts": broken})}
+        save_file(load_file(tmp_path / "new"), tmp_path / "broken", metadata=metadata)
+        with pytest.raises(UserError, match="broken"):
+            load_swapped(base, tmp_path / "broken")
 
 
 def test_an_old_comparison_goes_on_with_its_shifts(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.models.memory import memory_of_this_group
 
 Phase = Literal["inference", "training"]
 PHASES: tuple[Phase, ...] = ("inference", "training")
@@ -32,7 +33,6 @@ MIB = 2**20
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +158,8 @@ def available_bytes(device: torch.device) -> float:
     if _MEMINFO.exists():
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         rooms += [1024 * float(line[1]) for line in lines if line[0] == "MemAvailable:"]
-    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        rooms.append(limit - used)
-    return max(0.0, min(rooms))
-
-
-def _number(path: Path) -> int | None:
-    text = path.read_text().strip() if path.is_file() else ""
-    return int(text) if text.isdigit() else None
+    limit, used = memory_of_this_group()
+    return max(0.0, min(*rooms, limit - used))
 
 
 def fresh_python(module: str) -> tuple[list[str], dict[str, str]]:

@@ -37,6 +37,10 @@ Costs of a spiking model are those of all its T time steps, and its multiply-add
 no input were a spike. `keymix analyze spikes` counts what spikes cost."""
 
 
+_UNFIT = (AssertionError, RuntimeError, TypeError, ValueError)
+"""What models raise over an input that they cannot take; UserErrors are among them."""
+
+
 def _input_size(text: str) -> tuple[int, int, int]:
     try:
         size = tuple(int(part) for part in text.replace("x", ",").split(","))
@@ -191,8 +195,9 @@ def _count(
         with torch.device("meta"):
             model = made()
             return count(model, size), _inner_width(model)
-    except (RuntimeError, AssertionError) as error:
-        if ran_out(error):
+    except _UNFIT as error:
+        of_the_user = isinstance(error, UserError) and error.__context__ is None
+        if ran_out(error) or of_the_user:
             raise
         # some models look at the numbers they are built from, which meta tensors lack
     model = made()
@@ -200,7 +205,9 @@ def _count(
         return count(model, size), _inner_width(model)
     except UserError:
         raise
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except _UNFIT as error:
+        if ran_out(error):
+            raise
         why = one_line(next(iter(str(error).strip().splitlines()), "")) or type(error).__name__
         if size is None:
             raise UserError(

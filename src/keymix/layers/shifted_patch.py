@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.layers.patches import whole_size
 from keymix.layers.shifts import SHIFTS
 
@@ -85,6 +86,18 @@ class ShiftedPatchEmbed(PatchEmbed):
         Raises:
             UserError: If there are no such shifts, or half a patch is no pixel.
         """
+        self.check_shifts(shifts)
+        self.shifts = shifts
+
+    def check_shifts(self, shifts: str) -> None:
+        """Refuse what `take_shifts` refuses, and change nothing.
+
+        Args:
+            shifts: As the constructor takes it.
+
+        Raises:
+            UserError: If there are no such shifts, or half a patch is no pixel.
+        """
         if shifts not in SHIFTS:
             raise unknown("shifts", shifts, SHIFTS)
         height, width = self.patch_size
@@ -93,7 +106,6 @@ class ShiftedPatchEmbed(PatchEmbed):
                 f"{shifts=} moves by half a patch, which is no whole pixel of patches of "
                 f"{height}x{width}; take shifts='axes', or larger patches"
             )
-        self.shifts = shifts
 
     def _copies(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B c H W"]]:
         """Return the image moved in the four directions."""
@@ -124,3 +136,40 @@ class ShiftedPatchEmbed(PatchEmbed):
         patches = F.unfold(x, self.patch_size, stride=self.patch_size).transpose(1, 2)
         out: Tensor = self.proj(self.norm(patches))
         return out
+
+
+def shifted_in(model: nn.Module) -> list[ShiftedPatchEmbed]:
+    """Return the patch embeddings of a model that shift.
+
+    Args:
+        model: Any model.
+    """
+    return [module for module in model.modules() if isinstance(module, ShiftedPatchEmbed)]
+
+
+def take_recorded_shifts(
+    model: nn.Module, shifts: str | None, called: str, *, stacklevel: int
+) -> None:
+    """Move a model's shifted patches as the record of its weights says.
+
+    A model that was built with ``shifts=`` keeps its own, with a warning.
+
+    Args:
+        model: The model; it is changed in place, unless an error is raised.
+        shifts: What the weights were trained with; None where no record says.
+        called: The weights, in words.
+        stacklevel: Whom the warning is for, as `warnings.warn` takes it.
+
+    Raises:
+        UserError: If there are no such shifts, or half a patch is no pixel.
+    """
+    others = [embed for embed in shifted_in(model) if shifts not in (None, embed.shifts)]
+    free = [embed for embed in others if not embed.chosen]
+    for embed in free:
+        embed.check_shifts(str(shifts))
+    for embed in free:
+        embed.take_shifts(str(shifts))
+    kept = next((embed.shifts for embed in others if embed.chosen), None)
+    if kept is not None:
+        text = f"{called} were trained with {shifts=}, and the model has shifts={kept!r}"
+        warnings.warn(text, KeymixWarning, stacklevel=stacklevel)

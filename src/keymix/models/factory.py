@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import timm
@@ -39,6 +40,8 @@ _UNFIT = (
 _LARGE = 4_096
 """Above this number in a mixer's options, its model is first built without memory."""
 _OF_THE_DATA = ("num_classes", "in_chans", "img_size")
+_OF_WEIGHTS = ("pretrained", "checkpoint_path")
+"""Models that are built for their shapes alone are built without these."""
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -88,20 +91,21 @@ def create_model(
 
     Raises:
         UserError: If the name or an argument is unknown, a mixer cannot sit in the model, memory
-            does not hold it, or ``pretrained=True`` and the weights cannot be fetched.
+            does not hold it, or ``pretrained=True`` and the weights cannot be fetched or read.
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **options}
     given = {key: value for key, value in given.items() if value is not None}
     _check(mixer, given)
+    bare = {key: value for key, value in given.items() if key not in _OF_WEIGHTS}
     if match is not None:
-        spec = _matched(name, match, mixer, mixer_options, given)
+        spec = _matched(name, match, mixer, mixer_options, bare)
         mixer, mixer_options = list(spec.names), [dict(pairs) for pairs in spec.options]
     large = {key: value for key, value in given.items() if check_most(key, value)}
     if _holds_large(mixer_options):
         large["mixer_options"] = mixer_options
     if large:
         told = f"model {name!r} with {_told(large)}"
-        check_weights_fit(told, lambda: _create(name, mixer, mixer_options, given))
+        check_weights_fit(told, lambda: _create(name, mixer, mixer_options, bare))
     return _create(name, mixer, mixer_options, given)
 
 
@@ -223,7 +227,7 @@ def _create(
     name: str, mixer: MixerNames | None, mixer_options: MixerOptions, given: dict[str, Any]
 ) -> nn.Module:
     own = list_models()
-    fetched = fetching(name) if given.get("pretrained") else nullcontext()
+    fetched = fetching(name, given) if given.get("pretrained") else nullcontext()
     try:
         if name in own:
             chosen: dict[str, Any] = {}
@@ -281,6 +285,9 @@ def _timms(name: str, given: dict[str, Any]) -> nn.Module:
 
     A host reads there how large the grid will be.
     """
+    checkpoint = given.get("checkpoint_path")
+    if checkpoint and not Path(checkpoint).is_file():
+        raise UserError(f"checkpoint_path={str(checkpoint)!r}: no such file")
     try:
         model: nn.Module = timm.create_model(name, **given)
     except TypeError as error:

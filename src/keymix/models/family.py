@@ -16,6 +16,7 @@ from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 from keymix.mixers.spec import spec_of
 from keymix.models.arguments import check_arguments, check_value
+from keymix.models.pretrained import names_weights, weights_of
 
 Row = Mapping[str, Any]
 
@@ -132,13 +133,6 @@ def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, 
     return arguments
 
 
-def _names_weights(given: Row) -> bool:
-    """Whether the arguments of timm's builder tell where weights are."""
-    told = (given.get("pretrained_cfg"), given.get("pretrained_cfg_overlay"))
-    sources = ("file", "url", "hf_hub_id", "state_dict", "source")
-    return any(isinstance(cfg, Mapping) and any(map(cfg.get, sources)) for cfg in told)
-
-
 _FAMILIES: dict[str, tuple[type[nn.Module], Row]] = {}  # a model's name to its class and row
 
 
@@ -178,7 +172,7 @@ def register_variants(
         classes = cfg(name)["num_classes"]
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
-            if pretrained and not _names_weights(given):
+            if pretrained and not names_weights(weights_of(name, given)):
                 raise UserError(
                     f"{name} has no weights of its own to download; build it without pretrained= "
                     "and hand weights of your own or of timm's model to "

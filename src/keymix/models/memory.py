@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,12 +22,31 @@ _ALLOCATORS = (
 )
 
 
+_CGROUP = Path("/sys/fs/cgroup")
+
+
 def memory_of_this_machine() -> float:
-    """Bytes of its memory; infinite where the system does not tell."""
+    """Bytes of its memory that this process may use; infinite where the system does not say."""
+    limit, _ = memory_of_this_group()
     try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return min(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), limit)
     except (AttributeError, OSError, ValueError):
-        return float("inf")
+        return limit
+
+
+def memory_of_this_group() -> tuple[float, float]:
+    """Return the limit of the process's control group and what is used of it, in bytes.
+
+    Returns:
+        Both; an infinite limit and 0 where there is no limit, or the system does not say.
+    """
+    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    return (math.inf, 0.0) if limit is None else (float(limit), float(used or 0))
+
+
+def _number(path: Path) -> int | None:
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None
 
 
 def ran_out(error: BaseException | None) -> bool:
@@ -79,8 +100,10 @@ def check_weights_fit(told: str, build: Callable[[], nn.Module]) -> None:
     try:
         with within_reach(told), torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = build()
-    except RuntimeError:
-        return  # it looks at the numbers that it is built from
+    except (RuntimeError, UserError) as error:
+        if ran_out(error):
+            raise
+        return  # it looks at the numbers that it is built from, or the attempt says what is wrong
     refuse_beyond_memory(told, model)
 
 

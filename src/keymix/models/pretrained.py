@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-from timm.models import get_pretrained_cfg
+from safetensors import SafetensorError
+from timm.models import PretrainedCfg, resolve_pretrained_cfg, split_model_name_tag
 
 from keymix.errors import UserError, one_line
 
@@ -20,24 +23,53 @@ _PATIENCE = 10.0  # seconds until the Hub is taken to be out of reach
 _NETWORK = cast("tuple[type[Exception], ...]", (OSError, *HfHubHTTPError.__bases__))
 
 
-@contextmanager
-def fetching(name: str) -> Iterator[None]:
-    """Let a model's weights be fetched within, and say in one line if they cannot be.
-
-    The Hub's client tries an address five times over half a minute, with a warning each time; it
-    is asked once here, unless its cache has the weights.
+def weights_of(name: str, given: Mapping[str, Any]) -> PretrainedCfg:
+    """Return by what timm finds a model's weights.
 
     Args:
         name: The model, by timm's name.
+        given: What is given to timm's builder: ``pretrained_cfg`` and ``pretrained_cfg_overlay``
+            go before what the registry has.
+    """
+    variant, tag = split_model_name_tag(name)
+    config = given.get("pretrained_cfg") or tag or None
+    return resolve_pretrained_cfg(variant, config, given.get("pretrained_cfg_overlay"))
+
+
+def names_weights(config: PretrainedCfg) -> bool:
+    """Whether there are weights of a model anywhere.
+
+    Args:
+        config: As :func:`weights_of` returns it.
+    """
+    return bool(config.has_weights or config.state_dict or config.source)
+
+
+@contextmanager
+def fetching(name: str, given: Mapping[str, Any]) -> Iterator[None]:
+    """Let a model's weights be fetched or read within, and say in one line if they cannot be.
+
+    The Hub's client tries an address five times over half a minute, with a warning each time; it
+    is asked once here, unless its cache has the weights. For weights in a file or in memory
+    nobody is asked.
+
+    Args:
+        name: The model, by timm's name.
+        given: What else is given to timm's builder.
 
     Raises:
-        UserError: If the weights cannot be fetched; it names the remedy.
+        UserError: If the weights cannot be fetched or read; it names the remedy, or the file.
     """
+    config = weights_of(name, given)
+    if config.source != "hf-hub" and (config.state_dict or config.file):
+        with _reading(config.file):
+            yield
+        return
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)  # each retry is a warning
     try:
-        _reach(name)
+        _reach(config, given.get("cache_dir"))
         yield
     except _NETWORK as error:
         lines = str(error).strip().splitlines()
@@ -52,14 +84,28 @@ def fetching(name: str) -> Iterator[None]:
         log.setLevel(level)
 
 
-def _reach(name: str) -> None:
+@contextmanager
+def _reading(file: object) -> Iterator[None]:
+    """Say in one line that a file of weights cannot be read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"weights {str(file)!r}: no such file") from error
+    except (EOFError, OSError, SafetensorError, pickle.UnpicklingError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"weights {str(file)!r} cannot be read: {one_line(lines[0])}") from error
+
+
+def _reach(config: PretrainedCfg, cache_dir: str | Path | None) -> None:
     """Ask the Hub once for a model's weights, unless its cache has them."""
-    config = get_pretrained_cfg(name)
-    if config is None or not config.hf_hub_id:
+    if not config.hf_hub_id:
         return  # one file by its address, which is asked for once
     repo, _, revision = config.hf_hub_id.partition("@")
     files = (config.hf_hub_filename,) if config.hf_hub_filename else _FILES
-    kept = (try_to_load_from_cache(repo, file, revision=revision or None) for file in files)
+    kept = (
+        try_to_load_from_cache(repo, file, cache_dir=cache_dir, revision=revision or None)
+        for file in files
+    )
     if any(isinstance(path, str) for path in kept):
         return
     with suppress(EntryNotFoundError):  # the Hub answers; the weights have another name

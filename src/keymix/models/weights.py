@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from keymix.errors import KeymixWarning, UserError, one_line
+from keymix.errors import UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.hosts.encoded import encoder_of
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.shifted_patch import take_recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded
 from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
@@ -173,26 +172,12 @@ def load_weights(
 
 def _take(model: nn.Module, found: State, read: Source) -> None:
     """Give a model the tensors, and what is known of the images that they were trained on."""
+    take_recorded_shifts(model, read.shifts, read.called, stacklevel=4)
     model.load_state_dict(found, strict=False)
     if read.shown is not None:
         last = [name for name in model.state_dict() if name.startswith(_classifier(model))]
-        describe_loaded(model, read.shown, with_classes=all(name in found for name in last))
-    _take_shifts(model, read)
-
-
-def _take_shifts(model: nn.Module, read: Source) -> None:
-    """Move shifted patches as the weights' run did, unless the model was given a way."""
-    embed = next((part for part in model.modules() if isinstance(part, ShiftedPatchEmbed)), None)
-    if embed is None or read.shifts in (None, embed.shifts):
-        return
-    if not embed.chosen:
-        embed.take_shifts(read.shifts)
-        return
-    text = (
-        f"{read.called} were trained with shifts={read.shifts!r}, and the model has "
-        f"shifts={embed.shifts!r}"
-    )
-    warnings.warn(text, KeymixWarning, stacklevel=4)
+        taken = bool(last) and all(name in found for name in last)
+        describe_loaded(model, read.shown, with_classes=taken)
 
 
 def _for_encoder(model: nn.Module, state: State) -> tuple[State, tuple[str, ...]]:

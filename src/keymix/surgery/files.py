@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.errors import UserError, WriteError
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
-from keymix.layers.shifts import BEFORE
+from keymix.layers.shifted_patch import shifted_in, take_recorded_shifts
+from keymix.layers.shifts import BEFORE, SHIFTS
 from keymix.models.preprocessing import describe, described
 from keymix.surgery.plans import Plan, install, plans_in, shadow
 from keymix.surgery.saving import keep_from_loss
@@ -48,7 +48,7 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
         "version": __version__,
         "model": _kind(model),
         "swaps": [asdict(plan) for plan in plans],
-        "shifts": next((embed.shifts for embed in _shifted(model)), None),
+        "shifts": next((embed.shifts for embed in shifted_in(model)), None),
         "shown": described(model),
     }
     path, part = Path(path), Path(f"{path}.part")
@@ -68,7 +68,8 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
         base: The model as it was built before its swaps, or what builds it: the same
             architecture, classes and image size; its weights do not matter. It is changed in
             place, and is what it was after a refusal.
-        path: What :func:`save_swapped` wrote.
+        path: What :func:`save_swapped` wrote. A base that was built with other ``shifts=`` than
+            it records keeps its own, with a warning.
 
     Returns:
         The model, on the device, in the type and mode of ``base``.
@@ -87,19 +88,13 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     install(copy, plans)
     _check(copy.state_dict(), state, path)
     shifts = record.get("shifts") or BEFORE
-    for embed in (*_shifted(copy), *_shifted(model)):  # the copy refuses first
-        embed.take_shifts(shifts)
+    take_recorded_shifts(model, shifts, f"weights {str(path)!r}", stacklevel=3)
     install(model, plans)
     keep_from_loss(model)
     model.load_state_dict(state)
     if record.get("shown"):
         describe(model, record["shown"])
     return model
-
-
-def _shifted(model: nn.Module) -> list[ShiftedPatchEmbed]:
-    """Return the patch embeddings of a model that shift, which no weight says how."""
-    return [module for module in model.modules() if isinstance(module, ShiftedPatchEmbed)]
 
 
 def _kind(model: nn.Module) -> str:
@@ -143,6 +138,7 @@ def _checked(told: str, path: Path) -> dict[str, Any]:
     if (
         not fits
         or not isinstance(record.get("shown", {}), dict)
+        or record.get("shifts") not in (None, *SHIFTS)
         or not all(_is_plan(swap) for swap in swaps or ())
     ):
         raise UserError(f"{path}: what it says of its swaps is broken; save the model again")
