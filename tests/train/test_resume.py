@@ -250,8 +250,8 @@ def test_both_checkpoints_damaged_start_anew(tiny: Recipe, tmp_path: Path, whole
     with pytest.warns(KeymixWarning) as said:
         train(tiny, tmp_path / "run")
     assert [str(w.message).partition("); ")[2] for w in said] == [
-        "going on from the one before",
-        "there is no other; starting anew",
+        "resuming from the one before",
+        "there is no other; starting again",
     ]
     assert traces(tmp_path / "run") == whole
 
@@ -269,8 +269,8 @@ def test_damaged_checkpoint_is_told_in_one_line(
     assert main([*words, "--out", str(out)]) == 0
     told = capsys.readouterr().err.splitlines()
     assert [line for line in told if not line.startswith("epoch ")] == [
-        f"keymix: warning: checkpoint {str(newest)!r} is damaged (File is not a zip file); going "
-        "on from the one before"
+        f"keymix: warning: checkpoint {str(newest)!r} is damaged (File is not a zip file); "
+        "resuming from the one before"
     ]
 
 
