@@ -13,7 +13,7 @@ import pytest
 from few_digits import small
 
 from keymix.cli.compare_result import plain, tell
-from keymix.compare import data_check
+from keymix.compare import data_check, manifest
 from keymix.compare.data_check import judged, lines, narrow, sheet
 from keymix.compare.events import Event
 from keymix.compare.rebuild import rebuild
@@ -128,3 +128,21 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
     (line,) = lines(checked, done.record["data"])
     assert "copies among 37 of 42 images" in line
     assert line in render({**done.record, "data_check": sheet(checked, done.record["data"])})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"not_looked_at": None},
+        {"too_narrow": "yes"},
+        {"findings": [{"level": "x"}]},
+        {"findings": [{"level": "warning", "what": "a", "remedy": "", "count": "9", "where": []}]},
+    ],
+)
+def test_a_damaged_record_of_it_counts_as_none(done: Comparison, tmp_path: Path, change) -> None:
+    record = json.loads((done.out / manifest.MANIFEST).read_text(encoding="utf-8"))
+    whole = {"findings": [], "too_narrow": False, "looked_at": {}, "not_looked_at": []}
+    for checked, read in ((whole, whole), (whole | change, None)):
+        text = json.dumps(record | {"checked": checked})
+        (tmp_path / manifest.MANIFEST).write_text(text, encoding="utf-8")
+        assert manifest.read(tmp_path).checked == read

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
+
 from keymix.compare.statistics import Interval
 from keymix.compare.verdicts import judge, points
 
@@ -101,3 +103,15 @@ def test_an_interval_of_units_that_belong_together_is_called_too_narrow():
         )
         assert f"too narrow, as {unit}s belong together" in told
         assert "too narrow" not in silent
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_an_interval_that_is_too_narrow_decides_nothing(seeds: int):
+    over_seeds = _interval(seeds, -0.02, 0.001, 0.001)
+    trusted, narrow = (
+        judge("a", "b", over_seeds, SURE_IMAGES, planned=seeds, narrow=narrow)
+        for narrow in (False, True)
+    )
+    assert narrow.headline != trusted.headline
+    assert narrow.verdict not in ("better", "worse")
+    assert "explain" not in narrow.detail

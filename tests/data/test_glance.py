@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from event_files import write_folder
 from film import save_frames
 from pictures import picture
+from PIL import Image
 from scan_sets import mask_set, scan_set
 
 from keymix.data import load
@@ -58,6 +60,17 @@ def test_photos_of_equal_files_are_found_by_smaller_pictures(tmp_path: Path) -> 
     report = glance(load(f"folder:{tmp_path}"))
     assert told(report) == {"images in more than one split": ("falsifies", 1)}
     assert report.facts == {"looked_at": {"images": 23, "of": 23}, "not_looked_at": []}
+
+
+def test_photos_that_differ_in_detail_alone_are_no_copies(make_folder: Callable[..., Path]) -> None:
+    root = make_folder(TWO_SPLITS)
+    flat = np.full((512, 512), 128, dtype=np.uint8)
+    Image.fromarray(flat).save(root / "test" / "a" / "flat.jpg", quality=95)
+    flat[:8, :8] += 40 * (np.indices((8, 8)).sum(0) % 2 * 2 - 1).astype(np.uint8)  # of mean 0
+    Image.fromarray(flat).save(root / "train" / "b" / "dots.jpg", quality=95)
+    report = glance(load(f"folder:{root}", image_size=128))
+    assert told(report) == {}
+    assert report.facts["not_looked_at"] == []
 
 
 def test_what_there_was_no_time_for_is_told(make_folder: Callable[..., Path]) -> None:

@@ -123,7 +123,8 @@ def judge(
         )
     if seeds.n < VERDICT_SEEDS:
         about = _images_sentence(images, unit, narrow=narrow)
-        return _no_verdict(mixer, baseline, seeds, images, planned=planned, about=about)
+        trusted = None if narrow else images
+        return _no_verdict(mixer, baseline, seeds, trusted, planned=planned, about=about)
     both = f"{_seeds_sentence(seeds)} {_images_sentence(images, unit, narrow=narrow)}"
     retrained, more_images = _clear(seeds), _clear(images) and not narrow
     agree = images is not None and seeds.difference * images.difference > 0
