@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue on jobs that measure nothing: what it runs, skips, resumes, keeps and says."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy_jobs
+
+from gpu_queue import child, machine, schedule, store
+from gpu_queue.job import Job, Step
+from gpu_queue.schedule import Queue
+
+Make = Callable[..., Queue]
+
+
+def step(name: str, measure: Any = toy_jobs.quick, **more: Any) -> Step:
+    return Step(name=name, measure=measure, **{"seconds": 2.0, **more})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    machine.preload()
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    """Make a queue of some jobs; another one on the same folders goes on there."""
+    monkeypatch.setattr(schedule, "GRACE", 5.0)
+    monkeypatch.setattr(schedule, "_WRITE", 0.0)
+
+    def make(*made: Job, seconds: float = 1000.0, device: str = "toy", **more: Any) -> Queue:
+        for module in (schedule, child):
+            monkeypatch.setattr(module, "jobs", lambda: list(made))
+        now = time.monotonic()
+        folders = {"results": tmp_path / "results", "work": tmp_path / "work"}
+        options = {"tiny": True, "data": None, **folders, **more}
+        made_queue = Queue(start=now, end=now + seconds + schedule.GRACE, **options)
+        made_queue.machine = {"device": device, "dry_run": True}
+        return made_queue
+
+    return make
+
+
+def standing(queue: Queue) -> dict[str, str]:
+    return {
+        f"{job.name}/{one.name}": queue.standing(job, one)
+        for job in queue.jobs
+        for one in queue.steps[job.name]
+    }
+
+
+def results(tmp_path: Path, job: Job) -> Any:
+    return json.loads((tmp_path / "results" / job.file).read_text())
+
+
+def test_what_ran_is_kept_and_not_run_again(
+    queue: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a"), step("b/c"))
+    assert queue(alpha).run()
+    kept = results(tmp_path, alpha)
+    assert set(kept["steps"]) == {"a", "b/c"}
+    assert kept["steps"]["a"]["result"] == {"value": 1.0}
+    assert "tests/benchmarks/gpu_queue/toy_jobs.py" in kept["code"][0]["files"]
+    with zipfile.ZipFile(tmp_path / "results" / alpha.archive) as archive:
+        assert set(archive.namelist()) == {"a/log.txt", "b/c/log.txt"}
+    again = queue(alpha)
+    assert again.waiting() == []
+    capsys.readouterr()
+    again.summary()
+    assert "next: nothing" in capsys.readouterr().out
+    # also where only the result files are left, as on another machine
+    assert queue(alpha, work=tmp_path / "elsewhere").waiting() == []
+    assert len(queue(alpha, again=["alpha/b*"]).waiting()) == 1
+
+
+def test_a_failure_is_a_result_and_the_others_go_on(queue: Make, tmp_path: Path) -> None:
+    alpha = toy_jobs.job(
+        1, "alpha", step("raises", toy_jobs.broken), step("dies", toy_jobs.crashing), step("works")
+    )
+    assert not queue(alpha).run()
+    kept = results(tmp_path, alpha)["steps"]
+    assert "no such kernel" in kept["raises"]["error"]
+    assert [kept[name]["state"] for name in kept] == ["failed", "failed", "done"]
+    assert queue(alpha).waiting() == []  # the same code would fail again
+
+
+def test_a_step_that_hangs_is_ended_and_has_failed(
+    queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "_LEAST", 0.5)
+    one = queue(toy_jobs.job(1, "alpha", step("hangs", toy_jobs.hanging, seconds=0.1), step("b")))
+    assert not one.run()
+    assert standing(one) == {"alpha/hangs": "failed", "alpha/b": "done"}
+
+
+def test_a_training_stops_in_time_and_goes_on_where_it_stopped(queue: Make, tmp_path: Path) -> None:
+    counts = toy_jobs.job(1, "counts", step("x", toy_jobs.counting, resumable=True, least=0.5))
+    assert queue(counts, seconds=1.0).run()
+    part = results(tmp_path, counts)["steps"]["x"]
+    assert part["state"] == "partial"
+    assert 0 < part["progress"]["epochs"] < 8
+    after = queue(counts)
+    # what is left by the share that is done
+    share = part["progress"]["epochs"] / 8
+    left = max(part["seconds"] / share - part["seconds"], 5.0)
+    assert after.seconds(counts, after.steps["counts"][0]) == pytest.approx(left)
+    assert after.run()
+    whole = results(tmp_path, counts)["steps"]["x"]
+    assert whole["state"] == "done"
+    assert whole["result"] == {"counted": 8, "from": part["progress"]["epochs"]}
+    assert whole["seconds"] > part["seconds"]
+    assert not after.folder(counts, after.steps["counts"][0]).exists()
+
+
+def test_a_measurement_that_was_cut_short_is_given_more_time(queue: Make) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("slow", toy_jobs.hanging, seconds=1.0))
+    assert queue(alpha, seconds=1.5).run()  # no fault of its own
+    after = queue(alpha)
+    slow = after.steps["alpha"][0]
+    assert after.standing(alpha, slow) == "partial"
+    assert after.seconds(alpha, slow) >= 1.5 * 1.5
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 1), (3, 3)])
+def test_trainings_share_the_gpu_as_their_job_says(
+    queue: Make, slots: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [step(name, toy_jobs.counting, resumable=True) for name in "xyz"]
+    counts = toy_jobs.job(1, "counts", *runs, side_by_side=lambda results: slots)
+    one = queue(counts, toy_jobs.job(2, "alone", step("a")))
+    beside: list[int] = []
+    following = one.following
+
+    def watched(running: Sequence[Any]) -> Any:
+        beside.append(len(running))
+        assert len({r.job.name for r in running}) <= 1
+        return following(running)
+
+    monkeypatch.setattr(one, "following", watched)
+    assert one.run()
+    assert max(beside) == most
+    assert set(standing(one).values()) == {"done"}
+
+
+def test_only_what_fits_is_started(queue: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    long = toy_jobs.job(1, "long", step("a", seconds=600.0))
+    short = toy_jobs.job(2, "short", step("b", seconds=3.0))
+    one = queue(long, short, seconds=60.0)
+    assert one.run()
+    assert standing(one) == {"long/a": "not measured", "short/b": "done"}
+    capsys.readouterr()
+    one.summary()
+    needs = (600 + schedule.GRACE) / 60
+    assert f"next: long/a, needs {needs:.1f} minutes" in capsys.readouterr().out
+
+
+def test_a_training_that_cannot_end_before_the_machine_goes_is_not_started(queue: Make) -> None:
+    run = step("x", toy_jobs.counting, resumable=True, seconds=900.0, least=1.0)
+    counts = toy_jobs.job(1, "counts", run)
+    assert queue(counts, seconds=60.0).following([]) is not None
+    soon = queue(counts, seconds=60.0, lease=time.monotonic() + 800)
+    assert soon.following([]) is None
+
+
+def test_what_a_step_lacks_keeps_it_alone_back(
+    queue: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alpha = toy_jobs.job(
+        1,
+        "alpha",
+        step("package", packages=("no_such_package",)),
+        step("data", data=("cifar10",)),
+        step("memory", gpu_gib=100.0),
+        step("works"),
+    )
+    one = queue(alpha, tiny=False)
+    one.free_gib = 50.0
+    steps = one.steps["alpha"]
+    assert [one.lacks(s) for s in steps] == [
+        ["package no_such_package"],
+        ["data cifar10"],
+        ["100 GiB of GPU memory (50 free)"],
+        [],
+    ]
+    assert one.following([]) == (alpha, steps[3])
+    (tmp_path / "cifar10").mkdir()
+    assert queue(alpha, tiny=False, data=tmp_path).lacks(steps[1]) == []
+    capsys.readouterr()
+    tiny = queue(alpha)
+    assert tiny.check()
+    said = capsys.readouterr().out
+    assert "no_such_package" in said.splitlines()[0]
+    assert "pip download" in said
+    assert "no-such-package" in said
+
+
+def test_results_of_earlier_code_come_last(
+    queue: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a"))
+    beta = toy_jobs.job(2, "beta", step("b"))
+    assert queue(alpha, beta, only=["alpha"]).run()
+    first = results(tmp_path, alpha)["steps"]["a"]
+    code = results(tmp_path, alpha)["code"][0]
+    monkeypatch.setattr(store, "digest_of", lambda files: "another")
+    one = queue(alpha, beta)
+    assert standing(one) == {"alpha/a": "earlier code", "beta/b": "not measured"}
+    assert [job.name for job, _ in one.waiting()] == ["beta", "alpha"]
+    assert one.done(alpha) == {}
+    assert one.run()
+    assert results(tmp_path, alpha)["code"][0]["digest"] == "another" != code["digest"]
+    assert first["state"] == "done"
+
+
+def test_estimates_follow_what_was_measured_on_the_same_device(queue: Make) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a", seconds=50.0))
+    assert queue(alpha, device="one").run()
+    for device, seconds in (("one", 5.0), ("two", 50.0)):
+        later = queue(alpha, device=device)
+        assert later.seconds(alpha, later.steps["alpha"][0]) <= seconds
+    assert later.seconds(alpha, later.steps["alpha"][0]) == 50.0
+    told = toy_jobs.job(2, "told", step("a"), estimate=lambda step, results: 7.0)
+    assert queue(told).minutes(told, told.steps(True)) == pytest.approx(7 / 60)
+
+
+def test_what_a_dry_run_measured_is_no_result(queue: Make, tmp_path: Path) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a"))
+    assert queue(alpha).run()
+    assert standing(queue(alpha, tiny=False)) == {"alpha/a": "not measured"}
+    with pytest.raises(ValueError, match="dry run"):
+        store.take(tmp_path / "results", [alpha], commit=None, target=tmp_path / "taken")
+
+
+def test_an_unknown_pattern_is_refused(queue: Make) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a"))
+    for option in ("only", "again"):
+        with pytest.raises(ValueError, match="nosuch"):
+            queue(alpha, **{option: ["nosuch/*"]})
+
+
+def test_a_machine_whose_gpu_does_not_work_is_told_and_measures_nothing(
+    queue: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(device: str) -> None:
+        raise RuntimeError("CUDA driver initialization failed")
+
+    monkeypatch.setattr(machine, "look", look)
+    monkeypatch.setattr(schedule, "_METHODS", ("fork",))
+    assert not queue(toy_jobs.job(1, "alpha", step("a")), tiny=False).check()
+    said = capsys.readouterr().err
+    assert "driver initialization" in said
+    assert "Nothing was measured" in said
+
+
+# ---- results on disk ---------------------------------------------------------------------------
+
+
+def stored(**more: Any) -> store.Stored:
+    plain = {"state": "done", "seconds": 1.0, "finished": "2026-01-02", "machine": {"device": "x"}}
+    return store.Stored(**{**plain, "command": "run", **more})
+
+
+def test_result_files_keep_all_that_is_known(tmp_path: Path) -> None:
+    alpha = toy_jobs.job(3, "alpha", step("a"), step("b"))
+    records = {
+        "alpha": {
+            "a": stored(result={"x": math.pi}, files=["LICENSE"], digest="0", commit="abc"),
+            "b/c": stored(state="failed", error="why", machine={"device": "y"}),
+        }
+    }
+    store.write(tmp_path, [alpha], records)
+    assert store.read(tmp_path) == records
+    (tmp_path / "3-alpha.json").write_text('{"job": 1}')
+    with pytest.raises(ValueError, match=r"3-alpha\.json"):
+        store.read(tmp_path)
+
+
+def test_the_later_record_counts_and_a_partial_one_only_alone(tmp_path: Path) -> None:
+    early, late = stored(seconds=1.0), stored(seconds=2.0, finished="2026-01-03")
+    part = stored(state="partial", finished="2026-01-04")
+
+    def merged(*ones: store.Stored) -> store.Stored:
+        return store.merge(*({"j": {"s": one}} for one in ones))["j"]["s"]
+
+    assert merged(early, late) == merged(late, early) == late
+    assert merged(part, early) == merged(early, part) == early
+    assert merged(part) == part
+    path = store.record_file(tmp_path, "j", "s/t")
+    store.write_record(path, late)
+    (tmp_path / "j" / "damaged.json").write_text('{"state": "do')
+    assert store.read_records(tmp_path) == {"j": {"s/t": late}}
+
+
+def test_results_that_came_back_are_taken_in(tmp_path: Path) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a"), step("b"))
+    came, target = tmp_path / "came", tmp_path / "target"
+    files = ["LICENSE"]
+    now = stored(finished="2026-02-01", files=files, digest=store.digest_of(files))
+    store.write(target, [alpha], {"alpha": {"a": stored(), "b": stored()}})
+    store.write(came, [alpha], {"alpha": {"b": now}})
+    store.pack(tmp_path / "nothing", came / alpha.archive)
+    assert not (came / alpha.archive).exists()
+    (tmp_path / "keep" / "b").mkdir(parents=True)
+    (tmp_path / "keep" / "b" / "metrics.jsonl").write_text("{}")
+    store.pack(tmp_path / "keep", came / alpha.archive)
+    assert store.take(came, [alpha], commit="abc", target=target) == 1
+    steps = store.read(target)["alpha"]
+    assert steps["a"].commit is None
+    assert steps["b"].commit == "abc"
+    assert steps["b"].present
+    assert (target / "1-alpha" / "b" / "metrics.jsonl").read_text() == "{}"
+
+
+SOURCE = '''"""Module."""
+import os  # why
+
+
+def f(a):
+    """Say it.
+
+    At length, with a "quote" and a # sign.
+    """
+    text = "# no comment"  # one
+    return f"{a} # {text}"
+
+
+class C:
+    """Nothing else."""
+'''
+
+
+def test_a_fingerprint_follows_what_code_does() -> None:
+    same = SOURCE.replace("Say it.", "Say another thing.\n\n    Longer.").replace("# why", "")
+    same = same.replace("\n\n\nclass", "\n# a comment\n\nclass").replace("Nothing else", "Ä")
+    assert store.bare(same) == store.bare(SOURCE)
+    for old, new in (("import os", "import re"), ('"# no', '"# a'), ("{a} #", "{a} ##")):
+        assert store.bare(SOURCE.replace(old, new)) != store.bare(SOURCE)
+    compile(store.bare(SOURCE), "bare", "exec")
+    assert store.digest_of(["README.md"]) != store.digest_of(["LICENSE"])
+    assert store.digest_of(["LICENSE", "README.md"]) == store.digest_of(["README.md", "LICENSE"])
+    assert store.digest_of(["no such file"]) != store.digest_of([])

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that measure nothing, but end in every way in which a step can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from gpu_queue.job import Context, Job, Result, Step, Unfinished
+
+
+def quick(context: Context) -> Result:
+    (context.keep / "log.txt").write_text("kept")
+    return {"value": 1.0}
+
+
+def broken(context: Context) -> Result:
+    raise RuntimeError("no such kernel")
+
+
+def crashing(context: Context) -> Result:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return {}
+
+
+def counting(context: Context) -> Result:
+    """Count to 8 in steps of 0.25 s, and go on from there."""
+    file = context.work / "count"
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    done = int(file.read_text()) if file.is_file() else 0
+    first = done
+    while done < 8:
+        if asked:
+            raise Unfinished({"epochs": done, "of": 8})
+        time.sleep(0.25)
+        done += 1
+        file.write_text(str(done))
+    return {"counted": done, "from": first}
+
+
+def hanging(context: Context) -> Result:
+    time.sleep(600)
+    return {}
+
+
+def section(results: dict[str, Result]) -> str:
+    return f"{len(results)} measured."
+
+
+def job(number: int, name: str, *steps: Step, **more: object) -> Job:
+    def listed(tiny: bool) -> tuple[Step, ...]:
+        return steps
+
+    return Job(
+        number=number,
+        name=name,
+        title=name.title(),
+        purpose=f"What {name} takes.",
+        form={"value": "a number"},
+        steps=listed,
+        section=section,
+        **more,  # type: ignore[arg-type]
+    )
