@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole queue as its command runs it, on the CPU at the smallest sizes; killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_queue import store
+from gpu_queue.jobs import jobs
+
+RUN = Path(__file__).parents[3] / "benchmarks" / "gpu_queue" / "run.py"
+HIDE = """
+import importlib.machinery as machinery
+
+find = machinery.PathFinder.find_spec
+machinery.PathFinder.find_spec = classmethod(
+    lambda cls, name, *more: None if name == "spikingjelly" else find(name, *more)
+)
+"""
+
+
+class Ran:
+    """What became of the queue that was killed, and of the one that went on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "hidden").mkdir()
+        (folder / "hidden" / "sitecustomize.py").write_text(HIDE)
+        self.results = folder / "results"
+        self.killed_after = self._killed()
+        self.kept = self.steps()
+        self.left = [pid for pid in _processes(folder) if pid != os.getpid()]
+        self.without_a_package = self.command("--minutes", "60", hide=True)
+        self.then = self.steps()
+        self.too_few_minutes = self.command("--minutes", "0.3")
+        self.second = self.command("--minutes", "60")
+
+    def words(self) -> list[str]:
+        places = ["--results", str(self.results), "--work", str(self.folder / "work")]
+        return [sys.executable, str(RUN), "--dry-run", *places]
+
+    def command(self, *more: str, hide: bool = False) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # not installed, so to say
+        if hide:
+            env["PYTHONPATH"] = str(self.folder / "hidden")
+        return subprocess.run(
+            [*self.words(), *more], capture_output=True, text=True, check=False, env=env
+        )
+
+    def _killed(self) -> list[str]:
+        """Kill the queue while its third step runs; the lines that it printed."""
+        with subprocess.Popen(
+            [*self.words(), "--minutes", "60"], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            lines: list[str] = []
+            for line in process.stdout:
+                lines.append(line)
+                if sum(": about" in line for line in lines) == 3:
+                    break
+            process.send_signal(signal.SIGKILL)
+        return lines
+
+    def steps(self) -> dict[str, dict[str, Any]]:
+        return {
+            f"{job.name}/{name}": step
+            for job in jobs()
+            if (self.results / job.file).is_file()
+            for name, step in json.loads((self.results / job.file).read_text())["steps"].items()
+        }
+
+
+def _processes(folder: Path) -> list[int]:
+    """Processes of the queue in a folder, once those that end have had time to do so."""
+    found = []
+    for _ in range(100):
+        found = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if str(folder / "work").encode() in _read(path)
+        ]
+        if not found:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Ran(tmp_path_factory.mktemp("queue"))
+
+
+def every_step() -> set[str]:
+    return {f"{job.name}/{step.name}" for job in jobs() for step in job.steps(True)}
+
+
+@pytest.mark.slow
+def test_what_was_done_when_the_queue_was_killed_is_not_done_again(ran: Ran) -> None:
+    assert len(ran.kept) == 2
+    assert ran.left == []  # what measured has ended with it
+    for name, step in ran.kept.items():
+        assert ran.steps()[name] == step
+        assert f"{name}: about" not in ran.without_a_package.stdout
+
+
+@pytest.mark.slow
+def test_a_missing_package_keeps_back_what_needs_it_and_nothing_else(ran: Ran) -> None:
+    needing = {
+        f"{job.name}/{step.name}"
+        for job in jobs()
+        for step in job.steps(True)
+        if "spikingjelly" in step.packages
+    }
+    assert needing
+    assert ran.without_a_package.returncode == 0, ran.without_a_package.stdout
+    assert set(ran.then) == every_step() - needing
+    said = ran.without_a_package.stdout
+    assert "spikingjelly" in next(line for line in said.splitlines() if "missing" in line)
+    assert "lacks" in said
+
+
+@pytest.mark.slow
+def test_with_too_few_minutes_nothing_is_started(ran: Ran) -> None:
+    assert ran.too_few_minutes.returncode == 0
+    assert ": about" not in ran.too_few_minutes.stdout
+    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: spiking/")
+
+
+@pytest.mark.slow
+def test_in_the_end_every_step_has_a_result(ran: Ran) -> None:
+    assert ran.second.returncode == 0, ran.second.stdout + ran.second.stderr
+    steps = ran.steps()
+    assert set(steps) == every_step()
+    assert {step["state"] for step in steps.values()} == {"done"}
+    assert ran.second.stdout.splitlines()[-1].startswith("next: nothing")
+    for job in jobs():
+        results = {
+            name: stored.result or {} for name, stored in store.read(ran.results)[job.name].items()
+        }
+        assert job.section(results).strip()
+        code = json.loads((ran.results / job.file).read_text())["code"]
+        assert any(f"jobs/{Path(job.source).name}" in name for name in code[0]["files"])
+        assert any(name.startswith("src/keymix/") for name in code[0]["files"])
+
+
+def test_the_queue_lists_what_is_left_without_a_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, str(RUN), "--list"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for job in jobs():
+        assert f"{job.number} {job.name}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--minutes", "0"],
+        ["--minutes", "5"],  # without --results
+        ["--dry-run", "--results", "R", "--only", "nosuch"],
+        ["--list", "--data", "no such folder"],
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_refused(words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(RUN), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
