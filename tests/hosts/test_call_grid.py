@@ -134,7 +134,9 @@ def test_it_compiles_into_one_graph_a_size(shapes_checked: bool) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)
     for size in ((16, 64), (64, 16), (16, 64)):
-        close(compiled(image(*size)), model(image(*size)))
+        # timm resamples position embeddings in float32; compiled by PyTorch 2.7 to 2.11 also those
+        # that have their size, where is_exporting() is always true
+        close(compiled(image(*size)), model(image(*size)), torch.float32)
     assert len(graphs) == 2
 
 

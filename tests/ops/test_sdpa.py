@@ -160,3 +160,28 @@ def test_the_map_never_stands_in_memory(widths) -> None:
     names = {event.name for event in profile.events()}
     assert any("flash" in name for name in names), names
     assert not any("softmax" in name for name in names)
+
+
+def test_only_an_export_copies_the_result(shapes_checked: bool) -> None:
+    """PyTorch 2.7 to 2.11 call it an export too where torch.compile looks; a copy costs time."""
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    compiled: list[Any] = []
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return sdpa.attention(x, x, x, scale=0.3)
+
+    def backend(graph: Any, examples: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    def copies(program: Any) -> bool:
+        return any("clone" in str(node.target) for node in program.graph.nodes)
+
+    torch._dynamo.reset()
+    x = random_(2, 3, 5, 4, seed=1)
+    torch.compile(Attention(), fullgraph=True, backend=backend)(x)
+    assert [copies(graph) for graph in compiled] == [False]
+    for strict in (False, True):
+        assert copies(torch.export.export(Attention(), (x,), strict=strict))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import sys
 import warnings
@@ -33,6 +34,14 @@ VERBS = {
 _AGAIN = "run the same command again (without --overwrite) to go on"
 
 _TOO_LARGE = "name a smaller image size, batch, number of time steps, or model"
+
+_PACKAGES = {
+    "PIL": "pillow",
+    "jsonargparse": "jsonargparse[signatures]",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+"""What to install for a module where that is not its name."""
 
 EXAMPLES = """\
 examples:
@@ -79,7 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
-        with _told_in_one_line(), interruptible(lambda: _AGAIN), _enough_memory(verb):
+        with (
+            _told_in_one_line(),
+            interruptible(lambda: _AGAIN),
+            _enough_memory(verb),
+            _packages_there(),
+        ):
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
     except UserError as error:
@@ -105,6 +119,20 @@ def _enough_memory(verb: str) -> Iterator[None]:
         if not ran_out(error):
             raise
         raise UserError(f"out of memory in `keymix {verb}`: {_TOO_LARGE}") from error
+
+
+@contextmanager
+def _packages_there() -> Iterator[None]:
+    """Name a package that is not installed, as happens where keymix runs from a checkout."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = error.name or ""
+        within = "." in module or module in sys.stdlib_module_names  # of what is installed
+        if not module or within or importlib.util.find_spec(module) is not None:
+            raise
+        package = _PACKAGES.get(module, module)
+        raise UserError(f"package {module!r} is not installed: pip install {package!r}") from error
 
 
 @contextmanager

@@ -215,6 +215,13 @@ class MapMixer(TokenMixer):
     @property
     def plain_softmax(self) -> str | None:
         """None if the map is a plain softmax of logits, else what makes it another thing."""
+        return self._head_mixing()
+
+    def _head_mixing(self) -> str | None:
+        """Why heads that mix make the map another thing; None if they do not.
+
+        A method, for subclasses: torch.compile of PyTorch 2.11 follows no property by ``super()``.
+        """
         return "talking_heads mixes the maps" if self.talking_pre is not None else None
 
     # ---- what this class does with it -------------------------------------------------------

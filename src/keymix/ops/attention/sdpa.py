@@ -16,6 +16,15 @@ def _flat(t: Tensor, lead: torch.Size) -> Tensor:
     return t.expand(*lead, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
 
 
+def _exporting() -> bool:
+    """Whether torch.export runs.
+
+    Within torch.compile of PyTorch up to 2.11 ``is_exporting()`` is always true, its flag is not.
+    """
+    flag = getattr(torch.compiler, "_is_exporting_flag", True)
+    return torch.compiler.is_exporting() and bool(flag)
+
+
 def attention(
     q: Float[Tensor, "*batch h N d"],
     k: Float[Tensor, "*keys h M d"],
@@ -62,7 +71,7 @@ def attention(
         dropout_p=dropout,
         scale=scale,
     )
-    if torch.compiler.is_exporting():
+    if _exporting():
         # which kernel serves, and with it these strides, may differ from one pass of an exporter
         # to the next; a view that was recorded in one would then fail in the other
         out = out.clone(memory_format=torch.contiguous_format)
