@@ -44,8 +44,8 @@ TAU, SIMILAR, UNIQUE = 0.5, 0.8, 0.9  # DeepViT: Eq. 7's cosine; appendix D; Fig
 SHOWN = 256  # test images that the maps are read on
 
 SIDE_BY_SIDE = 2
-"""Runs on the GPU at once. One alone keeps it busy for most of a step (`seconds`): two fill the
-gaps, and more would only leave more of them half-done when the machine goes back."""
+"""Runs on the GPU at once. One alone keeps it busy for most of a step (`training_seconds`): two
+fill the gaps, and more would only leave more of them half-done when the machine goes back."""
 
 MACS = {PLAIN: 25_584_000, RE: 25_736_100}  # of one image and block, as `keymix.count` has them
 TRAFFIC = {  # s of a block's forward and backward, 512 images: counted bytes of tensors over a rate
@@ -71,6 +71,7 @@ def training_seconds(depth: int, mixer: str) -> float:
     # A block's products are 79 GFLOP: 0.3 ms at 30 % of 790 TFLOP/s, within the time that memory
     # takes, 0.75 ms and 2 ms. The host needs less, some 6 us for each of 51 and 80 kernels. Besides
     # them a step has augmentation, embedding, head, loss and update. 45,000 images are 88 steps.
+    # Compiling 32 blocks would take about as long as it saves.
     batch, epochs = SETTINGS["data.batch_size"], SETTINGS["schedule.epochs"]
     block = max(6 * MACS[mixer] * batch / (0.3 * 790e12), TRAFFIC[mixer])
     return SIDE_BY_SIDE * epochs * 88 * (0.005 + depth * block)
