@@ -5,7 +5,7 @@
     python benchmarks/gpu_queue/page.py --take RESULTS
 
 With ``--take`` the result files that came back from a machine are merged first. The page follows
-from the files and the present code alone.
+from the files and the jobs; which results are of earlier code, ``run.py --list`` says.
 """
 
 from __future__ import annotations
@@ -74,13 +74,8 @@ class View:
 
     @property
     def done(self) -> dict[str, Stored]:
-        """What is measured, on earlier code too."""
+        """What is measured."""
         return self.those("done")
-
-    @property
-    def earlier(self) -> int:
-        """How many of the measured steps belong to earlier code."""
-        return sum(not stored.present for stored in self.done.values())
 
     @property
     def state(self) -> str:
@@ -88,12 +83,8 @@ class View:
         of, done, failed = len(self.steps), len(self.done), len(self.those("failed"))
         if not done:
             told = "failed" if failed == of else "not measured yet"
-        elif done == of:
-            told = "measured on earlier code" if self.earlier == of else "measured"
         else:
-            told = f"{done} of {of} steps measured"
-        if self.earlier and told != "measured on earlier code":
-            told += f", {self.earlier} of them on earlier code"
+            told = "measured" if done == of else f"{done} of {of} steps measured"
         return told + (f", {failed} failed" if failed and told != "failed" else "")
 
     @property
@@ -123,32 +114,17 @@ class View:
         """Everything that is known of it."""
         job = self.job
         parts = [f"## {self.heading}", job.purpose]
-        parts.append(self._measured() if self.done else "Not measured yet.")
+        results = {name: stored.result or {} for name, stored in self.done.items()}
+        parts.append(job.section(results) if results else "Not measured yet.")
         parts += [job.always(), "\n".join([*self._troubles(), *self._origin()])]
         return "\n\n".join(part.strip() for part in parts if part.strip())
-
-    def _measured(self) -> str:
-        """Let the job tell its results; those of earlier code may have another form."""
-        results = {name: stored.result or {} for name, stored in self.done.items()}
-        try:
-            return self.job.section(results)
-        except (LookupError, TypeError, ValueError):
-            if not self.earlier:
-                raise
-        fresh = {name: results[name] for name, stored in self.done.items() if stored.present}
-        told = self.job.section(fresh) + "\n\n" if fresh else ""
-        left_out = _count(self.earlier, "result")
-        return (
-            f"{told}Left out: {left_out} of earlier code, in a form that no longer fits this page."
-        )
 
     def _troubles(self) -> list[str]:
         """Name what failed and what was cut short."""
         lines = []
         for name, stored in self.those("failed").items():
             last = (stored.error or "no message").strip().splitlines()[-1].strip()
-            when = "" if stored.present else " on earlier code"
-            lines.append(f"- `{name}` failed{when} after {_clock(stored.seconds)}: {_code(last)}")
+            lines.append(f"- `{name}` failed after {_clock(stored.seconds)}: {_code(last)}")
         for name, stored in self.those("partial").items():
             lines.append(f"- `{name}` was cut short after {_clock(stored.seconds)}{_far(stored)}")
         if self.dropped:
@@ -256,14 +232,13 @@ def page(all_jobs: Sequence[Job], records: Mapping[str, Known]) -> str:
 def _first(views: Sequence[View]) -> str:
     """Say what is known so far, and what this is."""
     of, done = sum(len(v.steps) for v in views), sum(len(v.done) for v in views)
-    failed, earlier = sum(len(v.those("failed")) for v in views), sum(v.earlier for v in views)
+    failed = sum(len(v.those("failed")) for v in views)
     if not done:
         told = "Nothing is measured on a GPU yet"
     elif done == of:
         told = f"All {of} steps of the queue are measured"
     else:
         told = f"{done} of {of} steps of the queue are measured"
-    told += f", {earlier} of them on earlier code" if earlier else ""
     told += f", {failed} failed" if failed else ""
     minutes = sum(view.minutes for view in views)
     return (

@@ -121,10 +121,14 @@ def digest_of(files: Iterable[str]) -> str:
     return whole.hexdigest()[:16]
 
 
+_RUNNER = ("child", "job", "machine", "page", "run", "schedule", "store")  # measure nothing
+
+
 def loaded_files(modules: Mapping[str, Any], job: Job) -> list[str]:
     """List the project's files among loaded modules, without those of the queue and other jobs."""
-    found = set()
-    for name, module in list(modules.items()):
+    here = Path(__file__).resolve().parent
+    own, found = Path(job.source).resolve(), set()
+    for module in list(modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
@@ -134,8 +138,12 @@ def loaded_files(modules: Mapping[str, Any], job: Job) -> list[str]:
         path = path.resolve()
         if not path.is_relative_to(ROOT) or "site-packages" in path.parts:
             continue
-        queue = name.startswith("gpu_queue") or path.is_relative_to(ROOT / "benchmarks/gpu_queue")
-        if not queue or (path.stem == Path(job.source).stem and path.parent.name == "jobs"):
+        runner = path.stem in _RUNNER or path.name == "__init__.py"
+        if (
+            path == own
+            or not path.is_relative_to(here)
+            or (path.parent != here / "jobs" and not runner)
+        ):
             found.add(path.relative_to(ROOT).as_posix())
     return sorted(found)
 

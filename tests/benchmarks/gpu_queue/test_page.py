@@ -28,7 +28,7 @@ MACHINE = {
 FILES = ["tests/benchmarks/gpu_queue/toy_jobs.py"]
 
 
-def record(state: str = "done", *, earlier: bool = False, **more: Any) -> Stored:
+def record(state: str = "done", **more: Any) -> Stored:
     """What is known of a step."""
     return Stored(
         **{
@@ -38,7 +38,7 @@ def record(state: str = "done", *, earlier: bool = False, **more: Any) -> Stored
             "machine": MACHINE,
             "command": "",
             "files": FILES,
-            "digest": "earlier" if earlier else store.digest_of(FILES),
+            "digest": "0",
             "commit": "0123456789abcdef",
             "result": {"value": 1.0} if state == "done" else None,
             **more,
@@ -72,9 +72,6 @@ def test_the_page_is_what_the_results_make() -> None:
         ([], "not measured yet"),
         ([record()] * 3, "measured"),
         ([record()], "1 of 3 steps measured"),
-        ([record(earlier=True)] * 3, "measured on earlier code"),
-        ([record(), record(), record(earlier=True)], "measured, 1 of them on earlier code"),
-        ([record(earlier=True)], "1 of 3 steps measured, 1 of them on earlier code"),
         ([record(), record("failed")], "1 of 3 steps measured, 1 failed"),
         ([record("failed")], "not measured yet, 1 failed"),
         ([record("failed")] * 3, "failed"),
@@ -136,12 +133,10 @@ def test_machines_and_commits_that_differ_are_all_told() -> None:
 
 def test_failures_are_shown_by_their_last_line() -> None:
     error = "Traceback\n  File x\nRuntimeError: no `kernel` | here"
-    text = view(
-        record("failed", error=error), record("failed", earlier=True, seconds=300.0)
-    ).section()
+    text = view(record("failed", error=error), record("failed", seconds=300.0)).section()
     assert "- `s0` failed after 90 s: `RuntimeError: no 'kernel' | here`\n" in text
     assert "\n\nNot measured yet.\n\n" in text
-    assert "- `s1` failed on earlier code after 5.0 min: `no message`\n" in text
+    assert "- `s1` failed after 5.0 min: `no message`\n" in text
 
 
 def test_what_was_cut_short_is_shown() -> None:
@@ -164,22 +159,6 @@ def test_what_a_job_always_says_is_there_before_any_result() -> None:
     assert "\n\nBy paper: 3.\n\n" in view(record(), always=lambda: "By paper: 3.").section()
 
 
-def test_results_in_an_old_form_are_left_out_and_counted() -> None:
-    def section(results: dict[str, Result]) -> str:
-        return f"sum {sum(result['value'] for result in results.values())}"
-
-    def told(*known: Stored) -> str:
-        made = job()
-        object.__setattr__(made, "section", section)
-        return page.View(made, {f"s{i}": stored for i, stored in enumerate(known)}).section()
-
-    old = record(earlier=True, result={"other": 1.0})
-    assert "sum 1.0\n\nLeft out: 1 result of earlier code" in told(record(), old)
-    assert "takes.\n\nLeft out: 1 result of earlier code" in told(old)
-    with pytest.raises(KeyError):  # what the present code gave must fit
-        told(record(result={}))
-
-
 # ---- the whole --------------------------------------------------------------------------------
 
 
@@ -191,8 +170,8 @@ def test_the_first_sentence_says_what_is_known() -> None:
     assert first() == "Nothing is measured on a GPU yet"
     assert first(s0=record("failed")) == "Nothing is measured on a GPU yet, 1 failed"
     assert first(s0=record()) == "1 of 3 steps of the queue are measured"
-    assert first(s0=record(), s1=record(earlier=True), s2=record("failed")) == (
-        "2 of 3 steps of the queue are measured, 1 of them on earlier code, 1 failed"
+    assert first(s0=record(), s1=record(), s2=record("failed")) == (
+        "2 of 3 steps of the queue are measured, 1 failed"
     )
     assert first(**{f"s{i}": record() for i in range(3)}) == "All 3 steps of the queue are measured"
 
