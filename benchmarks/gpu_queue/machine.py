@@ -18,7 +18,7 @@ from typing import Any
 # what a process does with CUDA its forks cannot do again.
 PRELOADED = ("numpy", "torch", "torchvision", "timm", "lightning.pytorch")
 _SHOWN = ("torch", "triton", "torchvision", "timm", "lightning", "numpy")
-# What a step imports without saying so, beside PyTorch's own needs: keymix's dependencies.
+# What keymix imports, but for jsonargparse, which only `keymix train --help` needs.
 NEEDED = (
     "torch",
     "torchvision",
@@ -26,9 +26,6 @@ NEEDED = (
     "lightning",
     "torchmetrics",
     "safetensors",
-    "jsonargparse",
-    "typeshed_client",
-    "docstring_parser",
     "rich",
     "jinja2",
     "matplotlib",
@@ -41,6 +38,8 @@ NEEDED = (
     "filelock",
     "jaxtyping",
 )
+
+_WHEELS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # where a module has another name
 
 
 def preload() -> None:
@@ -58,7 +57,7 @@ def missing(packages: Iterable[str]) -> list[str]:
 def how_to_bring(packages: Iterable[str]) -> str:
     """Say how to bring missing packages: wheels for this Python, fetched on another machine."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    names = " ".join(sorted({name.replace("_", "-") for name in packages}))
+    names = " ".join(sorted({_WHEELS.get(name, name) for name in packages}))
     return (
         "python -m pip download --no-deps --only-binary=:all: --implementation cp "
         f"--python-version {version} --platform manylinux_2_28_x86_64 --platform "

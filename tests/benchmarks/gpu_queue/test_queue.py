@@ -200,7 +200,7 @@ def test_what_a_step_lacks_keeps_it_alone_back(
     said = capsys.readouterr().out
     assert "no_such_package" in said.splitlines()[0]
     assert "pip download" in said
-    assert "no-such-package" in said
+    assert "-d WHEELS no_such_package" in said
 
 
 def test_results_of_earlier_code_come_last(
