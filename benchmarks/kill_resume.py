@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -60,20 +61,18 @@ PLAIN = Recipe(
     schedule=ScheduleConfig(epochs=3, warmup_epochs=0.5),
 )
 _SIDE = 100  # pixels: too large to be held in memory, so that processes decode ahead
-EVERYTHING = replaced(
-    PLAIN,
-    {
-        "ema": 0.9,
-        "optim.accumulate": 2,
-        "optim.clip_grad": 1.0,
-        "loss.mixup": 0.4,
-        "loss.cutmix": 1.0,
-        "loss.label_smoothing": 0.1,
-        "model.drop_path": 0.1,
-        "augment.erasing": 0.5,
-        "augment.rand_augment": [2, 9],
-    },
-)
+WITH_STATE = {  # what keeps a state or draws a number, all at once, by dotted key
+    "ema": 0.9,
+    "optim.accumulate": 2,
+    "optim.clip_grad": 1.0,
+    "loss.mixup": 0.4,
+    "loss.cutmix": 1.0,
+    "loss.label_smoothing": 0.1,
+    "model.drop_path": 0.1,
+    "augment.erasing": 0.5,
+    "augment.rand_augment": [2, 9],
+}
+EVERYTHING = replaced(PLAIN, WITH_STATE)
 WRITES = ("checkpoint", "metrics", "weights", "predictions", "summary", "recipe")
 MOMENTS = ("half written", "before the rename", "after the rename")
 WITHIN = (0.0, 0.0, 10.0)  # minutes between checkpoints, chosen anew for each start
@@ -145,8 +144,9 @@ class _Trap:
         def training_step(task: ClassificationTask, batch: Any, batch_idx: int) -> Any:
             self.pass_by("step", "")
             loss = step(task, batch, batch_idx)
+            line = [task.current_epoch, batch_idx, float(loss.detach())]
             with losses.open("a") as file:
-                file.write(json.dumps([task.current_epoch, batch_idx, float(loss)]) + "\n")
+                file.write(json.dumps(line) + "\n")
             self.pass_by("loss", "")
             return loss
 
@@ -328,7 +328,7 @@ def distance(run: Path, other: Path) -> Distance:
     norm = math.sqrt(sum(float(a.square().sum()) for a, _ in pairs))
     answers = [files.read_arrays(out / files.PREDICTIONS)["last_pred"] for out in (run, other)]
     losses = [{(epoch, step): loss for epoch, step, loss in losses_of(out)} for out in (run, other)]
-    lines = zip(lines_of(run), lines_of(other), strict=True)
+    lines = zip_longest(lines_of(run), lines_of(other))  # an epoch's may be missing
     changed = (at for at, loss in losses[0].items() if losses[1].get(at) != loss)
     return Distance(
         values=sum(a.numel() for a, _ in pairs),
