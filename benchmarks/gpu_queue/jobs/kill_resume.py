@@ -34,9 +34,10 @@ EQUAL = "bit-equal"
 AS_FAR = "as far apart as two runs that were not killed"
 LOSES = "further apart: resume loses something"
 REFUSED = "refuses to train"
-APART = 2.0
+APART = 10.0
 """A resumed run is further apart if it is so many times as far from the others as these from each
-other: distances of runs that differ by rounding alone vary by less."""
+other. A single weight whose gradient is rounded to the other side of 0 makes five times as much.
+"""
 
 _RECIPE = "vit_small_cifar10"
 _NEVER = 1e6  # minutes between checkpoints

@@ -100,8 +100,8 @@ def made(relative: list[float], resumed: list[float], gap: float | None = 0.0) -
     [
         (made([0, 0, 0], [0, 0, 0]), EQUAL),
         (made([0, 0, 0], [1e-9, 1e-9, 1e-9]), LOSES),
-        (made([1e-3, 2e-3, 1e-3], [2e-3, 1e-3, 5e-3]), AS_FAR),
-        (made([1e-3, 2e-3, 1e-3], [5e-3, 1e-3, 5e-3]), LOSES),
+        (made([1e-3, 2e-3, 1e-3], [2e-2, 1e-3, 5e-2]), AS_FAR),
+        (made([1e-3, 2e-3, 1e-3], [3e-2, 1e-3, 3e-2]), LOSES),
         (made([1e-3, 2e-3, 1e-3], [1e-3, 1e-3, 1e-3], gap=1e-6), LOSES),
         (made([1e-3, 2e-3, 1e-3], [1e-3, 1e-3, 1e-3], gap=None), LOSES),
         (made([1e-3], [1e-3], gap=1e-6) | {"first_losses": 2}, AS_FAR),
