@@ -230,7 +230,7 @@ def _copies(work: Iterable[Work]) -> list[Result]:
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for each in work:
         way = re.search(r"HtoD|DtoH", each.name)
-        if way and each.name.startswith("Memcpy"):
+        if way:
             found[each.label, way[0]].append(each.size)
     return [
         {"part": part, "way": way, "copies": len(sizes), "bytes": sum(sizes)}

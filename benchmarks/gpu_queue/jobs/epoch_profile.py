@@ -39,36 +39,37 @@ WANTED = 21_000
 
 TRAINING = (
     "first batch",
-    "draw",
-    "data",
+    "draws of the epoch",
+    "augmentation",
     "forward",
-    "losses",
+    "record of losses",
     "backward",
     "optimizer",
     "schedule",
-    "step",
-    "wait",
+    "Lightning's loop",
+    "wait at the end",
 )
-_SAVING = ("checkpoint", "weights", "metrics", "prune")
+_SAVING = ("checkpoint", "best weights", "metrics", "old checkpoints")
 _VALIDATION = "validation"
 _WHOLE = (_VALIDATION, "mean losses")  # parts that are not divided
-_DATA = ("first batch", "draw", "data")
+_DATA = ("first batch", "draws of the epoch", "augmentation")
 _OWNERS = {**dict.fromkeys(_DATA, "data augmentation"), "optimizer": "optimizer"}
-_OWNERS |= {"losses": "losses and gradients looked at"}
+_OWNERS |= {"record of losses": "losses and gradients looked at"}
+_LOOP = "lightning.pytorch.loops.training_epoch_loop"
 _PLACES = (  # module, class, function, name of the part
-    ("lightning.pytorch.loops.training_epoch_loop", "_TrainingEpochLoop", "advance", "step"),
+    (_LOOP, "_TrainingEpochLoop", "advance", "Lightning's loop"),  # a step, but for what is in it
     ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint", "checkpoint"),
-    ("keymix.data.held", "HeldImages", "_draw", "draw"),
+    ("keymix.data.held", "HeldImages", "_draw", "draws of the epoch"),
     ("keymix.train.task", "ClassificationTask", "training_step", "forward"),
     ("keymix.train.task", "ClassificationTask", "backward", "backward"),
     ("keymix.train.task", "ClassificationTask", "optimizer_step", "optimizer"),
     ("keymix.train.task", "ClassificationTask", "lr_scheduler_step", "schedule"),
-    ("keymix.train.nonfinite", "Losses", "take", "losses"),
-    ("keymix.train.nonfinite", "Losses", "before_update", "losses"),
-    ("keymix.train.nonfinite", "Losses", "look", "losses"),
+    ("keymix.train.nonfinite", "Losses", "take", "record of losses"),
+    ("keymix.train.nonfinite", "Losses", "before_update", "record of losses"),
+    ("keymix.train.nonfinite", "Losses", "look", "record of losses"),
     ("keymix.train.nonfinite", "Losses", "means", "mean losses"),
-    ("keymix.train.callbacks", "EpochRecord", "write_weights", "weights"),
-    ("keymix.train.callbacks", None, "prune", "prune"),
+    ("keymix.train.callbacks", "EpochRecord", "write_weights", "best weights"),
+    ("keymix.train.callbacks", None, "prune", "old checkpoints"),
     ("keymix.train.files", None, "write_metrics", "metrics"),
     ("keymix.train.files", None, "write_atomically", "write"),
     ("os", None, "fsync", "fsync"),
@@ -159,7 +160,7 @@ class Parts:
                 if batch is None:
                     return
                 yield batch
-                name = "data"
+                name = "augmentation"
 
         return timed
 
@@ -168,7 +169,7 @@ class Parts:
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.part("wait"):
+            with self.part("wait at the end"):
                 self._synchronize()
             self.trained = time.perf_counter()
             with self.part(_VALIDATION):
@@ -304,7 +305,7 @@ def profile_epoch(context: Context, mixer: str | None) -> Result:
 
 def _keep_few(events: Sequence[trace.Event], path: Path) -> None:
     """Keep the trace of a few steps, from the middle, if it is small."""
-    starts = sorted(e["ts"] for e in events if e["name"] == f"{trace.PREFIX}step")
+    starts = sorted(e["ts"] for e in events if e["name"] == f"{trace.PREFIX}Lightning's loop")
     first = len(starts) // 2
     window = starts[first : first + _TRACED_STEPS + 1]
     few = trace.cut(events, window[0], window[-1])
@@ -385,7 +386,7 @@ def busy_share(result: Result) -> float:
 def is_resident(result: Result) -> bool:
     """Whether nothing is uploaded for a batch but the first, with which the epoch's draws come."""
     copies = result["profile"]["copies"]
-    return not any(each["way"] == "HtoD" and each["part"] == "data" for each in copies)
+    return not any(each["way"] == "HtoD" and each["part"] == "augmentation" for each in copies)
 
 
 def limit(result: Result) -> str:

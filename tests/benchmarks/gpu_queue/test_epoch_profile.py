@@ -35,8 +35,8 @@ def test_one_epoch_is_profiled_and_the_others_are_timed(profiled: tuple[Result, 
     assert [epoch["profiled"] for epoch in result["epochs"]] == [False, False, True, False, False]
     for epoch in result["epochs"]:
         parts = epoch["parts"]
-        assert {"first batch", "draw", "forward", "backward", "optimizer", "losses"} <= set(parts)
-        assert {"validation", "checkpoint", "checkpoint: fsync", "metrics: write"} <= set(parts)
+        assert {*TRAINING, "validation", "checkpoint", "metrics"} <= {*parts}
+        assert {"checkpoint: fsync", "metrics: write"} <= {*parts}
         assert 0 < sum(parts.values()) <= epoch["seconds"]
         own = sum(value for name, value in parts.items() if name in TRAINING)
         assert own <= epoch["training_s"] < epoch["seconds"]
@@ -117,9 +117,21 @@ FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlas
 def made_trace() -> list[Result]:
     """Two steps of 1 ms in which each number is known, then a validation."""
     gpu = Gpu()
-    gpu.events += [label("step", 0, 1000), label("first batch", 10, 190), label("draw", 20, 100)]
-    gpu.events += [label("forward", 200, 300), label("losses", 450, 40), label("step", 1000, 1000)]
-    gpu.events += [label("data", 1010, 90), label("forward", 1200, 300), label("wait", 2000, 50)]
+    gpu.events += [
+        label("Lightning's loop", 0, 1000),
+        label("first batch", 10, 190),
+        label("draws of the epoch", 20, 100),
+    ]
+    gpu.events += [
+        label("forward", 200, 300),
+        label("record of losses", 450, 40),
+        label("Lightning's loop", 1000, 1000),
+    ]
+    gpu.events += [
+        label("augmentation", 1010, 90),
+        label("forward", 1200, 300),
+        label("wait at the end", 2000, 50),
+    ]
     gpu.events += [label("optimizer", 1600, 100), label("validation", 2050, 500)]
     gpu.work("Memcpy HtoD (Pageable -> Device)", 30, 40, 20, "aten::copy_", size=4096)
     gpu.work("void at::native::vectorized_elementwise_kernel<4>", 150, 160, 40, "aten::mul")
@@ -150,10 +162,10 @@ def test_trace_is_summed_up_by_part_and_kind() -> None:
     assert sum(found["idle_ms"].values()) + found["busy_ms"] == pytest.approx(found["wall_ms"])
     assert found["idle_ms"] == pytest.approx(
         {
-            "draw": 0.040,
+            "draws of the epoch": 0.040,
             "first batch": 0.100,
             "forward": 0.100 + 0.590 + 0.050,
-            "losses": 0.100,
+            "record of losses": 0.100,
             "optimizer": 0.100,
             trace.NOWHERE: 0.150,
         }
@@ -172,14 +184,14 @@ def test_trace_is_summed_up_by_part_and_kind() -> None:
     assert found["top"][0]["calls"] == 1
     assert found["launches_per_step"] == 3.5  # seven kernels
     assert found["copies"] == [
-        {"part": "draw", "way": "HtoD", "copies": 1, "bytes": 4096},
-        {"part": "losses", "way": "DtoH", "copies": 1, "bytes": 8},
+        {"part": "draws of the epoch", "way": "HtoD", "copies": 1, "bytes": 4096},
+        {"part": "record of losses", "way": "DtoH", "copies": 1, "bytes": 8},
     ]
     assert [(each["part"], each["call"], each["calls"]) for each in found["waits"]] == [
-        ("wait", "cudaDeviceSynchronize", 1),
-        ("losses", "cudaStreamSynchronize", 1),
+        ("wait at the end", "cudaDeviceSynchronize", 1),
+        ("record of losses", "cudaStreamSynchronize", 1),
     ]
-    assert found["asked"] == {"losses": 1}
+    assert found["asked"] == {"record of losses": 1}
 
 
 @pytest.mark.parametrize(
@@ -206,8 +218,8 @@ def test_trace_is_summed_up_by_part_and_kind() -> None:
 )
 def test_kernels_are_classified(kernel: str, operation: str, group: str) -> None:
     assert trace.group_of(trace.Work(0, 1, kernel, "forward", operation, 0), {}) == group
-    owned = trace.Work(0, 1, kernel, "draw", operation, 0)
-    assert trace.group_of(owned, {"draw": "data augmentation"}) == "data augmentation"
+    owned = trace.Work(0, 1, kernel, "draws of the epoch", operation, 0)
+    assert trace.group_of(owned, {"draws of the epoch": "data augmentation"}) == "data augmentation"
 
 
 def made_result(training: float = 0.002, **parts: float) -> Result:
@@ -259,7 +271,7 @@ def test_section_tells_the_times_and_the_kernels() -> None:
     assert "The GPU is busy for 41% of the training (40% under the profiler)" in text
     assert "| matrix products | 22% | 0.100 | 0.5 |" in text
     assert f"| `{GEMM}` | matrix products | 0.100 | 0.5 |" in text
-    assert "1 HtoD in draw (0.00 MiB), 1 DtoH in losses" in text
+    assert "1 HtoD in draws of the epoch (0.00 MiB), 1 DtoH in record of" in text
 
 
 def test_compiled_epochs_stand_between_others(tmp_path: Path) -> None:

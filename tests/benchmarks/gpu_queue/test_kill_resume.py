@@ -38,8 +38,18 @@ def skip_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "batches_done", lambda trainer: done(trainer) + bool(done(trainer)))
 
 
-def test_resumed_run_is_equal_to_the_bit_on_a_cpu(tmp_path: Path) -> None:
+def test_resumed_run_is_equal_to_the_bit_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []  # a process that asks cannot fork others that use CUDA
+
+    def ask() -> bool:
+        asked.append(os.getpid())
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", ask)
     result = measured("32,deterministic,everything", tmp_path)
+    assert not asked
     assert conclude(result) == EQUAL
     assert result["killed_at"] == [1, 1]
     assert result["resumed_at"] == [1, 0]  # two steps are one update
@@ -74,6 +84,13 @@ def test_device_that_does_not_repeat_itself_is_no_fault_of_the_resume(
     result = measured("32", tmp_path)
     assert conclude(result) == end
     assert "the device does not repeat itself" in JOB.section({"32": result})
+
+
+def test_steps_that_were_computed_again_are_compared_with_those_before_the_kill() -> None:
+    before = [(1, 0, 0.5), (1, 1, 0.25)]
+    again = kill_resume._repeated(before, [(1, 1, 0.125), (1, 2, 0.0)])
+    assert again == {"steps": 1, "first_differs_by": 0.125}
+    assert kill_resume._repeated(before, [(1, 2, 0.0)]) == {"steps": 0, "first_differs_by": None}
 
 
 def made(relative: list[float], resumed: list[float], gap: float | None = 0.0) -> Result:
