@@ -74,14 +74,23 @@ def measure(
     context: Context, *, precision: str, deterministic: bool, everything: bool = False
 ) -> Result:
     """Train, kill, resume and compare."""
+    import torch
+
     import kill_resume as runs
-    from keymix.train.model import load_data
+    from keymix.train.model import build_model, load_data
 
     folder = context.work / "runs"
     shutil.rmtree(folder, ignore_errors=True)  # of a step that was cut short
     folder.mkdir(parents=True)
     recipe = recipe_of(context, precision, deterministic, everything)
-    data = load_data(recipe.data)  # before CUDA: a process that uses it cannot fork others that do
+    # neither CUDA nor threads here: processes that are forked could not use either then
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    data = load_data(recipe.data)
+    # for what it imports: the queue compares modules of this process, and children need not
+    sizes = {"in_chans": data.in_chans, "image_size": data.image_size}
+    build_model(recipe, num_classes=len(data.classes), **sizes)
+    torch.set_num_threads(threads)
     steps = math.ceil(len(data.train) / recipe.data.batch_size)
     place = runs.Place("loss", "", steps + steps // 2)
     whole = [folder / f"whole {i}" for i in range(2 if context.tiny else 3)]
