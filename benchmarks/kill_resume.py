@@ -14,8 +14,10 @@ the metrics the same lines but for their times. Exits with 1 if anything differs
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -26,8 +28,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a forked child must not need its parent's threads
 
@@ -40,6 +44,9 @@ from keymix.train import engine, files, model
 from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
 from keymix.train.task import ClassificationTask
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
 
 PLAIN = Recipe(
     name="killed",
@@ -54,28 +61,30 @@ PLAIN = Recipe(
     schedule=ScheduleConfig(epochs=3, warmup_epochs=0.5),
 )
 _SIDE = 100  # pixels: too large to be held in memory, so that processes decode ahead
-EVERYTHING = replaced(
-    PLAIN,
-    {
-        "ema": 0.9,
-        "optim.accumulate": 2,
-        "optim.clip_grad": 1.0,
-        "loss.mixup": 0.4,
-        "loss.cutmix": 1.0,
-        "loss.label_smoothing": 0.1,
-        "model.drop_path": 0.1,
-        "augment.erasing": 0.5,
-        "augment.rand_augment": [2, 9],
-    },
-)
+WITH_STATE = {  # what keeps a state or draws a number, all at once, by dotted key
+    "ema": 0.9,
+    "optim.accumulate": 2,
+    "optim.clip_grad": 1.0,
+    "loss.mixup": 0.4,
+    "loss.cutmix": 1.0,
+    "loss.label_smoothing": 0.1,
+    "model.drop_path": 0.1,
+    "augment.erasing": 0.5,
+    "augment.rand_augment": [2, 9],
+}
+EVERYTHING = replaced(PLAIN, WITH_STATE)
 WRITES = ("checkpoint", "metrics", "weights", "predictions", "summary", "recipe")
 MOMENTS = ("half written", "before the rename", "after the rename")
 WITHIN = (0.0, 0.0, 10.0)  # minutes between checkpoints, chosen anew for each start
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run kills itself: at the n-th step, or at a moment of the n-th write of a kind."""
+    """Where a run kills itself: at the n-th step, or at a moment of the n-th write of a kind.
+
+    Of a step there are two places: ``step`` before it, and ``loss`` when its loss is known.
+    """
 
     kind: str
     moment: str
@@ -125,16 +134,21 @@ def kind_of(path: Path) -> str:
 
 
 class _Trap:
-    """Count steps and writes in this process, and kill it at a place."""
+    """Count steps and writes in this process, write each loss down, and kill it at a place."""
 
-    def __init__(self, place: Place | None) -> None:
+    def __init__(self, place: Place | None, losses: Path) -> None:
         self.place = place
         self.seen: Counter[str] = Counter()
         step, write = ClassificationTask.training_step, files.write_atomically
 
         def training_step(task: ClassificationTask, batch: Any, batch_idx: int) -> Any:
             self.pass_by("step", "")
-            return step(task, batch, batch_idx)
+            loss = step(task, batch, batch_idx)
+            line = [task.current_epoch, batch_idx, float(loss.detach())]
+            with losses.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            self.pass_by("loss", "")
+            return loss
 
         def write_atomically(path: Path, content: Callable[[BinaryIO], object]) -> None:
             kind = kind_of(path)
@@ -180,22 +194,65 @@ def _half(stream: BinaryIO, content: Callable[[BinaryIO], object]) -> None:
     content(_Half(stream))  # type: ignore[arg-type]
 
 
-def run(recipe: Recipe, out: Path, place: Place | None, minutes: float) -> int:
-    """Fork a run; return the child's process id."""
+def fork(work: Callable[[], object], failed: Path) -> int:
+    """Fork a process that does some work; return its id.
+
+    It ends with the process that forked it, however that one ends (on Linux).
+
+    Args:
+        work: What it does.
+        failed: Takes the traceback if that fails.
+    """
     child = os.fork()
     if child:
         return child
     code = 1
     try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         torch.set_num_threads(1)
-        trap = _Trap(place)
-        engine.train(recipe, out, checkpoint_minutes=minutes)
-        (out.parent / f"{out.name}.seen.json").write_text(json.dumps(trap.seen))
+        work()
         code = 0
     except BaseException:  # a child must never return into its parent's code
         traceback.print_exc()
+        failed.write_text(traceback.format_exc())
     finally:
         os._exit(code)
+
+
+def run(
+    recipe: Recipe,
+    out: Path,
+    place: Place | None,
+    minutes: float,
+    data: ImageData | None = None,
+) -> int:
+    """Fork a run; return the child's process id.
+
+    Beside its folder it leaves ``.seen.json`` (places that it passed), ``.losses.jsonl`` (epoch,
+    step and loss of each step, one start after the other) and, if it failed, ``.failed.txt``.
+
+    Args:
+        recipe: The run.
+        out: Its folder.
+        place: Where it kills itself.
+        minutes: Between its checkpoints.
+        data: The recipe's images, if they are loaded already.
+    """
+    return fork(partial(_run, recipe, out, place, minutes, data), beside(out, "failed.txt"))
+
+
+def _run(
+    recipe: Recipe, out: Path, place: Place | None, minutes: float, data: ImageData | None
+) -> None:
+    trap = _Trap(place, beside(out, "losses.jsonl"))
+    engine.train(recipe, out, checkpoint_minutes=minutes, data=data)
+    beside(out, "seen.json").write_text(json.dumps(trap.seen))
+
+
+def beside(out: Path, ending: str) -> Path:
+    """Name a file beside the folder of a run."""
+    return out.parent / f"{out.name}.{ending}"
 
 
 def wait(child: int, *, kill_after: float | None = None) -> int:
@@ -216,10 +273,73 @@ def outcome(out: Path) -> tuple[str, str]:
     weights = hashlib.sha256()
     for which in ("last", "best"):
         weights.update((out / files.weights_file(which)).read_bytes())
+    return weights.hexdigest(), hashlib.sha256(json.dumps(lines_of(out)).encode()).hexdigest()
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    """The metrics of a run without their times."""
     lines = files.read_metrics(out / files.METRICS)
     for line in lines:
         del line["seconds"], line["images_per_s"]
-    return weights.hexdigest(), hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+    return lines
+
+
+def losses_of(out: Path) -> list[tuple[int, int, float]]:
+    """Epoch, step and loss of each step of a run, one start after the other."""
+    text = beside(out, "losses.jsonl").read_text()
+    return [(epoch, step, loss) for epoch, step, loss in map(json.loads, text.splitlines())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far two finished runs are apart, by their last weights, metrics and answers.
+
+    Args:
+        values: Parameters and running statistics, in numbers.
+        differing: How many of them differ.
+        largest: The largest difference.
+        relative: Norm of the difference of all, over the norm of the first run's.
+        lines: Epochs whose lines of metrics differ, times apart.
+        images: Test images.
+        answers: How many of them got other answers.
+        first: Epoch and step of the first loss that differs; None where none does.
+    """
+
+    values: int
+    differing: int
+    largest: float
+    relative: float
+    lines: int
+    images: int
+    answers: int
+    first: tuple[int, int] | None
+
+    @property
+    def same(self) -> bool:
+        """Whether the runs are the same, to the bit."""
+        return not (self.differing or self.lines or self.answers or self.first)
+
+
+def distance(run: Path, other: Path) -> Distance:
+    """Measure how far two finished runs are apart; of a step that was repeated, the last counts."""
+    states = [files.read_weights(out / files.weights_file("last"))[0] for out in (run, other)]
+    pairs = [(a.double(), states[1][name].double()) for name, a in states[0].items()]
+    apart = [(a - b).abs() for a, b in pairs]
+    norm = math.sqrt(sum(float(a.square().sum()) for a, _ in pairs))
+    answers = [files.read_arrays(out / files.PREDICTIONS)["last_pred"] for out in (run, other)]
+    losses = [{(epoch, step): loss for epoch, step, loss in losses_of(out)} for out in (run, other)]
+    lines = zip_longest(lines_of(run), lines_of(other))  # an epoch's may be missing
+    changed = (at for at, loss in losses[0].items() if losses[1].get(at) != loss)
+    return Distance(
+        values=sum(a.numel() for a, _ in pairs),
+        differing=sum(int((d != 0).sum()) for d in apart),
+        largest=max(float(d.max()) for d in apart),
+        relative=math.sqrt(sum(float(d.square().sum()) for d in apart)) / norm,
+        lines=sum(a != b for a, b in lines),
+        images=len(answers[0]),
+        answers=int((answers[0] != answers[1]).sum()),
+        first=min(changed, default=None),
+    )
 
 
 @dataclass
@@ -249,7 +369,7 @@ def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Tally], int
         start = time.monotonic()
         if wait(run(recipe, out, None, 0.0)) != 0:
             raise SystemExit(f"{name}: a run that was not killed failed")
-        seen = json.loads((folder / f"{out.name}.seen.json").read_text())
+        seen = json.loads(beside(out, "seen.json").read_text())
         whole[name] = outcome(out), seen, time.monotonic() - start
     kinds, moments = ["step", "checkpoint", "metrics", "weights", "any moment"], MOMENTS[:1]
     if kills > len(kinds):
@@ -290,6 +410,7 @@ def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Tally], int
             tallies[told].differing += not same
         if not same or leftover:
             print(f"{name}: {out}: exit code {code}, same {same}, left {leftover}: {places}")
+            print(distance(folder / f"whole {name}", out) if code == 0 else "it did not end")
             if same:
                 tallies[places[-1]].differing += 1
     return tallies, runs

@@ -18,10 +18,11 @@ from PIL import Image
 from settings import EVERYTHING
 
 from keymix.errors import UserError
-from keymix.train import files
+from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, read_recipe
+from keymix.train.score_split import score_split
 
 Vary = Callable[[dict[str, Any]], Recipe]
 FILES = {
@@ -46,6 +47,10 @@ def stop_after(epochs: int) -> Callable[[Mapping[str, Any]], None]:
             raise Stopped
 
     return report
+
+
+def look_at(seen: list[bool]) -> Callable[[Mapping[str, Any]], None]:
+    return lambda line: seen.append(torch.are_deterministic_algorithms_enabled())
 
 
 def same_weights(one: Path, other: Path, which: str = "last") -> bool:
@@ -241,6 +246,28 @@ def test_training_leaves_the_callers_world_alone(vary: Vary, tmp_path: Path) -> 
         train(vary({"schedule.epochs": 1}), tmp_path / "run")
     assert torch.equal(torch.rand(2), expected)
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_deterministic_run_is_so_to_its_end_and_no_longer(
+    vary: Vary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return score_split(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "score_split", look)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    recipe, out = vary({"schedule.epochs": 1, "deterministic": True}), tmp_path / "run"
+    train(recipe, out, progress=look_at(seen))
+    for path in (out / "summary.json", *(place.path for place in checkpoints(out))):
+        path.unlink()
+    train(recipe, out)  # only tests again
+    assert len(seen) >= 3
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
 
 
 def test_training_says_nothing(

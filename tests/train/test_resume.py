@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from settings import EVERYTHING
 from keymix.cli import main
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import engine, files
+from keymix.train.callbacks import EpochRecord
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.lock import InUse, locked
@@ -154,6 +156,22 @@ def test_seconds_of_an_epoch_count_those_before_the_stop(tiny: Recipe, tmp_path:
     assert 1000 < first["seconds"] < 1100
     assert second["seconds"] < 100
     assert first["images_per_s"] < 1
+
+
+def test_training_clock_waits_for_the_steps_on_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def wait(device: torch.device) -> None:
+        now[0] += 3.0
+
+    monkeypatch.setattr("keymix.train.callbacks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    record = EpochRecord(tmp_path, images=9, facts={}, lines=[], best=None)
+    for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):
+        record.on_validation_epoch_start(Mock(), Mock(device=torch.device(device)))
+        assert record._trained == seconds
 
 
 def test_second_signal_ends_at_once(tiny: Recipe, tmp_path: Path, whole: Any) -> None:

@@ -2,7 +2,9 @@
 """How long a comparison will take: a few training steps of every mixer, timed where it will train.
 
 A step of B images is taken to cost a + b B. Where a full batch would take long, a and b come from
-two small ones. The trial trains a model of its own: no run and no random state is touched.
+two small ones. A compiled model takes full batches alone, and the time of its compilation is told
+for every run, though later ones may find compiled code on the disk. The trial trains a model of its
+own: no run and no random state is touched.
 """
 
 from __future__ import annotations
@@ -42,11 +44,13 @@ class Trial:
         step: Seconds of one training step of a full batch, its data included.
         image: Seconds of one image in evaluation.
         epoch: Seconds that the end of an epoch takes.
+        start: Seconds before the first step of a run: what compiling takes.
     """
 
     step: float
     image: float
     epoch: float
+    start: float = 0.0
 
     def to_dict(self) -> dict[str, float]:
         """Return the fields as plain values; ``Trial(**values)`` is the inverse."""
@@ -62,7 +66,8 @@ class Trial:
         """
         steps = math.ceil(sizes["train"] / recipe.data.batch_size)
         epoch = steps * self.step + sizes["val"] * self.image + self.epoch
-        return (recipe.schedule.epochs - epochs_done) * epoch + 2 * sizes["test"] * self.image
+        left = (recipe.schedule.epochs - epochs_done) * epoch + 2 * sizes["test"] * self.image
+        return self.start + left
 
 
 def try_out(recipe: Recipe, data: ImageData, *, runs: float) -> Trial:
@@ -87,6 +92,8 @@ def try_out(recipe: Recipe, data: ImageData, *, runs: float) -> Trial:
             time_steps=data.time_steps,
         ).to(device)
         steps = _Steps(recipe, data, model, device)
+        full = min(recipe.data.batch_size, len(data.train))
+        first = steps.seconds(full, warmup=0, count=1) if recipe.compile else 0.0
         step = _step_seconds(steps, recipe, len(data.train), runs)
         image = steps.evaluation()
     size = sum(p.numel() for p in model.parameters()) * BYTES_PER_PARAMETER
@@ -94,6 +101,7 @@ def try_out(recipe: Recipe, data: ImageData, *, runs: float) -> Trial:
         step=step + (LOOP_SECONDS if device.type == "cpu" else 0.0),
         image=image,
         epoch=EPOCH_SECONDS + size / BYTES_PER_SECOND,
+        start=max(first - step, 0.0),
     )
 
 
@@ -103,6 +111,8 @@ def _step_seconds(steps: _Steps, recipe: Recipe, images: int, runs: float) -> fl
     small = min(SMALL, full)
     if steps.device.type == "cuda" or full == small:
         return steps.seconds(full, warmup=5, count=STEPS)
+    if recipe.compile:  # for no other size
+        return steps.seconds(full, warmup=1, count=WARMUP)
     a = steps.seconds(small, warmup=1, count=1)
     most = a * full / small
     planned = most * math.ceil(images / full) * recipe.schedule.epochs * runs
@@ -124,9 +134,12 @@ class _Steps:
     ) -> None:
         from timm.utils.model_ema import ModelEmaV3
 
+        from keymix.train.forward import TrainingForward
         from keymix.train.task import make_optimizer
 
         self.recipe, self.data, self.model, self.device = recipe, data, model, device
+        full = min(recipe.data.batch_size, len(data.train))
+        self._trained = TrainingForward(model, compile=recipe.compile, full=full)
         self._optimizer = make_optimizer(recipe.optim, model)
         self._ema = ModelEmaV3(model, decay=recipe.ema) if recipe.ema else None
         self._inputs: torch.Tensor | None = None
@@ -192,7 +205,7 @@ class _Steps:
         from keymix.train.scoring import autocast
 
         with autocast(self.device, self.recipe.precision):
-            logits = self.model(images).float()
+            logits = self._trained(images).float()
         masks = self.data.masks
         if masks is None:
             loss = functional.cross_entropy(logits, targets)

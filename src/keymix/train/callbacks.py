@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -104,7 +105,9 @@ class EpochRecord(Callback):
         self._start, self._before = time.perf_counter(), 0.0
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop the training clock: validation is not throughput."""
+        """Stop the training clock: validation is not throughput, steps still on the GPU are."""
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
         self._trained = self._elapsed()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

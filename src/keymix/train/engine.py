@@ -30,7 +30,7 @@ from keymix.train.environment import environment
 from keymix.train.fits import check_recipe, training_batches
 from keymix.train.folder import clear, is_done, recorded_in
 from keymix.train.lock import locked
-from keymix.train.manners import ctrl_c_given_back, quiet
+from keymix.train.manners import ctrl_c_given_back, deterministic, quiet
 from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import (
@@ -157,6 +157,7 @@ def train(
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (
         torch.random.fork_rng(devices=cuda),
+        deterministic(recipe.deterministic),
         quiet(),
         interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
@@ -346,7 +347,6 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trai
         max_epochs=recipe.schedule.epochs,
         accumulate_grad_batches=recipe.optim.accumulate,
         gradient_clip_val=recipe.optim.clip_grad or None,
-        deterministic=recipe.deterministic or None,
         callbacks=callbacks,
         plugins=[LightningEnvironment(), AtomicCheckpointIO()],  # a scheduler's signals are ours
         default_root_dir=folder,

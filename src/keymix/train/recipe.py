@@ -211,6 +211,9 @@ class Recipe:
         precision: ``auto`` (bfloat16 autocast on CUDA, else 32 bits), ``32``, ``bf16`` or ``16``.
         seed: Seed of the weights, the order of images, augmentation and dropout.
         deterministic: Refuse operations that have no deterministic form (slower).
+        compile: Train the model through ``torch.compile``: quicker steps, after some ten seconds
+            to minutes at the start of each run, and a C++ compiler on a CPU. Results are those of
+            rounding, and of other random numbers for dropout. Evaluation is as without.
     """
 
     name: str
@@ -224,12 +227,15 @@ class Recipe:
     precision: str = "auto"
     seed: int = 0
     deterministic: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         require(is_name(self.name), "name", self.name, _NAME)
         check_numbers(self)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        remedy = "does not go with loss.similarity, which reads each layer's map; leave one out"
+        require(not (self.compile and self.loss.similarity), "compile", self.compile, remedy)
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as nested dictionaries of plain values; `from_dict` is the inverse."""

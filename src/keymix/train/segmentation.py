@@ -8,7 +8,6 @@ Sec. 2.3) names no loss; cross entropy is that of SETR (https://arxiv.org/abs/20
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from torch import Tensor, nn
 
@@ -51,12 +50,12 @@ class SegmentationTask(TrainingTask):
 
     def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """Segment images, and tell the Dice loss where it has a weight."""
-        logits = self.model(images).float()
+        logits = self.trained(images).float()
         if self.recipe.loss.dice:
             terms["dice_loss"] = soft_dice_loss(
                 logits, targets, multilabel=self._multilabel, classes=self._scored
             )
-        return cast(Tensor, logits)
+        return logits
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy over the pixels that count."""

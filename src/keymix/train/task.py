@@ -28,6 +28,7 @@ from keymix.data.tasks import CLASSIFICATION, TaskKind
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.checkpoints import OURS
 from keymix.train.distill import Teacher
+from keymix.train.forward import TrainingForward
 from keymix.train.mask_scoring import MaskScores
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import OptimConfig, Recipe
@@ -125,6 +126,8 @@ class TrainingTask(pl.LightningModule):
         self.val_scores: dict[str, float | None] = {}
         self.last_lr = recipe.optim.lr
         self.losses = losses
+        full = None if steps_per_epoch == 1 else recipe.data.batch_size
+        self.trained = TrainingForward(model, compile=recipe.compile, full=full)
         self._young_norms = YoungNorms(model)
         self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
 
@@ -318,14 +321,14 @@ class ClassificationTask(TrainingTask):
     def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """Classify, and compare maps and answers where the loss asks for it."""
         if self._similarity is None:
-            logits = self.model(images).float()
+            logits = self.trained(images).float()
         else:
             with self._similarity.listening() as calls:
-                logits = self.model(images).float()
+                logits = self.trained(images).float()
             terms["similarity"] = self._similarity.mean(calls)
         if self._teacher is not None:
             terms["distill"] = self._teacher.term(images, logits)
-        return cast(Tensor, logits)
+        return logits
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy."""

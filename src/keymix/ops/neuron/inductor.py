@@ -8,7 +8,6 @@ go in as tensors and free sizes. It takes some ten seconds the first time, and a
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from keymix.ops.neuron.again import again
 from keymix.ops.neuron.layout import Dynamics, Rows, batched, held_dtype
 from keymix.ops.neuron.surrogate import SHAPES
+from keymix.ops.own_code import own_code
 
 
 def _steps(
@@ -81,12 +81,8 @@ def _backward(
 
 @functools.cache
 def _compiled(template: Callable[..., Any], key: tuple[Any, ...], **options: Any) -> Any:
-    """Compile one case.
-
-    PyTorch counts the compilations of a code object and gives up at some; each case has its own.
-    """
-    code = template.__code__.replace(co_name=f"{template.__name__}_{abs(hash(key))}")
-    own = types.FunctionType(code, template.__globals__, code.co_name, None, None)
+    """Compile one case."""
+    own = own_code(template, f"{template.__name__}_{abs(hash(key))}")
     own.__kwdefaults__ = options
     return torch.compile(own, fullgraph=True, dynamic=True)
 

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_queue.job import Context
+from gpu_queue.jobs import kill_resume
+from gpu_queue.jobs.kill_resume import AS_FAR, EQUAL, JOB, LOSES, REFUSED, conclude
+from keymix.train import engine
+from keymix.train.task import ClassificationTask
+
+Result = dict[str, Any]
+
+
+def context(folder: Path) -> Context:
+    until = time.monotonic() + 600
+    return Context(device="cpu", tiny=True, data=None, work=folder, keep=folder, until=until)
+
+
+def measured(name: str, folder: Path) -> Result:
+    """Measure a step of the dry run; its result as JSON keeps it."""
+    step = next(step for step in JOB.steps(True) if step.name == name)
+    result = step.measure(context(folder))
+    assert not [*folder.iterdir()]
+    return json.loads(json.dumps(result))
+
+
+def skip_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run that resumes within an epoch leave a batch out."""
+    done = engine.batches_done
+    monkeypatch.setattr(engine, "batches_done", lambda trainer: done(trainer) + bool(done(trainer)))
+
+
+def test_resumed_run_is_equal_to_the_bit_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []  # a process that asks cannot fork others that use CUDA
+
+    def ask() -> bool:
+        asked.append(os.getpid())
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", ask)
+    result = measured("32,deterministic,everything", tmp_path)
+    assert not asked
+    assert conclude(result) == EQUAL
+    assert result["killed_at"] == [1, 1]
+    assert result["resumed_at"] == [1, 0]  # two steps are one update
+    assert result["repeated"] == {"steps": 2, "first_differs_by": 0.0}
+    assert result["switches"]["deterministic algorithms"] is True
+    assert result["switches"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "in 1 of 1 settings" in JOB.section({"a": result})
+
+
+def test_batch_that_a_resume_leaves_out_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_a_batch(monkeypatch)
+    result = measured("32", tmp_path)
+    assert conclude(result) == LOSES
+    assert "resume loses something**, in 1 of 1" in JOB.section({"32": result})
+
+
+@pytest.mark.parametrize(("skips", "end"), [(False, AS_FAR), (True, LOSES)])
+def test_device_that_does_not_repeat_itself_is_no_fault_of_the_resume(
+    skips: bool, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturb(task: ClassificationTask, optimizer: torch.optim.Optimizer) -> None:
+        chance = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
+        for p in task.parameters():
+            if p.grad is not None:
+                p.grad.mul_(1 + 1e-6 * torch.randn(p.shape, generator=chance))
+
+    monkeypatch.setattr(ClassificationTask, "on_before_optimizer_step", disturb)
+    if skips:
+        skip_a_batch(monkeypatch)
+    result = measured("32", tmp_path)
+    assert conclude(result) == end
+    assert "the device does not repeat itself" in JOB.section({"32": result})
+
+
+def test_steps_that_were_computed_again_are_compared_with_those_before_the_kill() -> None:
+    before = [(1, 0, 0.5), (1, 1, 0.25)]
+    again = kill_resume._repeated(before, [(1, 1, 0.125), (1, 2, 0.0)])
+    assert again == {"steps": 1, "first_differs_by": 0.125}
+    assert kill_resume._repeated(before, [(1, 2, 0.0)]) == {"steps": 0, "first_differs_by": None}
+
+
+def made(relative: list[float], resumed: list[float], gap: float | None = 0.0) -> Result:
+    """Make a result from relative distances."""
+
+    def far(value: float) -> Result:
+        other = {"largest": value, "lines": 2, "images": 9, "answers": 0, "first": [0, 4]}
+        same = {"largest": 0.0, "lines": 0, "images": 9, "answers": 0, "first": None}
+        differing = 5 if value else 0
+        return {"values": 9, "relative": value, "differing": differing} | (other if value else same)
+
+    facts = {"precision": "bf16", "deterministic": False, "everything": False, "device": "cuda"}
+    facts |= {"recipe": "r", "images": 9, "batch": 3, "epochs": 3, "steps_per_epoch": 3}
+    facts |= {"killed_at": [1, 1], "resumed_at": [1, 1], "first_losses": 1}
+    repeated = {"steps": 1, "first_differs_by": gap}
+    distances = {"apart": [far(v) for v in relative], "resumed": [far(v) for v in resumed]}
+    told = {"operations": ["index_add_cuda_ does not have a deterministic implementation"]}
+    switches = {"CUBLAS_WORKSPACE_CONFIG": None}
+    return facts | distances | told | {"repeated": repeated, "switches": switches}
+
+
+@pytest.mark.parametrize(
+    ("result", "end"),
+    [
+        (made([0, 0, 0], [0, 0, 0]), EQUAL),
+        (made([0, 0, 0], [1e-9, 1e-9, 1e-9]), LOSES),
+        (made([1e-3, 2e-3, 1e-3], [2e-2, 1e-3, 5e-2]), AS_FAR),
+        (made([1e-3, 2e-3, 1e-3], [3e-2, 1e-3, 3e-2]), LOSES),
+        (made([1e-3, 2e-3, 1e-3], [1e-3, 1e-3, 1e-3], gap=1e-6), LOSES),
+        (made([1e-3, 2e-3, 1e-3], [1e-3, 1e-3, 1e-3], gap=None), LOSES),
+        (made([1e-3], [1e-3], gap=1e-6) | {"first_losses": 2}, AS_FAR),
+        ({"refused": "RuntimeError: no deterministic form"}, REFUSED),
+    ],
+)
+def test_conclusion_follows_from_the_distances(result: Result, end: str) -> None:
+    assert conclude(result) == end
+
+
+def test_section_says_why_runs_differ() -> None:
+    free, strict = made([1e-3], [1e-3]), made([0], [0]) | {"deterministic": True}
+    strict |= {"operations": [], "switches": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}}
+    refused = made([], []) | {"precision": "16", "deterministic": True, "refused": "No: nll_loss"}
+    text = JOB.section({"bf16": free, "bf16,deterministic": strict, "16,deterministic": refused})
+    assert "bit-equal to one that was not in 1 of 3 settings (bfloat16, deterministic)" in text
+    assert "in 1 of 1 settings, from step 5 of epoch 1 on: the device" in text
+    assert "- index_add_cuda_" in text
+    assert "were equal to the bit in 1 of 1 settings (CUBLAS_WORKSPACE_CONFIG :4096:8)" in text
+    assert "float16 with loss scaling, deterministic: No: nll_loss" in text
+    assert text.count("\n| bfloat16") == 2
+
+
+def test_refused_runs_alone_make_a_section() -> None:
+    assert "refused in 1 of 1" in JOB.section({"a": made([], []) | {"refused": "No: nll_loss"}})
+
+
+def test_run_that_fails_for_another_reason_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"look: exit code 1, not 0: .*'16' needs a CUDA device"):
+        kill_resume.measure(context(tmp_path), precision="16", deterministic=True)

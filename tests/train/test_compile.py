@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training through torch.compile: the same weights by name, one compilation, exact resumes.
+
+Most tests take a backend that runs the graph as it was captured, which is exact and quick.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from settings import EVERYTHING
+from test_resume import during, traces
+
+from keymix.compare import folder, manifest
+from keymix.compare.estimate import Trial, try_out
+from keymix.compare.plan import Plan, choose_mixers, choose_recipe, make_plan
+from keymix.errors import Interrupted, KeymixWarning, UserError
+from keymix.train import files, forward
+from keymix.train.checkpoints import checkpoints
+from keymix.train.engine import train
+from keymix.train.model import load_data
+from keymix.train.recipe import Recipe, replace_path
+from made_masks import write_uwgi
+
+Vary = Callable[[dict[str, Any]], Recipe]
+ALL = {key: value for key, value in EVERYTHING.items() if key != "loss.similarity"}
+
+
+def compiled(recipe: Recipe) -> Recipe:
+    return replace_path(recipe, {"compile": True})
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> Iterator[list[int]]:
+    """Images of each graph that was captured; a second graph of one piece of code is an error."""
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    captured: list[int] = []
+
+    def capture(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        captured.append(inputs[0].shape[0] if inputs[0].ndim == 4 else inputs[-1].shape[0])
+        return graph.forward
+
+    monkeypatch.setattr(forward, "_BACKEND", capture)
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        yield captured
+
+
+@pytest.mark.parametrize("fields", [{}, ALL, {"precision": "bf16"}])
+def test_a_compiled_run_is_the_same_run(
+    vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
+) -> None:
+    recipe = vary(fields)
+    train(recipe, tmp_path / "plain")
+    assert not graphs
+    run = train(compiled(recipe), tmp_path / "compiled")
+    assert len(graphs) == 1
+    plain = train(recipe, tmp_path / "plain")
+    for which in ("last", "best"):
+        mine, other = run.weights(which)[0], plain.weights(which)[0]
+        assert [*mine] == [*other]
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+    assert traces(run.folder)[2] == traces(plain.folder)[2]
+    states = [
+        torch.load(checkpoints(r.folder)[0].path, weights_only=True)["state_dict"]
+        for r in (run, plain)
+    ]
+    assert [*states[0]] == [*states[1]]
+
+
+def test_a_short_last_batch_is_not_compiled(vary: Vary, tmp_path: Path, graphs: list[int]) -> None:
+    recipe = vary({"data.batch_size": 30})  # 72 images: 30, 30, 12
+    train(recipe, tmp_path / "plain")
+    train(compiled(recipe), tmp_path / "compiled")
+    assert graphs == [30]
+    assert traces(tmp_path / "compiled")[2] == traces(tmp_path / "plain")[2]
+
+
+def test_a_batch_that_is_all_of_an_epoch_is_compiled(
+    vary: Vary, tmp_path: Path, graphs: list[int]
+) -> None:
+    with pytest.warns(KeymixWarning, match="one step on all"):
+        train(compiled(vary({"data.batch_size": 100})), tmp_path / "run")
+    assert graphs == [72]
+
+
+def test_runs_of_one_process_are_compiled_each(
+    vary: Vary, tmp_path: Path, graphs: list[int]
+) -> None:
+    for seed in (0, 1, 2):  # with a limit of one compilation a piece of code
+        recipe = vary({"seed": seed, "schedule.epochs": 1, "schedule.warmup_epochs": 0})
+        train(compiled(recipe), tmp_path / str(seed))
+    assert len(graphs) == 3
+
+
+@pytest.mark.parametrize("fields", [{}, ALL])
+def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(
+    vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
+) -> None:
+    recipe = compiled(vary(fields))
+    train(recipe, tmp_path / "whole")
+    with during(7, signal.SIGTERM), pytest.raises(Interrupted):
+        train(recipe, tmp_path / "cut")
+    assert checkpoints(tmp_path / "cut")[0].steps > 0
+    train(recipe, tmp_path / "cut")
+    assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_with_the_real_compiler_it_goes_on_to_the_bit(
+    vary: Vary, tmp_path: Path, shapes_checked: bool
+) -> None:
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    recipe = compiled(vary({"data.batch_size": 30, "ema": 0.9, "loss.mixup": 0.4}))
+    whole = train(recipe, tmp_path / "whole")
+    with during(7, signal.SIGTERM), pytest.raises(Interrupted):
+        train(recipe, tmp_path / "cut")
+    train(recipe, tmp_path / "cut")
+    assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
+    plain = train(replace_path(recipe, {"compile": False}), tmp_path / "plain")
+    assert [*plain.weights()[0]] == [*whole.weights()[0]]
+    for mine, other in zip(whole.metrics(), plain.metrics(), strict=True):
+        assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=0.01)
+
+
+def test_masks_are_learned_compiled(tmp_path: Path, graphs: list[int]) -> None:
+    from test_mask_training import recipe_on
+
+    recipe = recipe_on(write_uwgi(tmp_path / "scans"), loss__dice=0.5)
+    train(recipe, tmp_path / "plain")
+    train(compiled(recipe), tmp_path / "compiled")
+    assert graphs == [4]
+    assert traces(tmp_path / "compiled")[2] == traces(tmp_path / "plain")[2]
+
+
+@pytest.mark.slow
+def test_spiking_models_are_trained_compiled(
+    vary: Vary, tmp_path: Path, graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = vary(
+        {
+            "model.name": "qkformer_micro_32",
+            "model.options": {"embed_dim": 32, "num_heads": 2, "time_steps": 2},
+            "model.drop_rate": 0.0,
+            "data.image_size": 32,
+            "schedule.epochs": 1,
+            "schedule.warmup_epochs": 0,
+        }
+    )
+    monkeypatch.setattr(forward, "_BACKEND", "aot_eager")
+    plain, run = (
+        train(each, tmp_path / str(i)) for i, each in enumerate((recipe, compiled(recipe)))
+    )
+    losses = [r.metrics()[0]["train_loss"] for r in (plain, run)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert [*plain.weights()[0]] == [*run.weights()[0]]
+
+
+def test_students_are_compiled_and_teachers_not(
+    vary: Vary, tmp_path: Path, graphs: list[int]
+) -> None:
+    teacher = train(vary({"schedule.epochs": 1, "seed": 5}), tmp_path / "teacher")
+    recipe = vary({"loss.distill": 0.6, "loss.distill_teacher": str(teacher.folder)})
+    train(recipe, tmp_path / "plain")
+    train(compiled(recipe), tmp_path / "compiled")
+    assert len(graphs) == 1
+    assert traces(tmp_path / "compiled")[2] == traces(tmp_path / "plain")[2]
+
+
+def test_similarity_of_maps_is_refused_by_name(vary: Vary) -> None:
+    with pytest.raises(UserError, match=r"^compile = True: .*loss\.similarity"):
+        vary({"compile": True, "loss.similarity": 0.5, "model.options.depth": 2})
+
+
+def test_a_model_that_cannot_be_compiled_is_one_clear_error(
+    vary: Vary, tmp_path: Path, graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        raise OSError("no working\nC++ compiler")
+
+    monkeypatch.setattr(forward, "_BACKEND", fail)
+    said = r"^compile = True: .*no working C\+\+ compiler.*Set --compile false\.$"
+    with pytest.raises(UserError, match=said):
+        train(compiled(vary({})), tmp_path / "run")
+
+
+def forget(record: Path) -> None:
+    """Write a record as versions without the option did."""
+    values = files.read_json(record)
+    recipe = values["identity"]["recipe"] if "identity" in values else values
+    assert recipe.pop("compile") is False
+    files.write_json(record, values)
+
+
+def test_a_run_from_before_the_option_goes_on(tiny: Recipe, tmp_path: Path) -> None:
+    train(tiny, tmp_path / "whole")
+    with during(7, signal.SIGTERM), pytest.raises(Interrupted):
+        train(tiny, tmp_path / "run")
+    forget(tmp_path / "run" / files.RECIPE)
+    train(tiny, tmp_path / "run")
+    assert traces(tmp_path / "run") == traces(tmp_path / "whole")
+    forget(tmp_path / "run" / files.RECIPE)
+    before = (tmp_path / "run" / files.SUMMARY).stat().st_mtime_ns
+    assert not train(tiny, tmp_path / "run").recipe.compile
+    assert (tmp_path / "run" / files.SUMMARY).stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="compile is False there, True here"):
+        train(compiled(tiny), tmp_path / "run")
+
+
+def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Path) -> None:
+    data = load_data(tiny.data)
+    specs = choose_mixers("mhsa,ska", controls=False)
+
+    def plan(overrides: dict[str, Any]) -> Plan:
+        return make_plan(
+            recipe=choose_recipe(data=None, recipe=tiny, overrides=overrides),
+            data=data,
+            specs=specs,
+            baseline=specs[0],
+            seeds=(0,),
+            match=None,
+            imports=[],
+            out=tmp_path / "out",
+        )
+
+    def claim(claimed: Plan) -> None:
+        told = {"overwrite": False, "command": "keymix compare", "processes": 1, "threads": 1}
+        folder.claim(claimed, data.record(), **told)
+
+    claim(plan({}))
+    forget(tmp_path / "out" / manifest.MANIFEST)
+    claim(plan({}))
+    new = plan({"compile": True})
+    assert all(new.recipe_for(entrant, seed).compile for entrant, seed in new.pairs)
+    with pytest.raises(UserError, match="compile is False there and True here"):
+        claim(new)
+
+
+def test_a_trial_tells_what_compiling_takes(tiny: Recipe, graphs: list[int]) -> None:
+    data = load_data(tiny.data)
+    trial = try_out(compiled(tiny), data, runs=1)
+    assert graphs == [16]
+    assert trial.start > trial.step  # it captures the graph
+    assert try_out(tiny, data, runs=1).start == 0.0
+    sizes = data.record()["sizes"]
+    later = Trial(step=trial.step, image=trial.image, epoch=trial.epoch)
+    assert trial.run(tiny, sizes) == pytest.approx(trial.start + later.run(tiny, sizes))
