@@ -62,6 +62,7 @@ def every_case() -> Iterator[Case]:
         yield Case(v_reset=reset, steps=1, last=True, starts=True, learned="layer")
         yield Case(v_reset=reset, steps=1)
         yield Case(v_reset=reset, shape=())
+        yield Case(v_reset=reset, shape=(), starts=True, last=True)
 
 
 def outcome(case: Case, inputs: list[Any], backend: str) -> list[Tensor | None]:
@@ -102,8 +103,8 @@ def agrees(case: Case, backend: str, lay: Callable[[Tensor], Tensor] | None = No
 
 if __name__ == "__main__":
     assert os.environ["TRITON_INTERPRET"] == "1"
-    torch.manual_seed(0)
     for case in every_case():
+        torch.manual_seed(0)
         agrees(case, "triton")
     agrees(Case(), "triton", lambda x: x.transpose(1, 3).contiguous().transpose(1, 3))
     agrees(Case(shape=(700,)), "triton")  # more neurons than a block has

@@ -19,6 +19,20 @@ from keymix.ops.neuron.again import again
 from keymix.ops.neuron.layout import Dynamics, Rows, batched, held_dtype
 
 _BLOCK = 512
+_HELD = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _coefficient(  # type: ignore[no-untyped-def]
+    pointer, at, inside, NUMBER: tl.constexpr, EACH: tl.constexpr, HELD: tl.constexpr
+):
+    # a number goes in as a constant: a tensor of it would be a launch or a copy for each call
+    if pointer is None:
+        return tl.full(at.shape, NUMBER, HELD)
+    elif EACH:  # noqa: RET505 # Triton wants all branches named
+        return tl.load(pointer + at, mask=inside, other=0.0)
+    else:
+        return tl.load(pointer)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -33,13 +47,17 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     v_ptr,
     keep_ptr,
     gain_ptr,
-    numbers_ptr,
     spikes_ptr,
     final_ptr,
     count,
     x_stride,
-    keep_stride,
-    gain_stride,
+    KEEP: tl.constexpr,
+    GAIN: tl.constexpr,
+    KEEP_EACH: tl.constexpr,
+    GAIN_EACH: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    REST: tl.constexpr,
+    HELD: tl.constexpr,
     STEPS: tl.constexpr,
     HARD: tl.constexpr,
     STARTS: tl.constexpr,
@@ -48,19 +66,18 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    keep = tl.load(keep_ptr + at * keep_stride, mask=inside, other=0.0)
-    gain = tl.load(gain_ptr + at * gain_stride, mask=inside, other=0.0)
-    threshold = tl.load(numbers_ptr)
-    rest = tl.load(numbers_ptr + 1)
-    if STARTS:
-        v = tl.load(v_ptr + at, mask=inside, other=0.0)
-    else:
-        v = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty) + rest
+    count, x_stride = tl.cast(count, tl.int64), tl.cast(x_stride, tl.int64)  # T count is larger
+    keep = _coefficient(keep_ptr, at, inside, KEEP, KEEP_EACH, HELD)
+    gain = _coefficient(gain_ptr, at, inside, GAIN, GAIN_EACH, HELD)
+    threshold = tl.full([BLOCK], THRESHOLD, HELD)
+    rest = tl.full([BLOCK], REST, HELD)
+    v = tl.load(v_ptr + at, mask=inside, other=0.0) if STARTS else rest
     for t in range(STEPS):
         x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
         h = _charge(v, x, keep, gain, rest)
         fired = h >= threshold
-        tl.store(spikes_ptr + t * count + at, fired.to(spikes_ptr.dtype.element_ty), mask=inside)
+        spikes = tl.where(fired, 1.0, 0.0).to(spikes_ptr.dtype.element_ty)
+        tl.store(spikes_ptr + t * count + at, spikes, mask=inside)
         v = tl.where(fired, rest, h) if HARD else h - tl.where(fired, threshold, 0.0)
     if LAST:
         tl.store(final_ptr + at, v, mask=inside)
@@ -72,7 +89,6 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
     v_ptr,
     keep_ptr,
     gain_ptr,
-    numbers_ptr,
     grads_ptr,
     last_ptr,
     room_ptr,
@@ -83,8 +99,15 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
     count,
     x_stride,
     grads_stride,
-    keep_stride,
-    gain_stride,
+    KEEP: tl.constexpr,
+    GAIN: tl.constexpr,
+    KEEP_EACH: tl.constexpr,
+    GAIN_EACH: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    REST: tl.constexpr,
+    STRETCH: tl.constexpr,
+    PEAK: tl.constexpr,
+    HELD: tl.constexpr,
     STEPS: tl.constexpr,
     HARD: tl.constexpr,
     DETACH: tl.constexpr,
@@ -98,16 +121,15 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    keep = tl.load(keep_ptr + at * keep_stride, mask=inside, other=0.0)
-    gain = tl.load(gain_ptr + at * gain_stride, mask=inside, other=0.0)
-    threshold = tl.load(numbers_ptr)
-    rest = tl.load(numbers_ptr + 1)
-    stretch = tl.load(numbers_ptr + 2)
-    peak = tl.load(numbers_ptr + 3)
-    if STARTS:
-        start = tl.load(v_ptr + at, mask=inside, other=0.0)
-    else:
-        start = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty) + rest
+    count, x_stride = tl.cast(count, tl.int64), tl.cast(x_stride, tl.int64)  # T count is larger
+    grads_stride = tl.cast(grads_stride, tl.int64)
+    keep = _coefficient(keep_ptr, at, inside, KEEP, KEEP_EACH, HELD)
+    gain = _coefficient(gain_ptr, at, inside, GAIN, GAIN_EACH, HELD)
+    threshold = tl.full([BLOCK], THRESHOLD, HELD)
+    rest = tl.full([BLOCK], REST, HELD)
+    stretch = tl.full([BLOCK], STRETCH, HELD)
+    peak = tl.full([BLOCK], PEAK, HELD)
+    start = tl.load(v_ptr + at, mask=inside, other=0.0) if STARTS else rest
     v = start
     for t in range(STEPS):
         x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
@@ -121,9 +143,9 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
     if LAST:
         carry = tl.load(last_ptr + at, mask=inside, other=0.0)
     else:
-        carry = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty)
-    grad_keep = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty)
-    grad_gain = tl.zeros([BLOCK], dtype=keep_ptr.dtype.element_ty)
+        carry = tl.zeros([BLOCK], dtype=HELD)
+    grad_keep = tl.zeros([BLOCK], dtype=HELD)
+    grad_gain = tl.zeros([BLOCK], dtype=HELD)
     for i in range(STEPS):
         t = STEPS - 1 - i
         h = tl.load(room_ptr + t * count + at, mask=inside, other=0.0)
@@ -143,13 +165,13 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
                 g -= carry * slope * threshold
             g += carry
         if GRAD_KEEP:
-            before = start
-            if t > 0:
-                before = tl.load(room_ptr + (t - 1) * count + at, mask=inside, other=0.0)
-                if HARD:
-                    before = tl.where(before >= threshold, rest, before)
-                else:
-                    before = before - tl.where(before >= threshold, threshold, 0.0)
+            # no branch: within one of a loop Triton 3.6 makes narrow loads
+            before = tl.load(room_ptr + tl.maximum(t - 1, 0) * count + at, mask=inside, other=0.0)
+            if HARD:
+                before = tl.where(before >= threshold, rest, before)
+            else:
+                before = before - tl.where(before >= threshold, threshold, 0.0)
+            before = tl.where(t > 0, before, start)
             grad_keep += g * (before - rest)
         if GRAD_GAIN:
             x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(h.dtype)
@@ -169,18 +191,12 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
         tl.store(grad_gain_ptr + at, grad_gain, mask=inside)
 
 
-def _learned(value: float | Tensor, rows: Rows, x: Tensor) -> tuple[Tensor, int]:
-    """Give a coefficient as a tensor, and its stride from neuron to neuron."""
-    held = held_dtype(x)
+def _learned(value: float | Tensor, rows: Rows, x: Tensor) -> tuple[Tensor | None, float, bool]:
+    """Give a coefficient as a tensor or a number, and say whether each neuron has its own."""
     if not isinstance(value, Tensor):
-        return torch.full((1,), value, dtype=held, device=x.device), 0
-    flat = rows.coefficient(value, held)
-    return (flat.contiguous(), 1) if flat.ndim else (flat.reshape(1), 0)
-
-
-def _numbers(x: Tensor, how: Dynamics) -> Tensor:
-    numbers = (how.v_threshold, how.rest, how.surrogate.stretch, how.surrogate.peak)
-    return torch.tensor(numbers, dtype=held_dtype(x)).to(x.device, non_blocking=True)
+        return None, float(value), False
+    flat = rows.coefficient(value, held_dtype(x))
+    return flat.contiguous(), 0.0, flat.ndim > 0
 
 
 def _dense(rows: Rows, x: Tensor) -> Tensor:
@@ -215,25 +231,30 @@ class _Triton(torch.autograd.Function):
         spikes = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
         final = torch.empty(rows.count, dtype=held_dtype(x), device=x.device) if last else None
         if rows.count:
-            _forward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
-                flat,
-                start,
-                keeps[0],
-                gains[0],
-                _numbers(x, how),
-                spikes,
-                final,
-                rows.count,
-                flat.stride(0),
-                keeps[1],
-                gains[1],
-                STEPS=x.shape[0],
-                HARD=how.v_reset is not None,
-                STARTS=v is not None,
-                LAST=last,
-                BLOCK=_BLOCK,
-                enable_fp_fusion=False,
-            )
+            with torch.cuda.device_of(x):  # Triton launches on the current device
+                _forward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
+                    flat,
+                    start,
+                    keeps[0],
+                    gains[0],
+                    spikes,
+                    final,
+                    rows.count,
+                    flat.stride(0),
+                    KEEP=keeps[1],
+                    GAIN=gains[1],
+                    KEEP_EACH=keeps[2],
+                    GAIN_EACH=gains[2],
+                    THRESHOLD=float(how.v_threshold),
+                    REST=float(how.rest),
+                    HELD=_HELD[held_dtype(x)],
+                    STEPS=x.shape[0],
+                    HARD=how.v_reset is not None,
+                    STARTS=v is not None,
+                    LAST=last,
+                    BLOCK=_BLOCK,
+                    enable_fp_fusion=False,
+                )
         return rows.own(spikes), None if final is None else rows.own(final)
 
     @staticmethod
@@ -256,34 +277,41 @@ class _Triton(torch.autograd.Function):
             for need in needs[1:4]
         ]
         if rows.count:
-            _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
-                flat,
-                start,
-                keeps[0],
-                gains[0],
-                _numbers(x, how),
-                grads,
-                None if last is None else rows.flat(last).contiguous(),
-                room,
-                result,
-                *made,
-                rows.count,
-                flat.stride(0),
-                grads.stride(0),
-                keeps[1],
-                gains[1],
-                STEPS=x.shape[0],
-                HARD=how.v_reset is not None,
-                DETACH=how.detach_reset,
-                SIGMOID=how.surrogate.name == "sigmoid",
-                STARTS=v is not None,
-                LAST=last is not None,
-                GRAD_V=needs[1],
-                GRAD_KEEP=needs[2],
-                GRAD_GAIN=needs[3],
-                BLOCK=_BLOCK,
-                enable_fp_fusion=False,
-            )
+            with torch.cuda.device_of(x):
+                _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
+                    flat,
+                    start,
+                    keeps[0],
+                    gains[0],
+                    grads,
+                    None if last is None else rows.flat(last).contiguous(),
+                    room,
+                    result,
+                    *made,
+                    rows.count,
+                    flat.stride(0),
+                    grads.stride(0),
+                    KEEP=keeps[1],
+                    GAIN=gains[1],
+                    KEEP_EACH=keeps[2],
+                    GAIN_EACH=gains[2],
+                    THRESHOLD=float(how.v_threshold),
+                    REST=float(how.rest),
+                    STRETCH=how.surrogate.stretch,
+                    PEAK=how.surrogate.peak,
+                    HELD=_HELD[held_dtype(x)],
+                    STEPS=x.shape[0],
+                    HARD=how.v_reset is not None,
+                    DETACH=how.detach_reset,
+                    SIGMOID=how.surrogate.name == "sigmoid",
+                    STARTS=v is not None,
+                    LAST=last is not None,
+                    GRAD_V=needs[1],
+                    GRAD_KEEP=needs[2],
+                    GRAD_GAIN=needs[3],
+                    BLOCK=_BLOCK,
+                    enable_fp_fusion=False,
+                )
         grad_v, grad_keep, grad_gain = made
         return (
             rows.back(result),
