@@ -8,6 +8,7 @@ before this module is first imported, the kernels run on the CPU, slowly, for te
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -199,6 +200,11 @@ def _learned(value: float | Tensor, rows: Rows, x: Tensor) -> tuple[Tensor | Non
     return flat.contiguous(), 0.0, flat.ndim > 0
 
 
+def _on_device_of(x: Tensor) -> AbstractContextManager[None]:
+    """Let Triton, which launches on the current device, launch on the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
 def _dense(rows: Rows, x: Tensor) -> Tensor:
     """Lay steps out as rows whose entries lie side by side."""
     flat = rows.steps(x)
@@ -231,7 +237,7 @@ class _Triton(torch.autograd.Function):
         spikes = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
         final = torch.empty(rows.count, dtype=held_dtype(x), device=x.device) if last else None
         if rows.count:
-            with torch.cuda.device_of(x):  # Triton launches on the current device
+            with _on_device_of(x):
                 _forward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
                     flat,
                     start,
@@ -277,7 +283,7 @@ class _Triton(torch.autograd.Function):
             for need in needs[1:4]
         ]
         if rows.count:
-            with torch.cuda.device_of(x):
+            with _on_device_of(x):
                 _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
                     flat,
                     start,
