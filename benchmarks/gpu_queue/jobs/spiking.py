@@ -151,14 +151,13 @@ def _run(context: Context) -> Result:
     from keymix.train.recipe import read_recipe
 
     folder = context.work / "run"
-    if (folder / files.RECIPE).exists():  # whatever was measured since
+    speed = context.results.get("speed", {}).get("batches", {}).get(str(BATCH), {})
+    batch, epochs = BATCH, _epochs_that_fit(speed.get("images_per_s"))
+    if context.tiny:
+        batch, epochs = 16, 2
+    recipe = _recipe(context, batch=batch, epochs=epochs)
+    if (folder / files.RECIPE).exists():  # begun already, whatever was measured since
         recipe = read_recipe(folder)
-    elif context.tiny:
-        recipe = _recipe(context, batch=16, epochs=2)
-    else:
-        measured = context.results.get("speed", {}).get("batches", {}).get(str(BATCH))
-        speed = None if measured is None else measured["images_per_s"]
-        recipe = _recipe(context, batch=BATCH, epochs=_epochs_that_fit(speed))
     epochs, data = recipe.schedule.epochs, load_data(recipe.data)
     try:
         run = train(recipe, folder, data=data)
