@@ -166,13 +166,13 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
                 g -= carry * slope * threshold
             g += carry
         if GRAD_KEEP:
-            # no branch: within one of a loop Triton 3.6 makes narrow loads
-            before = tl.load(room_ptr + tl.maximum(t - 1, 0) * count + at, mask=inside, other=0.0)
-            if HARD:
-                before = tl.where(before >= threshold, rest, before)
-            else:
-                before = before - tl.where(before >= threshold, threshold, 0.0)
-            before = tl.where(t > 0, before, start)
+            before = start
+            if t > 0:
+                before = tl.load(room_ptr + (t - 1) * count + at, mask=inside, other=0.0)
+                if HARD:
+                    before = tl.where(before >= threshold, rest, before)
+                else:
+                    before = before - tl.where(before >= threshold, threshold, 0.0)
             grad_keep += g * (before - rest)
         if GRAD_GAIN:
             x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(h.dtype)
