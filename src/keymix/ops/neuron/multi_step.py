@@ -193,8 +193,13 @@ def gradients(
         backend: As there.
     """
     x = x.detach()
-    if choose(backend, x).name == "blocked":
+    path = choose(backend, x).name
+    if path == "blocked":
         return blocked.gradients(x, grads, keep, gain, how)
+    if path == "triton":
+        from keymix.ops.neuron import triton
+
+        return triton.gradients(x, grads, keep, gain, how)
     with torch.enable_grad():
         x = x.requires_grad_()
         keep, gain = (

@@ -8,6 +8,7 @@ before this module is first imported, the kernels run on the CPU, slowly, for te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -215,6 +216,74 @@ def _start(rows: Rows, v: Tensor | None, x: Tensor) -> Tensor | None:
     return None if v is None else rows.flat(v.to(held_dtype(x)).expand(rows.shape)).contiguous()
 
 
+def _gradients(
+    x: Tensor,
+    v: Tensor | None,
+    keep: float | Tensor,
+    gain: float | Tensor,
+    how: Dynamics,
+    grads: Tensor | None,
+    last: Tensor | None,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, v, keep and gain; of the last three, those that are wanted."""
+    rows = Rows.of(x)
+    flat, start, held = _dense(rows, x), _start(rows, v, x), held_dtype(x)
+    grads = _dense(rows, torch.zeros_like(x) if grads is None else grads)
+    keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
+    result = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
+    room = result if x.dtype == held else torch.empty_like(result, dtype=held)
+    made = [
+        torch.zeros(rows.count, dtype=held, device=x.device) if need else None for need in wanted
+    ]
+    if rows.count:
+        with _on_device_of(x):
+            _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
+                flat,
+                start,
+                keeps[0],
+                gains[0],
+                grads,
+                None if last is None else rows.flat(last).contiguous(),
+                room,
+                result,
+                *made,
+                rows.count,
+                flat.stride(0),
+                grads.stride(0),
+                KEEP=keeps[1],
+                GAIN=gains[1],
+                KEEP_EACH=keeps[2],
+                GAIN_EACH=gains[2],
+                THRESHOLD=float(how.v_threshold),
+                REST=float(how.rest),
+                STRETCH=how.surrogate.stretch,
+                PEAK=how.surrogate.peak,
+                HELD=_HELD[held_dtype(x)],
+                STEPS=x.shape[0],
+                HARD=how.v_reset is not None,
+                DETACH=how.detach_reset,
+                SIGMOID=how.surrogate.name == "sigmoid",
+                STARTS=v is not None,
+                LAST=last is not None,
+                GRAD_V=wanted[0],
+                GRAD_KEEP=wanted[1],
+                GRAD_GAIN=wanted[2],
+                BLOCK=_BLOCK,
+                enable_fp_fusion=False,
+            )
+    grad_v, *learned = made
+    if grad_v is not None and v is not None:
+        grad_v = rows.back(grad_v).sum_to_size(v.shape).to(v.dtype)
+    grad_keep, grad_gain = (
+        rows.coefficient_back(grad if value.numel() > 1 else grad.sum(), value)
+        if grad is not None and isinstance(value, Tensor)
+        else None
+        for grad, value in zip(learned, (keep, gain), strict=True)
+    )
+    return rows.back(result), grad_v, grad_keep, grad_gain
+
+
 class _Triton(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -230,7 +299,7 @@ class _Triton(torch.autograd.Function):
         tensors = [value if isinstance(value, Tensor) else None for value in (x, v, keep, gain)]
         ctx.save_for_backward(*tensors)
         ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
-        ctx.how, ctx.rows = how, rows
+        ctx.how = how
         ctx.set_materialize_grads(False)
         flat, start = _dense(rows, x), _start(rows, v, x)
         keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
@@ -270,67 +339,10 @@ class _Triton(torch.autograd.Function):
             number if tensor is None else tensor
             for number, tensor in zip(ctx.numbers, coefficients, strict=True)
         )
-        how, rows, needs = ctx.how, ctx.rows, ctx.needs_input_grad
+        how, needs = ctx.how, ctx.needs_input_grad
         if torch.is_grad_enabled() or batched(grads, last):  # follow every operation
             return again(x, v, keep, gain, how, grads, last, needs)
-        flat, start, held = _dense(rows, x), _start(rows, v, x), held_dtype(x)
-        grads = _dense(rows, torch.zeros_like(x) if grads is None else grads)
-        keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
-        result = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
-        room = result if x.dtype == held else torch.empty_like(result, dtype=held)
-        made = [
-            torch.zeros(rows.count, dtype=held, device=x.device) if need else None
-            for need in needs[1:4]
-        ]
-        if rows.count:
-            with _on_device_of(x):
-                _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
-                    flat,
-                    start,
-                    keeps[0],
-                    gains[0],
-                    grads,
-                    None if last is None else rows.flat(last).contiguous(),
-                    room,
-                    result,
-                    *made,
-                    rows.count,
-                    flat.stride(0),
-                    grads.stride(0),
-                    KEEP=keeps[1],
-                    GAIN=gains[1],
-                    KEEP_EACH=keeps[2],
-                    GAIN_EACH=gains[2],
-                    THRESHOLD=float(how.v_threshold),
-                    REST=float(how.rest),
-                    STRETCH=how.surrogate.stretch,
-                    PEAK=how.surrogate.peak,
-                    HELD=_HELD[held_dtype(x)],
-                    STEPS=x.shape[0],
-                    HARD=how.v_reset is not None,
-                    DETACH=how.detach_reset,
-                    SIGMOID=how.surrogate.name == "sigmoid",
-                    STARTS=v is not None,
-                    LAST=last is not None,
-                    GRAD_V=needs[1],
-                    GRAD_KEEP=needs[2],
-                    GRAD_GAIN=needs[3],
-                    BLOCK=_BLOCK,
-                    enable_fp_fusion=False,
-                )
-        grad_v, grad_keep, grad_gain = made
-        return (
-            rows.back(result),
-            None if grad_v is None else rows.back(grad_v).sum_to_size(v.shape).to(v.dtype),
-            *(
-                None
-                if grad is None
-                else rows.coefficient_back(grad if flat.numel() > 1 else grad.sum(), flat)
-                for grad, flat in ((grad_keep, keep), (grad_gain, gain))
-            ),
-            None,
-            None,
-        )
+        return (*_gradients(x, v, keep, gain, how, grads, last, needs[1:4]), None, None)
 
 
 def integrate_and_fire(
@@ -344,3 +356,20 @@ def integrate_and_fire(
     """Compute what the reference computes; arguments as those of the blocked path."""
     spikes, final = _Triton.apply(x, v, keep, gain, how, last)
     return spikes, final
+
+
+def gradients(
+    x: Tensor, grads: Tensor, keep: float | Tensor, gain: float | Tensor, how: Dynamics
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of x, keep and gain, from rest, without running for the spikes.
+
+    Args:
+        x: Input currents ``[T, ...]``.
+        grads: Gradients of the spikes.
+        keep: As the reference has it.
+        gain: As the reference has it.
+        how: The other options.
+    """
+    wanted = (False, isinstance(keep, Tensor), isinstance(gain, Tensor))
+    grad_x, _, grad_keep, grad_gain = _gradients(x, None, keep, gain, how, grads, None, wanted)
+    return grad_x, grad_keep, grad_gain
