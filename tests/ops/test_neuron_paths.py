@@ -275,6 +275,21 @@ def test_auto_is_blocked_on_cpu_and_says_why() -> None:
     assert choose("reference").name == "reference"
 
 
+def test_auto_on_cuda_is_triton_where_it_can_launch(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    gpu = torch.device("cuda", 0)
+    for compiler, path in (("/usr/bin/gcc", "triton"), (None, "reference")):
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        monkeypatch.setattr(multi_step.shutil, "which", lambda name, found=compiler: found)
+        multi_step._finds_c_compiler.cache_clear()
+        assert choose("auto", device=gpu).name == path
+    assert "C compiler" in choose("auto", device=gpu).why
+    with pytest.raises(UserError, match="'triton' cannot run here: .*gcc"):
+        choose("triton", device=gpu)
+    multi_step._finds_c_compiler.cache_clear()
+
+
 def test_without_a_compiler_inductor_is_refused(monkeypatch) -> None:
     from torch._inductor import cpp_builder
     from torch._inductor.exc import InvalidCxxCompiler
