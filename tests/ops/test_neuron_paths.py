@@ -285,7 +285,7 @@ def test_auto_on_cuda_is_triton_where_it_can_launch(monkeypatch) -> None:
         multi_step._finds_c_compiler.cache_clear()
         assert choose("auto", device=gpu).name == path
     assert "C compiler" in choose("auto", device=gpu).why
-    with pytest.raises(UserError, match="'triton' cannot run here: .*gcc"):
+    with pytest.raises(UserError, match=r"'triton' cannot run here: .*gcc"):
         choose("triton", device=gpu)
     multi_step._finds_c_compiler.cache_clear()
 
