@@ -3,10 +3,12 @@
 
     python benchmarks/neurons.py
     python benchmarks/neurons.py --steps 4 --sizes 8,64,384 --backends blocked inductor
+    python benchmarks/neurons.py --device cuda --dtype bfloat16 --backends reference triton
 
-All are timed in turns in one process, on the same currents; a ratio below 1 is faster than
-SpikingJelly. It is given where a paired test shows a difference (1 % for all of a shape): n.d. is
-not distinguishable, busy is a machine that was too busy to tell, few is less than ten rounds.
+All are timed in turns in one process, on the same currents; a ratio of forward and backward below
+1 is faster than SpikingJelly. It is given where a paired test shows a difference (1 % for all of a
+shape): n.d. is not distinguishable, busy is a machine that was too busy to tell, few is less than
+ten rounds.
 ``inductor`` compiles first, which takes some ten seconds a number of steps.
 """
 
@@ -14,21 +16,26 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from spikingjelly.activation_based import neuron, surrogate
 from torch import Tensor
 
 import keymix
-from keymix.analysis.timing import Pass, Samples, Turns, compare, quartiles
-from keymix.layers.neurons import LIF
+from keymix.analysis.measure import timed
+from keymix.analysis.memory import MIB
+from keymix.analysis.memory_growth import peak_bytes
+from keymix.analysis.timing import Samples, Turns, compare, quartiles
+from keymix.layers.neurons import LIF, ParametricLIF, SpikingNeuron
 
 BASELINE = "SpikingJelly"
 
 
-def runs(backends: list[str]) -> dict[str, Callable[[Tensor], Tensor]]:
+def runs(backends: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     """Name the neurons that are compared; all are LIF with tau 2 and a detached reset."""
+    from spikingjelly.activation_based import neuron, surrogate
+
     theirs = neuron.LIFNode(
         step_mode="m", detach_reset=True, surrogate_function=surrogate.Sigmoid(4.0)
     )
@@ -40,6 +47,12 @@ def runs(backends: list[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     return {BASELINE: from_rest, **{name: LIF(backend=name) for name in backends}}
 
 
+def forward(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run forward alone, without gradients."""
+    with torch.no_grad():
+        return run(x)
+
+
 def once(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Run forward and backward; spikes and the gradient of the currents."""
     x = x.detach().requires_grad_()
@@ -48,23 +61,130 @@ def once(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> tuple[Tens
     return spikes.detach(), x.grad
 
 
-def bench(shape: tuple[int, ...], backends: list[str], rounds: int) -> dict[str, Samples]:
-    """Time all in turns after a round that checks them against one another."""
+@dataclass(frozen=True)
+class Bench:
+    """What was measured at one shape, by the name of the neurons.
+
+    Attributes:
+        forward: Times of a forward pass without gradients.
+        both: Times of forward and backward.
+        peaks: Peak memory of forward and backward beyond currents and gradients of spikes, bytes.
+        flips: Share of the spikes that are not the baseline's.
+        gaps: Largest distance of the currents' gradients from the baseline's, over neurons all of
+            whose spikes are the baseline's.
+    """
+
+    forward: dict[str, Samples]
+    both: dict[str, Samples]
+    peaks: dict[str, float]
+    flips: dict[str, float]
+    gaps: dict[str, float]
+
+
+def inputs(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Make currents, and the gradients of their spikes."""
     torch.manual_seed(0)
-    x, grad = torch.randn(shape), torch.randn(shape)
-    compared = runs(backends)
-    first = {name: once(run, x, grad) for name, run in compared.items()}
-    for name, (spikes, back) in first.items():
-        if not torch.equal(spikes, first[BASELINE][0]):
+    return [torch.randn(shape, device=device, dtype=dtype) for _ in range(2)]
+
+
+def differences(
+    outcome: tuple[Tensor, Tensor], baseline: tuple[Tensor, Tensor]
+) -> tuple[float, float]:
+    """Share of spikes that differ, and the largest distance of gradients where none does."""
+    apart = outcome[0] != baseline[0]
+    gap = (outcome[1].float() - baseline[1].float()).abs()
+    gap = gap.masked_fill(apart.any(0), 0)
+    return float(apart.float().mean()), float(gap.max())
+
+
+def check(measured: Bench) -> None:
+    """Refuse neurons that are others than the baseline's, which rounds the charge otherwise."""
+    for name, flips in measured.flips.items():
+        if flips > 1e-5:
             raise SystemExit(f"{name} gives other spikes than {BASELINE}")
-        if (back - first[BASELINE][1]).abs().max() > 1e-5:
+        if measured.gaps[name] > 1e-5:
             raise SystemExit(f"{name} gives other gradients than {BASELINE}")
-    del first
-    passes = {name: Pass(functools.partial(once, run, x, grad)) for name, run in compared.items()}
-    turns = Turns(passes)
+
+
+def timed_in_turns(
+    calls: dict[str, Callable[[], object]], rounds: int, device: torch.device
+) -> dict[str, Samples]:
+    """Time calls in turns."""
+    turns = Turns({name: timed(call, device) for name, call in calls.items()})
     for _ in range(rounds):
         turns.round()
     return turns.samples
+
+
+def bench(
+    shape: tuple[int, ...],
+    backends: Sequence[str],
+    rounds: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Bench:
+    """Time all in turns after a round that compares what they give."""
+    device = torch.device(device)
+    x, grad = inputs(shape, device, dtype)
+    compared = runs(backends)
+    baseline = once(compared[BASELINE], x, grad)
+    flips, gaps = {}, {}
+    for name, run in compared.items():
+        flips[name], gaps[name] = differences(once(run, x, grad), baseline)
+    del baseline
+    both = {name: functools.partial(once, run, x, grad) for name, run in compared.items()}
+    alone = {name: functools.partial(forward, run, x) for name, run in compared.items()}
+    return Bench(
+        forward=timed_in_turns(alone, rounds, device),
+        both=timed_in_turns(both, rounds, device),
+        peaks={name: peak_bytes(call, device) for name, call in both.items()},
+        flips=flips,
+        gaps=gaps,
+    )
+
+
+def every_kind() -> dict[str, Callable[[str], SpikingNeuron]]:
+    """Neurons by name; each is made for a backend."""
+    return {
+        "LIF": lambda backend: LIF(backend=backend),
+        "LIF, tau 3, soft reset in the gradient": lambda backend: LIF(
+            tau=3.0, v_reset=None, detach_reset=False, backend=backend
+        ),
+        "LIF, tau 3, reset to -0.3, arctangent": lambda backend: LIF(
+            tau=3.0, v_reset=-0.3, detach_reset=False, surrogate="atan", backend=backend
+        ),
+        "parametric LIF, tau 3": lambda backend: ParametricLIF(init_tau=3.0, backend=backend),
+    }
+
+
+def outcome(neuron: SpikingNeuron, x: Tensor, grad: Tensor) -> list[Tensor]:
+    """Spikes, and the gradients of the currents and of what the neurons learn, in float64."""
+    neuron.to(x.device)
+    x = x.detach().requires_grad_()
+    spikes = neuron(x)
+    spikes.backward(grad)
+    learned = [parameter.grad for parameter in neuron.parameters()]
+    return [each.detach().double() for each in (spikes, x.grad, *learned)]
+
+
+def errors(found: list[Tensor], same: list[Tensor], exact: list[Tensor]) -> dict[str, float]:
+    """Spikes and gradients that differ.
+
+    ``flips``: share of the spikes that are not the reference's in the same dtype. ``flips64``:
+    not its in float64. ``error``: largest distance of the currents' gradients from those in
+    float64 over neurons whose spikes are all the same, over the largest of them. ``learned``: the
+    relative distance of the gradient of what is learned from the same dtype's.
+    """
+    agree = (found[0] == exact[0]).all(0)
+    largest = float(exact[1].abs().max())
+    errors = {
+        "flips": float((found[0] != same[0]).double().mean()),
+        "flips64": float((found[0] != exact[0]).double().mean()),
+        "error": float(((found[1] - exact[1]).abs() * agree).max()) / largest,
+    }
+    if len(found) > 2:
+        errors["learned"] = float((found[2] - same[2]).abs() / same[2].abs())
+    return errors
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,27 +194,35 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", default=["8,64,384", "2,96,28,28", "8,96,56,56"])
     parser.add_argument("--backends", nargs="+", default=["reference", "blocked", "inductor"])
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     args = parser.parse_args(argv)
     print(
-        f"keymix {keymix.__version__}, torch {torch.__version__}, float32, "
+        f"keymix {keymix.__version__}, torch {torch.__version__}, {args.dtype}, {args.device}, "
         f"{torch.get_num_threads()} threads, {args.rounds} rounds\n"
     )
-    line = "{:<22} {:<14} {:>10} {:>20} {:>6}"
-    print(line.format("currents", "neurons", "median ms", "[quartiles]", "ratio"))
+    line = "{:<22} {:<14} {:>10} {:>10} {:>20} {:>8} {:>6}"
+    heads = ("currents", "neurons", "forward ms", "both ms", "[quartiles]", "peak MiB", "ratio")
+    print(line.format(*heads))
     for size in args.sizes:
         for steps in args.steps:
             shape = (steps, *(int(each) for each in size.split(",")))
-            times = bench(shape, args.backends, args.rounds)
-            base = times[BASELINE]
-            for name, samples in times.items():
+            dtype = getattr(torch, args.dtype)
+            measured = bench(shape, args.backends, args.rounds, args.device, dtype)
+            if dtype == torch.float32:  # of fewer bits, SpikingJelly's potentials are as few on CPU
+                check(measured)
+            base = measured.both[BASELINE]
+            for name, samples in measured.both.items():
                 low, middle, high = quartiles(samples.kept())
                 paired = compare(base, samples, comparisons=len(args.backends))
                 print(
                     line.format(
                         str(list(shape)),
                         name,
+                        f"{1e3 * quartiles(measured.forward[name].kept())[1]:.2f}",
                         f"{1e3 * middle:.2f}",
                         f"[{1e3 * low:.2f}, {1e3 * high:.2f}]",
+                        f"{measured.peaks[name] / MIB:.0f}",
                         "1.00" if name == BASELINE else paired.ratio_text(),
                     )
                 )

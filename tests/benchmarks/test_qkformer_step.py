@@ -25,7 +25,7 @@ def test_the_benchmark_prints_ratios_to_spikingjelly(
         spiking_block, "why_plain", lambda *parts: ways.append(why_plain(*parts)) or ways[-1]
     )
     peaks = {"SpikingJelly": 200.0, "keymix": 50.0, "keymix, one by one": 100.0}
-    bench["main"].__globals__["peak"] = lambda name, batch, side: peaks[name]  # no fresh processes
+    bench["main"].__globals__["peak"] = lambda name, setting: peaks[name]  # no fresh processes
     assert bench["main"](["--batch", "2", "--side", "32", "--rounds", "1"]) == 0
     told = capsys.readouterr().out
     assert "batch 2, 32 pixels, 1 rounds" in told

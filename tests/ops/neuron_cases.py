@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keymix.ops.neuron.layout import Dynamics
-from keymix.ops.neuron.multi_step import integrate_and_fire
+from keymix.ops.neuron.multi_step import gradients, integrate_and_fire
 from keymix.ops.neuron.surrogate import Surrogate
 from tolerances import close
 
@@ -62,6 +62,7 @@ def every_case() -> Iterator[Case]:
         yield Case(v_reset=reset, steps=1, last=True, starts=True, learned="layer")
         yield Case(v_reset=reset, steps=1)
         yield Case(v_reset=reset, shape=())
+        yield Case(v_reset=reset, shape=(), starts=True, last=True)
 
 
 def outcome(case: Case, inputs: list[Any], backend: str) -> list[Tensor | None]:
@@ -100,10 +101,27 @@ def agrees(case: Case, backend: str, lay: Callable[[Tensor], Tensor] | None = No
             close(one, other)
 
 
+def gradients_alone_agree(learned: str, backend: str) -> None:
+    """Hold the gradients without a run to those of a run of the reference."""
+    case = Case(learned=learned, detach_reset=False)
+    x, _, keep, gain = case.inputs()
+    weigh = torch.randn_like(x)
+    found = gradients(x, weigh, keep=keep, gain=gain, how=case.how, backend=backend)
+    leaves = [each.requires_grad_() for each in (x, keep, gain) if isinstance(each, Tensor)]
+    spikes, _ = integrate_and_fire(x, keep=keep, gain=gain, how=case.how, backend="reference")
+    wanted = torch.autograd.grad(spikes, leaves, weigh)
+    assert [grad is not None for grad in found] == [True, bool(learned), bool(learned)]
+    for grad, reference in zip(found, wanted, strict=False):
+        assert grad is not None
+        close(grad, reference)
+
+
 if __name__ == "__main__":
     assert os.environ["TRITON_INTERPRET"] == "1"
-    torch.manual_seed(0)
     for case in every_case():
+        torch.manual_seed(0)
         agrees(case, "triton")
     agrees(Case(), "triton", lambda x: x.transpose(1, 3).contiguous().transpose(1, 3))
     agrees(Case(shape=(700,)), "triton")  # more neurons than a block has
+    for learned in ("", "layer", "neuron"):
+        gradients_alone_agree(learned, "triton")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from neuron_cases import Case, agrees, every_case, outcome
+from neuron_cases import Case, agrees, every_case, gradients_alone_agree, outcome
 from torch import Tensor
 
 import keymix
@@ -19,7 +19,7 @@ from keymix.analysis.counting import count
 from keymix.errors import UserError
 from keymix.ops.neuron import blocked, multi_step
 from keymix.ops.neuron.layout import Dynamics
-from keymix.ops.neuron.multi_step import choose, gradients, integrate_and_fire
+from keymix.ops.neuron.multi_step import choose, integrate_and_fire
 from keymix.ops.neuron.surrogate import Surrogate
 from tolerances import close
 
@@ -70,16 +70,7 @@ def test_spikes_may_be_changed_in_place(lay) -> None:
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("learned", ["", "layer", "neuron"])
 def test_gradients_alone_are_those_of_a_run(learned: str, backend: str) -> None:
-    case = Case(learned=learned, detach_reset=False)
-    x, _, keep, gain = case.inputs()
-    weigh = torch.randn_like(x)
-    found = gradients(x, weigh, keep=keep, gain=gain, how=case.how, backend=backend)
-    leaves = [each.requires_grad_() for each in (x, keep, gain) if isinstance(each, Tensor)]
-    spikes, _ = integrate_and_fire(x, keep=keep, gain=gain, how=case.how, backend="reference")
-    wanted = torch.autograd.grad(spikes, leaves, weigh)
-    assert [grad is not None for grad in found] == [True, bool(learned), bool(learned)]
-    for grad, reference in zip(found, wanted, strict=False):
-        close(grad, reference)
+    gradients_alone_agree(learned, backend)
 
 
 def test_blocked_reads_nothing_it_did_not_write(poisoned_memory: None) -> None:
@@ -282,6 +273,21 @@ def test_auto_is_blocked_on_cpu_and_says_why() -> None:
     assert "cache" in choice.why
     assert choose("auto", torch.zeros(2, 3, device="meta")).name == "reference"
     assert choose("reference").name == "reference"
+
+
+def test_auto_on_cuda_is_triton_where_it_can_launch(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    gpu = torch.device("cuda", 0)
+    for compiler, path in (("/usr/bin/gcc", "triton"), (None, "reference")):
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        monkeypatch.setattr(multi_step.shutil, "which", lambda name, found=compiler: found)
+        multi_step._finds_c_compiler.cache_clear()
+        assert choose("auto", device=gpu).name == path
+    assert "C compiler" in choose("auto", device=gpu).why
+    with pytest.raises(UserError, match=r"'triton' cannot run here: .*gcc"):
+        choose("triton", device=gpu)
+    multi_step._finds_c_compiler.cache_clear()
 
 
 def test_without_a_compiler_inductor_is_refused(monkeypatch) -> None:

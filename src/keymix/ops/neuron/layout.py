@@ -91,7 +91,7 @@ class Rows:
         sizes = [self.shape[axis] for axis in self.order]
         inverse = _inverse(self.order)
         turn = (*range(len(lead)), *(axis + len(lead) for axis in inverse))
-        return flat.view(*lead, *sizes).permute(turn)
+        return flat.view((*lead, *sizes)).permute(turn)
 
     def own(self, flat: Tensor) -> Tensor:
         """Give axes as :meth:`back` does, to a tensor that is no view, so that it can be changed.

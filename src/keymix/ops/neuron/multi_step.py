@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import shutil
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +37,22 @@ class Choice:
 def _no_triton(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda":
         return f"its kernels are for CUDA, not {device.type!r}"
+    if not _finds_c_compiler():
+        return (
+            "Triton finds no C compiler, with which it builds what launches a kernel; install one "
+            "(gcc) or name it in the variable CC"
+        )
     return None
+
+
+@functools.cache
+def _finds_c_compiler() -> bool:
+    """Whether Triton would find one; asked once, as neurons choose their path in every call."""
+    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def _no_compiler(device: torch.device) -> str | None:
@@ -193,8 +208,13 @@ def gradients(
         backend: As there.
     """
     x = x.detach()
-    if choose(backend, x).name == "blocked":
+    path = choose(backend, x).name
+    if path == "blocked":
         return blocked.gradients(x, grads, keep, gain, how)
+    if path == "triton":
+        from keymix.ops.neuron import triton
+
+        return triton.gradients(x, grads, keep, gain, how)
     with torch.enable_grad():
         x = x.requires_grad_()
         keep, gain = (

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from keymix.ops.spikes.anew import refuse_unkept
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # numbers that stay in a processor's cache
+_CHUNK_CUDA = 1 << 26  # of a GPU, which is waited for behind each
 _WORTH = 1 << 15  # numbers from which on a convolution's calls are paid for
 
 
@@ -61,7 +62,8 @@ def _packed(x: Tensor) -> Tensor | None:
     if flat is None or into is None or result.stride() != x.stride():
         result.copy_(x)
         return result if torch.equal(result.to(x.dtype), x) else None
-    for part, room in zip(torch.split(flat, _CHUNK), torch.split(into, _CHUNK), strict=True):
+    size = _CHUNK_CUDA if x.is_cuda else _CHUNK
+    for part, room in zip(torch.split(flat, size), torch.split(into, size), strict=True):
         room.copy_(part)
         # a byte is a whole number: what equals it is one
         if not torch.equal(room.to(x.dtype), part):
