@@ -14,7 +14,7 @@ Result = dict[str, Any]  # plain values, as JSON holds them
 _NAME = re.compile(r"[A-Za-z0-9._,=+-]+(/[A-Za-z0-9._,=+-]+)*")
 
 
-class Unfinished(Exception):  # noqa: N818: it is no error
+class Unfinished(Exception):
     """Raised by a step that stopped in time and goes on where it stopped when it is run again.
 
     Args:
@@ -104,7 +104,11 @@ class Job:
         form: What the result of a step holds, one line a field.
         steps: The steps in order; the argument says whether it is a dry run.
         section: Makes Markdown of the results that are done, by step name (at least one).
-        side_by_side: How many steps run at once on the one GPU, from the results that are done.
+        side_by_side: How many resumable steps run at once on the one GPU, from the results that
+            are done.
+        estimate: Seconds of a step from the results that are done, where these tell more than the
+            step itself.
+        always: Markdown that the page shows whether or not anything is measured.
     """
 
     number: int
@@ -115,11 +119,23 @@ class Job:
     steps: Callable[[bool], Sequence[Step]]
     section: Callable[[Mapping[str, Result]], str]
     side_by_side: Callable[[Mapping[str, Result]], int] = lambda results: 1
+    estimate: Callable[[Step, Mapping[str, Result]], float] = lambda step, results: step.seconds
+    always: Callable[[], str] = lambda: ""
 
     @property
     def file(self) -> str:
         """Name of the result file."""
         return f"{self.number}-{self.name}.json"
+
+    @property
+    def archive(self) -> str:
+        """Name of the archive of its small files."""
+        return f"{self.number}-{self.name}.zip"
+
+    @property
+    def source(self) -> str:
+        """File that declares the job, by the function that lists its steps."""
+        return self.steps.__code__.co_filename
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
