@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from keymix.compare.statistics import Interval
-    from keymix.data.dataset import ImageData
     from keymix.train.recipe import Recipe
 
 BASELINE = "softmax"
@@ -181,21 +180,13 @@ class _EnoughError(Exception):
 
 def together(context: Context, *, compiled: bool, number: int) -> Result:
     """Train in several processes at once and count their epochs."""
-    import torch
-
-    from keymix.train.model import load_data
-
-    torch.set_num_threads(1)  # threads of this process would not be there in its forks
-    recipe = recipe_of(context, FIRST, BASELINE, seed=0, compiled=compiled)
-    data = load_data(recipe.data)  # before CUDA: a process that uses it cannot fork others that do
     work = context.work / "together"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    fork = multiprocessing.get_context("fork")
+    fork = multiprocessing.get_context("fork")  # before threads, data and CUDA are in this process
     gate = fork.Barrier(number)
-    seconds = 0.0 if context.tiny else WINDOW
     children = [
-        fork.Process(target=_train_a_while, args=(recipe, data, work / str(i), gate, seconds))
+        fork.Process(target=_train_a_while, args=(context, compiled, work / str(i), gate))
         for i in range(number)
     ]
     try:
@@ -215,15 +206,14 @@ def together(context: Context, *, compiled: bool, number: int) -> Result:
     found = [json.loads((work / f"{i}.json").read_text()) for i in range(number)]
     shutil.rmtree(work)
     epochs = [length for each in found for length in each["epochs"]]
+    images = found[0]["images"]
     return {
         "together": number,
         "compiled": compiled,
-        "precision": recipe.precision,
-        "batch": recipe.data.batch_size,
-        "images": len(data.train),
-        "images_per_s": sum(
-            len(data.train) * len(each["epochs"]) / sum(each["epochs"]) for each in found
-        ),
+        "precision": found[0]["precision"],
+        "batch": found[0]["batch"],
+        "images": images,
+        "images_per_s": sum(images * len(each["epochs"]) / sum(each["epochs"]) for each in found),
         "epoch_s": statistics.median(epochs),
         "epoch_s_quartiles": _quartiles(epochs),
         "epochs": len(epochs),
@@ -232,15 +222,16 @@ def together(context: Context, *, compiled: bool, number: int) -> Result:
     }
 
 
-def _train_a_while(
-    recipe: Recipe, data: ImageData, folder: Path, gate: Any, seconds: float
-) -> None:
+def _train_a_while(context: Context, compiled: bool, folder: Path, gate: Any) -> None:
     """Train until the time after a first epoch is over, and write how long each epoch took."""
     import torch
 
     from keymix.train.engine import train
+    from keymix.train.model import load_data
 
     torch.set_num_threads(1)
+    recipe = recipe_of(context, FIRST, BASELINE, seed=0, compiled=compiled)
+    data = load_data(recipe.data)
     began = time.monotonic()
     ends: list[float] = []
     first = 0.0
@@ -251,13 +242,19 @@ def _train_a_while(
             first = time.monotonic() - began
             gate.wait(_WAIT)
         ends.append(time.monotonic())
-        if len(ends) > 1 and ends[-1] - ends[0] >= seconds:
+        if len(ends) > 1 and ends[-1] - ends[0] >= (0.0 if context.tiny else WINDOW):
             raise _EnoughError
 
     with contextlib.suppress(_EnoughError):
         train(recipe, folder, progress=watch, data=data)
-    epochs = [after - before for before, after in itertools.pairwise(ends)]
-    told = {"epochs": epochs, "first": first, "gpu_gib": _gpu_gib()}
+    told = {
+        "epochs": [after - before for before, after in itertools.pairwise(ends)],
+        "first": first,
+        "images": len(data.train),
+        "precision": recipe.precision,
+        "batch": recipe.data.batch_size,
+        "gpu_gib": _gpu_gib(),
+    }
     folder.with_suffix(".json").write_text(json.dumps(told))
 
 
@@ -277,11 +274,6 @@ def choice(results: Mapping[str, Result]) -> tuple[int, bool]:
         else min(found, key=lambda result: result["epoch_s"])
     )
     return best["together"], best["compiled"]
-
-
-def side_by_side(results: Mapping[str, Result]) -> int:
-    """How many runs share the GPU."""
-    return choice(results)[0]
 
 
 def estimate(step: Step, results: Mapping[str, Result]) -> float:
@@ -503,7 +495,10 @@ def _accuracies(groups: Mapping[tuple[str, bool], Sequence[Result]]) -> str:
                 [
                     f"{_title(own[0])}, {mixer}",
                     len(own),
-                    *(_mean([100 * run[which]["top1"] for run in own]) for which in _BOTH),
+                    *(
+                        _mean([100 * run[which]["top1"] for run in own])
+                        for which in ("last", "best")
+                    ),
                     *differ,
                     f"{MODELS[model].published[mixer]:.1f}",
                     f"{own[0]['params'] / 1e6:.1f} M",
@@ -512,9 +507,6 @@ def _accuracies(groups: Mapping[tuple[str, bool], Sequence[Result]]) -> str:
     heads = ["model, mixer", "seeds", "last, %", "best on validation, %", "difference, points"]
     heads += ["95 % over seeds", "95 % over test images", "published, %", "parameters"]
     return table(heads, rows)
-
-
-_BOTH = ("last", "best")
 
 
 def _protocol(runs: Sequence[Result]) -> str:
@@ -702,7 +694,7 @@ JOB = Job(
     },
     steps=steps,
     section=section,
-    side_by_side=side_by_side,
+    side_by_side=lambda results: choice(results)[0],
     estimate=estimate,
     always=arithmetic,
 )

@@ -57,7 +57,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     for step in JOB.steps(True):
         told = step.measure(context(root, step.name, dict(results)))
         results[step.name] = json.loads(json.dumps(told, allow_nan=False))
-    forward._BACKEND = backend
+    forward._BACKEND = backend  # which a dry run replaces
     return root / "keep", results
 
 
