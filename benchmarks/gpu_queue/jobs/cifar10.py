@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job 5: CIFAR-10 whole, 200 epochs, the models of SKA Table 1 with three mixers.
-
-First it measures how many trainings share the GPU best, compiled or not; then come the trainings.
-"""
+"""Job 5: CIFAR-10 whole, the models of SKA Table 1, as many runs at once as the GPU takes best."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +29,8 @@ BASELINE = "softmax"
 MIXERS = (BASELINE, "static_key", "conv_static_key")
 SEEDS = (0, 1, 2)
 EPOCHS, TRAIN, VAL, BATCH = 200, 45_000, 5_000, 512  # of the recipes; a tenth validates
+# what of a run leaves the machine
 KEPT = ("metrics.jsonl", "summary.json", "recipe.json", "environment.json", "predictions_test.npz")
-"""Files of a run that leave the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +274,9 @@ def choice(results: Mapping[str, Result]) -> tuple[int, bool]:
 
 
 def estimate(step: Step, results: Mapping[str, Result]) -> float:
-    """Seconds of a step: by runs of the same model and mixer, by the rates at once, or on paper."""
+    """Seconds of a step: by runs alike, by the rates of several at once, or on paper."""
     kind, *rest = step.name.split("/")
-    if kind == "together":
+    if kind == "together" or step.seconds < START:  # the latter in a dry run
         return step.seconds
     mixer, seed = rest
     alike = [results.get(f"{kind}/{mixer}/{other}") for other in SEEDS if str(other) != seed]
@@ -318,7 +315,7 @@ def recipe_of(context: Context, model: str, mixer: str, *, seed: int, compiled: 
 def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
     """Train one model, as far as time lets, and tell how it answers the test images."""
     from keymix import train
-    from keymix.errors import Interrupted
+    from keymix.errors import Interrupted, UserError
     from keymix.train.files import read_json
 
     folder = context.work / "run"
@@ -328,7 +325,9 @@ def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
     recipe = recipe_of(context, model, mixer, seed=seed, compiled=compiled)
     try:
         run = train(recipe, folder)
-    except Interrupted as stop:
+    except (Interrupted, UserError, RuntimeError) as stop:
+        if not isinstance(stop, Interrupted) and context.left() > 0:
+            raise  # else processes that compile were asked to stop as well, and ended so
         lines = folder / "metrics.jsonl"
         done = len(lines.read_text("utf-8").splitlines()) if lines.is_file() else 0
         raise Unfinished({"epochs": done, "of": recipe.schedule.epochs}) from stop
@@ -387,13 +386,11 @@ def _correct(path: Path) -> dict[str, str]:
 def _gpu_gib() -> float | None:
     import torch
 
-    used = torch.cuda.is_available()
-    return torch.cuda.max_memory_allocated() / 2**30 if used else None
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
 
 
 def _known(values: Any) -> float | None:
-    found = [value for value in values if value is not None]
-    return max(found) if found else None
+    return max((value for value in values if value is not None), default=None)
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:
@@ -514,8 +511,8 @@ def _protocol(runs: Sequence[Result]) -> str:
     sizes = runs[0]["sizes"]
     precision = sorted({_precision(run) for run in runs})
     return (
-        f"Top-1 on {sizes['test']:,} test images after {_list(epochs)} epochs of "
-        f"{sizes['train']:,} images, batch {_list(batch)}, {_list(precision)}, mean ± standard "
+        f"Top-1 on {sizes['test']:,} test images after {_joined(epochs)} epochs of "
+        f"{sizes['train']:,} images, batch {_joined(batch)}, {_joined(precision)}, mean ± standard "
         "deviation over seeds; differences of the last epoch, paired by seed and by image. The "
         "images are CIFAR-10's re-encoded as JPEG, so accuracies can lie a little under those on "
         "the original. Published: SKA Table 1, the best of all epochs on the test set, of one run "
@@ -541,7 +538,7 @@ def _rates(groups: Mapping[tuple[str, bool], Sequence[Result]]) -> str:
             rows.append(
                 [
                     f"{_title(own[0])}, {mixer}",
-                    _list(sorted({run["together"] for run in own})),
+                    _joined(sorted({run["together"] for run in own})),
                     f"{statistics.median(rates):,.0f} ({low:,.0f} to {high:,.0f})",
                     f"{assumed_rate(model, mixer):,.0f}",
                     f"{statistics.median(minutes):.1f}",
@@ -600,6 +597,10 @@ def _sharing(found: Sequence[Result]) -> str:
     )
 
 
+def _joined(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
+
+
 def _title(run: Result) -> str:
     title = MODELS[run["model"]].title
     return f"{title} (compiled)" if run["compiled"] else title
@@ -622,10 +623,6 @@ def _mean(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.1f}"
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-
-
-def _list(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
 
 
 # ---- the job -----------------------------------------------------------------------------------
@@ -660,6 +657,7 @@ def _run_step(model: str, mixer: str, seed: int) -> Step:
         seconds=run_seconds(model, mixer),
         measure=partial(measure, model=model, mixer=mixer, seed=seed),
         resumable=True,
+        least=150.0,  # compiling and some epochs
         data=("cifar10",),
         gpu_gib=10.0,
     )
@@ -669,7 +667,8 @@ def steps(tiny: bool) -> list[Step]:
     """Rates at once, then the runs: all mixers of a seed one after the other."""
     if tiny:
         kinds, runs = ((False, 2), (True, 1)), [(FIRST, mixer, 0) for mixer in MIXERS[:2]]
-        return [*_together_steps(kinds), *(_run_step(*run) for run in runs)]
+        found = [*_together_steps(kinds), *(_run_step(*run) for run in runs)]
+        return [replace(step, seconds=10.0, gpu_gib=0.0) for step in found]
     first = [(FIRST, mixer, seed) for seed in SEEDS for mixer in MIXERS]
     others = [model for model in MODELS if model != FIRST]
     rest = [(model, mixer, seed) for seed in SEEDS for model in others for mixer in MIXERS]

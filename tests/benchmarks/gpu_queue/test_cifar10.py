@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,21 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_it_began(
     result = step.measure(context(tmp_path, name, later))
     assert not result["compiled"]
     assert result["epochs"] == 2
+
+
+@pytest.mark.parametrize("left", [100.0, -1.0])
+def test_a_compiler_that_was_stopped_with_the_run_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a process of the compiler ended")
+
+    monkeypatch.setattr(ClassificationTask, "training_step", fail)
+    name = "vit_small/static_key/0"
+    step = next(step for step in JOB.steps(True) if step.name == name)
+    late = replace(context(tmp_path, name, {}), until=time.monotonic() + left)
+    with pytest.raises(RuntimeError if left > 0 else Unfinished):
+        step.measure(late)
 
 
 def test_a_training_that_fails_fails_the_step(
