@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -288,34 +288,29 @@ def _measured(candidate: Candidate, tokens: int, device: torch.device) -> tuple[
     operation, parts = _operation(candidate, tokens, device)
     start = time.perf_counter()
     with torch.no_grad():
-        if device.type == "cuda":
-            return _cuda_peak(operation, parts, device), time.perf_counter() - start
-        return cpu_peak(operation, parts), time.perf_counter() - start
+        peak = peak_bytes(lambda: operation.run(parts), device)
+    return peak, time.perf_counter() - start
 
 
-def _cuda_peak(
-    operation: AttentionOperation, parts: dict[str, Tensor], device: torch.device
-) -> float:
-    operation.run(parts)  # libraries take their workspaces
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    operation.run(parts)
-    torch.cuda.synchronize(device)
-    return float(torch.cuda.max_memory_allocated(device) - before)
-
-
-def cpu_peak(operation: AttentionOperation, parts: dict[str, Tensor]) -> float:
-    """Return the most bytes that PyTorch's CPU allocator held at once for a pass.
+def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
+    """Return the most bytes that PyTorch's allocator held at once for a call.
 
     Args:
-        operation: The attention.
-        parts: Its inputs, which do not count.
+        call: What is measured. What was allocated before it does not count; on CUDA it runs
+            twice, and what libraries keep from the first time on does not count either.
+        device: Where it runs, CUDA or the CPU.
     """
+    if device.type == "cuda":
+        call()
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return float(torch.cuda.max_memory_allocated(device) - before)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells of missing GPUs on standard error
     with profiler.profile(profile_memory=True) as watched:
-        out = operation.run(parts)
-        del out
+        call()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         watched.export_chrome_trace(str(path))
