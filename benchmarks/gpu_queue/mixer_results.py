@@ -11,6 +11,7 @@ BASE, BARE = "softmax on flash attention", "flash attention alone"
 DTYPES = ("float32", "bfloat16", "float16")
 HALF = "bfloat16"  # in which times are taken
 MODES = ("train", "forward")
+FAILED = "failed: "  # before the reason why there is no result, where it is a fault
 ISSUED = 0.9  # share of a pass in which the host issues it, above which the host sets the time
 
 # The error of a tensor is |y - y64| / |y64|, Euclidean norms, y64 from the plain equation in
@@ -56,6 +57,11 @@ def wrong(result: Result, path: str) -> list[str]:
                 f"{row['dtype']}, {row['grid']} tokens, {worst['mode']}: {worst['of']} "
                 f"({_number(worst['error'])}, allowed {worst['limit']:.1e})"
             )
+    found += [
+        f"{row['tokens']} tokens: {row['reason']}"
+        for row in (*result["errors"], *result["times"])
+        if row["path"] == path and str(row.get("reason", "")).startswith(FAILED)
+    ]
     for row in result["times"]:
         last = row.get("last_image", 0.0)
         if row["path"] == path and not _at_most(last, PATH_LIMIT[HALF]):

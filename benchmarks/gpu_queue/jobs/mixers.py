@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 import time
+import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_queue.job import Context, Job, Result, Step
-from gpu_queue.mixer_results import BARE, BASE, DTYPES, HALF, MODES, limit, section
+from gpu_queue.mixer_results import BARE, BASE, DTYPES, FAILED, HALF, MODES, limit, section
 
 INDEX = Path(__file__).parents[3] / "src" / "keymix" / "cli" / "index.json"  # what there is
 SCALES = (1.0, 2.0**-5, 2.0**-10)  # of the loss: the first with finite gradients
@@ -221,7 +222,11 @@ def kernels(call: Callable[[], object]) -> list[str]:
 
 
 def or_reason(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return what a call gives, or why a path refuses, or that memory does not suffice."""
+    """Return what a call gives, or why there is nothing: refused, no memory, or a failure.
+
+    One path that fails leaves the others their turn on a machine that is lent for half an hour;
+    a failure counts as a wrong result.
+    """
     import torch
 
     from keymix.errors import UserError, one_line
@@ -232,6 +237,10 @@ def or_reason(call: Callable[[], Any]) -> tuple[Any, str | None]:
         reason = one_line(str(error))
     except torch.OutOfMemoryError:
         reason = "does not fit"
+    except RuntimeError as error:
+        traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0]
+        reason = FAILED + one_line(f"{type(error).__name__}: {first}")
     gc.collect()  # the error held what the pass had made so far
     torch.cuda.empty_cache()
     return None, reason
@@ -471,7 +480,7 @@ def _issued(call: Callable[[], object], wait: Callable[[], object] | None) -> fl
     if wait is None:
         return None
     shares = []
-    for _ in range(5):
+    for _ in range(3):
         wait()
         start = time.perf_counter()
         call()

@@ -159,11 +159,21 @@ def _last_of_two_lost(y: Tensor) -> Tensor:
     return y
 
 
+def _no_kernel(y: Tensor) -> Tensor:
+    if len(y) == 4:  # not where it is timed
+        raise RuntimeError("no valid engine\nfor this convolution")
+    return y
+
+
 FAULTS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "all": (lambda y: y * 1.05, "bfloat16, 4x4 tokens, eval: "),
     "gradient alone": (_HalfGradient.apply, "gradient of "),
-    "not a number": (lambda y: y * torch.where(y == y.max(), torch.nan, 1.0), "not finite"),
+    "not a number": (
+        lambda y: y * torch.where(y == y.max(), torch.nan, 1.0),
+        "float32, 5x3+1 tokens, train: output (not finite",
+    ),
     "half precision in float32": (lambda y: y + 1e-3 * y.abs().max(), "float32, "),
+    "no kernel": (_no_kernel, "16 tokens: failed: RuntimeError: no valid engine"),
     "the last image": (_last_of_two_lost, "the last of 2 images"),
 }
 
@@ -201,7 +211,8 @@ def test_the_loss_is_scaled_where_gradients_overflow() -> None:
     )
     assert max(float(g.abs().max()) for g in exact.values()) > torch.finfo(torch.float16).max
     assert half.scale < 1
-    assert all(g.isfinite().all() for g in half.values())
+    assert half.keys() == exact.keys()
+    assert job.distance(half["proj.weight"], exact["proj.weight"]) < 0.01
 
 
 def test_a_full_memory_and_a_refusal_are_results() -> None:
