@@ -94,6 +94,18 @@ def test_re_attention_is_equation_3(name, options, norm, training, site) -> None
             close(after[key], (1 - moved) * before[key] + moved * seen)
 
 
+@pytest.mark.parametrize("name", ["re_attention", "static_key_re_attention"])
+def test_float32_suffices_for_the_variance_of_maps_of_many_tokens(name: str) -> None:
+    exact = make(name, grid=(24, 24), dim=24, stirred=False).train()
+    single = make(name, grid=(24, 24), dim=24, stirred=False, dtype=torch.float32).train()
+    single.load_state_dict(exact.state_dict())
+    x = tokens(exact, 2)
+    wanted = exact(x)
+    # the bias of the mixing is some hundred times the spread of a map, so that the variance of
+    # their sum loses as many of float32's digits twice
+    assert (single(x.float()) - wanted).norm() < 1e-3 * wanted.norm()
+
+
 def test_theta_is_drawn_as_the_published_convolution() -> None:
     mixer = make("re_attention", dim=64, num_heads=16, stirred=False)
     conv = torch.nn.Conv2d(16, 16, 1)

@@ -68,10 +68,10 @@ class ReMixing(MapMixer):
             out: Tensor = self.norm(mixed)
             return self._scaled(heads_first(out))
         mixed = heads_first(mixed)
-        flat = mixed.reshape(-1, *mixed.shape[-3:])
+        # with heads innermost, torch on a CPU sums a map's squares up in float32, which at some
+        # hundred tokens leaves no digit of the variance, and gives wrong gradients in evaluation
+        flat = mixed.reshape(-1, *mixed.shape[-3:]).contiguous()
         norm = self.norm
-        if not norm.training:  # for one image's strides torch's eval mode gives wrong gradients
-            flat = flat.contiguous()
         if norm.training and not track:
             flat = nn.functional.batch_norm(
                 flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
