@@ -12,12 +12,56 @@ from pathlib import Path
 
 import pytest
 
+import run_options
+
 # SpikingJelly brings torchaudio along, whose newest wheels do not load beside newer PyTorch, and
 # transformers imports it wherever it is installed: for the tests there is none.
 sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]
 
 
 CASES = 16  # of one test, where shapes are checked
+CONTRACT = Path(__file__).parent / "contract"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the options of the contract tests, which all mixers keep wherever they are computed."""
+    group = parser.getgroup("contract", "contract tests")
+    group.addoption("--device", choices=run_options.DEVICES, default="cpu", help="cpu or cuda")
+    group.addoption(
+        "--precision",
+        choices=run_options.PRECISIONS,
+        default="64",
+        help="64 or 32 bits, or autocast of float32 to bfloat16 (bf16) or float16 (16)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the options on before a test module is imported."""
+    run_options.device = config.getoption("--device")
+    run_options.precision = config.getoption("--precision")
+
+
+def _skip_without_cuda(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` where there is no such device; torch is asked only then."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _refuse_options_elsewhere(items: list[pytest.Item]) -> None:
+    """Refuse another device or precision for tests that know of none."""
+    if (run_options.device, run_options.precision) == ("cpu", "64"):
+        return
+    for item in items:
+        if not item.path.is_relative_to(CONTRACT):
+            raise pytest.UsageError(
+                f"--device and --precision are for tests/contract, not for {item.nodeid}"
+            )
 
 
 def _checks_shapes(config: pytest.Config) -> bool:
@@ -32,6 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     of which a test's many parameters take few. Tests take different ones; one marked
     ``every_path`` takes all.
     """
+    _refuse_options_elsewhere(items)
+    _skip_without_cuda(items)
     if not _checks_shapes(config):
         return
     tests: dict[str, list[pytest.Item]] = defaultdict(list)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need to try any registered mixer: sites, weights, and other values of its options."""
+"""What tests need to try any registered mixer: sites, weights, and other values of its options.
+
+All is made on the CPU, so that the numbers are the same everywhere, and moved to the device of the
+run. Its dtype is that of weights and tokens; autocast to a narrower one is around the whole test
+(``tests/contract/conftest.py``).
+"""
 
 from __future__ import annotations
 
@@ -7,23 +12,38 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import jaxtyping
 import pytest
 import torch
+from torch import Tensor
 
+import run_options
+import tolerances
 from keymix.errors import UserError
 from keymix.layers.neurons import Neurons
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer
-from keymix.mixers.contract import Accuracy, example_tokens, stir
+from keymix.mixers.contract import Accuracy, spiking, stir
 from keymix.mixers.registry import create_mixer, list_mixers, mixer_options, option_hints
 from tolerances import CHANGE, TOLERANCE
 
 DIM, HEADS, GRID = 12, 3, (2, 3)
-EXACT = Accuracy(dtype=torch.float64, near=TOLERANCE[torch.float64], far=CHANGE)
+DEVICE = torch.device(run_options.device)
+# of weights and tokens, and what products are computed in
+DTYPE, ARITHMETIC = {
+    "64": (torch.float64, torch.float64),
+    "32": (torch.float32, torch.float32),
+    "bf16": (torch.float32, torch.bfloat16),
+    "16": (torch.float32, torch.float16),
+}[run_options.precision]
+ACCURACY = Accuracy(dtype=DTYPE, near=TOLERANCE[ARITHMETIC], far=CHANGE, device=DEVICE)
+
+# where an effect must be told from rounding, though both are small
+in_64_bits = pytest.mark.skipif(
+    run_options.precision != "64", reason="asks whether something acts, which 64 bits answer"
+)
 
 # other values of options that hold numbers; an option whose annotation lists its values (Literal,
 # bool) needs no entry. A new option with a number gets a line here.
@@ -116,23 +136,47 @@ def make(
     name: str,
     options: dict[str, Any] | None = None,
     *,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = DTYPE,
     stirred: bool = True,
     seed: int = 0,
     site_neuron: Neurons | None = None,
     **site: Any,
 ) -> TokenMixer:
-    """Build a small mixer in float64, with weights away from their start."""
+    """Build a small mixer, with weights away from their start."""
     torch.manual_seed(seed)
     where = {"dim": DIM, "num_heads": HEADS, "grid": GRID, **site}
     mixer = create_mixer(name, Site(**where, neuron=site_neuron), dtype=dtype, **(options or {}))
     mixer.to(dtype)  # those that take no dtype
     if stirred:
         stir(mixer)
-    return mixer
+    if spiking(mixer) and dtype != torch.float64:
+        _take_short_numbers(mixer)
+    return mixer.to(DEVICE)
 
 
-tokens = partial(example_tokens, dtype=torch.float64)
+def _take_short_numbers(mixer: TokenMixer) -> None:
+    """Round the weights of a spiking mixer to eighths, so that sums of them over spikes are exact.
+
+    Then potentials do not hang on the order of a sum, whatever the precision, and no spike is
+    another one because tokens lie elsewhere in memory: 256 eighths fit into bfloat16.
+    """
+    with torch.no_grad():
+        for linear in mixer.projections:
+            for p in linear.parameters():
+                p.mul_(8).round_().div_(8)
+
+
+def numbers(*shape: int) -> Tensor:
+    """Draw normal numbers for the mixers of this run."""
+    return torch.randn(shape, dtype=torch.float64).to(DEVICE, DTYPE)
+
+
+def close(result: Tensor, wanted: Tensor) -> None:
+    """Hold ``result`` to ``wanted`` as far as the precision of this run allows."""
+    tolerances.close(result, wanted, ARITHMETIC)
+
+
+tokens = ACCURACY.tokens
 images = contract.image_axis
 gradients = contract.gradients
 

@@ -17,6 +17,8 @@ TOLERANCE = {
     torch.float32: 1e-5,
     # 8 bits of mantissa: every stored intermediate rounds by 2^-9, about ten of them in a row
     torch.bfloat16: 5e-2,
+    # the same with 11 bits: three more, so an eighth
+    torch.float16: 6.25e-3,
 }
 
 # what counts as a change: far above rounding in float64, far below any real effect

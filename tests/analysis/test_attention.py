@@ -13,6 +13,7 @@ from keymix.analysis.attention import attention_maps, select_mixers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.map_mixer import MapMixer
+from tolerances import close
 
 MODEL = "vit_nano_p2_12"
 
@@ -146,3 +147,14 @@ def test_a_model_without_mixers_is_refused(images: Tensor) -> None:
 def test_a_query_that_is_no_token_is_refused(images: Tensor) -> None:
     with pytest.raises(UserError, match="36 tokens"):
         attention_maps(make(), images, queries=[36])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixer", ["softmax", "static_key", "conv_static_key", "re_attention"])
+@pytest.mark.parametrize("stage", ["softmax", "final"])
+def test_maps_on_cuda_are_those_on_the_cpu(mixer: str, stage: str, images: Tensor) -> None:
+    model, images = make(mixer).double(), images.double()
+    wanted = attention_maps(model, images, stage=stage)
+    found = attention_maps(model.cuda(), images, stage=stage)
+    for path, maps in found.items():
+        close(maps.cpu(), wanted[path])

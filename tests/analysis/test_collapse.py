@@ -105,3 +105,13 @@ def test_what_cannot_be_compared_is_refused(images: Tensor) -> None:
         map_similarity(make(), [])
     with pytest.raises(UserError, match="'adjacent' or 'all'"):
         map_similarity(make(), images, pairs="every")  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_similarity_on_cuda_is_that_on_the_cpu(images: Tensor) -> None:
+    model = make("re_attention").double()
+    wanted = map_similarity(model, images.double(), pairs="all", batch_size=2)
+    found = map_similarity(model.cuda(), images.double(), pairs="all", batch_size=2)
+    for one, other in zip(found.pairs, wanted.pairs, strict=True):
+        assert one.mean == pytest.approx(other.mean, rel=1e-6)
+        assert one.by_head == pytest.approx(other.by_head, rel=1e-6)

@@ -199,7 +199,6 @@ def test_free_memory_is_the_least_that_anybody_tells(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_cuda_time_and_memory_are_the_devices() -> None:
     study = complexity("softmax,re_attention", dim=64, num_heads=4, tokens=(256,), device="cuda")
     for row in study.scaling:

@@ -177,7 +177,6 @@ def test_without_proc_the_peak_is_none_with_a_reason(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_cuda_the_allocator_tells_the_peak() -> None:
     net = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).cuda()
     state = {k: v.clone() for k, v in net.state_dict().items()}

@@ -16,8 +16,8 @@ from keymix.mixers.base import Site
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import build, list_mixers
 from keymix.models import create_model
-from mixer_cases import gradients, refused, stir
-from tolerances import close, differs
+from mixer_cases import DEVICE, DTYPE, close, gradients, numbers, refused, stir
+from tolerances import differs
 
 SMALL: dict[str, Any] = {
     "embed_dims": (8, 12, 24),
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 
 
 def small(mixer: str, **options: Any) -> nn.Module:
-    model = create_model("cvt_13_32", mixer=mixer, **{**SMALL, **options}).double()
+    model = create_model("cvt_13_32", mixer=mixer, **{**SMALL, **options}).to(DEVICE, DTYPE)
     stir(model)
     return model
 
@@ -39,7 +39,7 @@ def test_every_mixer_trains_in_cvt(mixer: str, kv_stride: int) -> None:
     model = small(mixer, kv_stride=kv_stride)
     found = find_mixers(model)
     image_is_seen = found["stages.2.blocks.0.attn.mixer"].claims.mixes_prefix
-    y, grads = gradients(model, torch.randn(2, 3, 48, 48, dtype=torch.float64))
+    y, grads = gradients(model, numbers(2, 3, 48, 48))
     assert torch.isfinite(y).all()
     path, first = next(iter(found.items()))
     shifts_all_keys = "project.k.bn.bias"  # the same number on every logit of a query
@@ -69,7 +69,7 @@ def test_a_mixer_gets_the_projections_that_it_can_use(mixer: str) -> None:
 def test_a_mask_of_the_diagonal_gets_as_many_keys_as_tokens() -> None:
     model = small("softmax", mixer_options={"mask_diagonal": True})
     made = find_mixers(model)["stages.2.blocks.1.attn.mixer"]
-    x = torch.randn(1, 10, 24, dtype=torch.float64)
+    x = numbers(1, 10, 24)
     assert (made.attention_map(x).diagonal(dim1=-2, dim2=-1) == 0).all()
 
 
@@ -96,9 +96,9 @@ def test_strided_maps_have_a_column_a_key(mixer: str, prefix: int) -> None:
         num_prefix_tokens=prefix,
         project=RoleProjections(8, 2, prefix),
     )
-    made = build(mixer, site).double().eval()
+    made = build(mixer, site).to(DEVICE, DTYPE).eval()
     stir(made)
-    x = torch.randn(2, prefix + 15, 8, dtype=torch.float64)
+    x = numbers(2, prefix + 15, 8)
     maps = made.attention_map(x, stage="final")
     assert maps.shape == (2, 2, prefix + 15, prefix + 6)
     v = made.inputs(x, (3, 5))["v"]
@@ -116,9 +116,9 @@ def test_projected_softmax_is_attention_of_projected_tokens() -> None:
         num_prefix_tokens=1,
         project=RoleProjections(8, 2, 1),
     )
-    made = build("softmax", site).double().eval()
+    made = build("softmax", site).to(DEVICE, DTYPE).eval()
     stir(made)
-    x = torch.randn(2, 16, 8, dtype=torch.float64)
+    x = numbers(2, 16, 8)
     parts = {}
     for i, role in enumerate("qkv"):
         weight, bias = made.qkv.weight[8 * i : 8 * i + 8], made.qkv.bias[8 * i : 8 * i + 8]
@@ -131,9 +131,9 @@ def test_projected_softmax_is_attention_of_projected_tokens() -> None:
 
 
 def test_a_projection_is_a_depthwise_convolution_of_the_patches() -> None:
-    made = ConvProjection(8, stride=2, num_prefix_tokens=1).double().eval()
+    made = ConvProjection(8, stride=2, num_prefix_tokens=1).to(DEVICE, DTYPE).eval()
     stir(made)
-    x = torch.randn(2, 16, 8, dtype=torch.float64)
+    x = numbers(2, 16, 8)
     image = x[:, 1:].mT.reshape(2, 8, 3, 5)
     wanted: Tensor = made.bn(made.conv(image)).flatten(2).mT
     out = made(x, (3, 5))
@@ -145,5 +145,5 @@ def test_a_projection_is_a_depthwise_convolution_of_the_patches() -> None:
 
 def test_another_grid_reaches_the_projections() -> None:
     stage = small("softmax", img_size=32).eval().stages[0]
-    tokens, grid = stage(torch.randn(2, 3, 48, 32, dtype=torch.float64))
+    tokens, grid = stage(numbers(2, 3, 48, 32))
     assert (tokens.shape, grid) == ((2, 96, 8), (12, 8))

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from keymix.mixers.registry import list_mixers, mixer_options
-from mixer_cases import gradients, images, make, tokens
-from tolerances import close
+from mixer_cases import DEVICE, DTYPE, close, gradients, images, make, tokens
 
 every_mixer = pytest.mark.parametrize("name", list_mixers())
 
@@ -77,7 +76,7 @@ def test_a_mixer_with_an_option_is_one_graph(name: str, option: str) -> None:
 def test_a_mixer_under_a_mask_in_windows_is_one_graph(name: str) -> None:
     mixer = make(name, windows=2)
     x = tokens(mixer, 2, 2)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64)
+    bias = torch.zeros(2, 1, 6, 6, device=DEVICE, dtype=DTYPE)
     bias[1, :, :3, 3:] = -100.0
     wanted = copy.deepcopy(mixer)(x, bias=bias)
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)

@@ -18,13 +18,15 @@ from keymix.mixers.base import Site, TokenMixer, explain_backend
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class, list_mixers, mixer_options
 from mixer_cases import (
+    ACCURACY,
     BESIDE,
     DIM,
-    EXACT,
     SAME_RESULT,
     alternatives,
+    close,
     gradients,
     images,
+    in_64_bits,
     make,
     mixer_cases,
     option_cases,
@@ -32,7 +34,7 @@ from mixer_cases import (
     stir,
     tokens,
 )
-from tolerances import close, differs
+from tolerances import differs
 
 OTHER_NEURONS = Neurons(v_reset=None)  # of a site, so that each kind by name is another
 
@@ -60,7 +62,7 @@ def test_output_has_the_shape_of_the_tokens(
     name: str, options: dict[str, Any], prefix: int
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=prefix)
-    assert contract.breaks_shape(mixer, EXACT) is None
+    assert contract.breaks_shape(mixer, ACCURACY) is None
     x = tokens(mixer, 2, 4)
     assert mixer(x).shape == x.shape
 
@@ -68,8 +70,8 @@ def test_output_has_the_shape_of_the_tokens(
 @every_mixer
 def test_two_leading_axes_are_one_folded(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()
-    assert contract.breaks_leading_axes(mixer, EXACT) is None
-    assert contract.breaks_repetition(mixer, EXACT) is None
+    assert contract.breaks_leading_axes(mixer, ACCURACY) is None
+    assert contract.breaks_repetition(mixer, ACCURACY) is None
 
 
 @every_mixer
@@ -88,6 +90,7 @@ def test_windows_are_a_leading_axis(name: str) -> None:
 # ---- options ----------------------------------------------------------------------------------
 
 
+@in_64_bits
 @pytest.mark.parametrize(("name", "option", "value"), option_cases(backend=False))
 def test_every_option_value_does_something(name: str, option: str, value: Any) -> None:
     if value == "?":
@@ -101,7 +104,7 @@ def test_every_option_value_does_something(name: str, option: str, value: Any) -
     def made(given: dict[str, Any], *, stirred: bool = True) -> TokenMixer:
         return make(name, given, stirred=stirred, seed=0 if stirred else 3, **site)
 
-    if not contract.option_acts(made, *chosen, EXACT):
+    if not contract.option_acts(made, *chosen, ACCURACY):
         pytest.fail(f"{option}={value!r} changes neither the output nor a gradient of {name!r}")
 
 
@@ -146,12 +149,13 @@ def test_gradients_reach_every_parameter_but_the_declared(
     name: str, options: dict[str, Any], training: bool
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=1, grid=(3, 4)).train(training)
-    assert contract.breaks_gradients(mixer, EXACT) is None
+    assert contract.breaks_gradients(mixer, ACCURACY) is None
 
 
 # ---- claims -----------------------------------------------------------------------------------
 
 
+@in_64_bits
 @every_case
 @pytest.mark.parametrize("training", [True, False])
 def test_permutation_is_as_claimed(name: str, options: dict[str, Any], training: bool) -> None:
@@ -159,16 +163,17 @@ def test_permutation_is_as_claimed(name: str, options: dict[str, Any], training:
         pytest.skip("dropout draws by place")
     mixer = make(name, options, grid=(3, 4)).train(training)
     if mixer.claims.permutation == "equivariant":
-        assert contract.breaks_permutation(mixer, EXACT) is None
+        assert contract.breaks_permutation(mixer, ACCURACY) is None
     elif options not in ({"kernel_size": 1}, {"pool_size": 1}) or isinstance(mixer, MapMixer):
         # a 1x1 window sees no place; the claim is of what the mixer may do
-        assert not contract.permutes(mixer, EXACT)
+        assert not contract.permutes(mixer, ACCURACY)
 
 
+@in_64_bits
 @every_case
 def test_prefix_mixing_is_as_claimed(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=2).eval()
-    assert contract.breaks_prefix(mixer, EXACT) is None
+    assert contract.breaks_prefix(mixer, ACCURACY) is None
 
 
 @every_case
@@ -179,22 +184,23 @@ def test_masking_is_as_claimed(name: str, options: dict[str, Any], training: boo
     if any("drop" in option for option in options):
         mixer.eval()
     if mixer.claims.maskable:
-        assert contract.breaks_mask(mixer, EXACT) is None
+        assert contract.breaks_mask(mixer, ACCURACY) is None
         return
-    x, (bias, others) = tokens(mixer), contract.example_mask(mixer, EXACT)
+    x, (bias, others) = tokens(mixer), contract.example_mask(mixer, ACCURACY)
     ignored = torch.equal(mixer(x, bias=bias)[..., others, :], mixer(x)[..., others, :])
-    assert ignored or not contract.mask_holds(mixer, EXACT), "not maskable, but the mask held"
+    assert ignored or not contract.mask_holds(mixer, ACCURACY), "not maskable, but the mask held"
 
 
+@in_64_bits
 @every_case
 def test_every_role_does_something(name: str, options: dict[str, Any]) -> None:
-    assert contract.breaks_roles(make(name, options).eval(), EXACT) is None
+    assert contract.breaks_roles(make(name, options).eval(), ACCURACY) is None
 
 
 @every_case
 def test_images_do_not_see_each_other_in_eval_mode(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
-    assert contract.breaks_images(mixer, EXACT) is None
+    assert contract.breaks_images(mixer, ACCURACY) is None
 
 
 @every_case
@@ -210,7 +216,7 @@ def test_the_gradient_of_one_image_is_that_in_a_batch(name: str, options: dict[s
 
 @every_mixer
 def test_tokens_are_not_written_to(name: str) -> None:
-    assert contract.breaks_input(make(name, num_prefix_tokens=1), EXACT) is None
+    assert contract.breaks_input(make(name, num_prefix_tokens=1), ACCURACY) is None
 
 
 # ---- state ------------------------------------------------------------------------------------
@@ -223,7 +229,7 @@ def test_state_dict_holds_all_there_is(name: str, options: dict[str, Any]) -> No
     mixer(tokens(mixer))  # running statistics move
     mixer.eval()
     fresh = make(name, options, num_prefix_tokens=1, seed=1, stirred=False).eval()
-    assert contract.breaks_state(mixer, fresh, EXACT) is None
+    assert contract.breaks_state(mixer, fresh, ACCURACY) is None
 
 
 @every_mixer

@@ -13,8 +13,8 @@ from keymix.errors import NoAttentionMap
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class, list_mixers
-from mixer_cases import DIM, make, mixer_cases, refused, tokens
-from tolerances import CHANGE, close, differs
+from mixer_cases import DIM, close, make, mixer_cases, numbers, refused, tokens
+from tolerances import CHANGE, differs
 
 MAPPED = [name for name in list_mixers() if issubclass(get_mixer_class(name), MapMixer)]
 every_mixer = pytest.mark.parametrize("name", list_mixers())
@@ -46,13 +46,14 @@ def test_rows_asked_for_are_the_rows_of_the_full_map(
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=1, grid=(3, 4)).train(training)
     x = tokens(mixer, 2)
-    bias = torch.randn(3, 13, 13, dtype=torch.float64)
+    bias = numbers(3, 13, 13)
     full = mixer.attention_map(x, stage=stage, bias=bias)
     assert full.shape == (2, 3, 13, 13)
     for queries in ([0], [12, 3, 3], torch.tensor([5, 1])):
         rows = mixer.attention_map(x, queries=queries, stage=stage, bias=bias)
         close(rows, full[..., torch.as_tensor(queries), :])
-    for shared in (torch.randn(13), torch.randn(1, 13)):  # one bias a key, whatever the query
+    for shape in ((13,), (1, 13)):  # one bias a key, whatever the query
+        shared = numbers(*shape).float()
         one = mixer.attention_map(x, queries=[4], stage=stage, bias=shared)
         close(one, mixer.attention_map(x, stage=stage, bias=shared)[..., [4], :])
 
@@ -150,7 +151,7 @@ def test_the_random_map_is_the_map_that_mixes() -> None:
     maps = mixer.attention_map(x)
     assert maps.shape == (3, 1, 8, 8)
     close(maps[:, 0] @ x, mixer(x))
-    close(maps.sum(-1), torch.ones(3, 1, 8, dtype=torch.float64))
+    close(maps.sum(-1), torch.ones_like(maps[..., 0]))
     close(mixer.attention_map(x, queries=[7, 0]), maps[:, :, [7, 0]])
 
 

@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from keymix.mixers.registry import create_mixer, list_mixers, mixer_options
 from mixer_cases import (
+    DEVICE,
     DIM,
     GRID,
     hints,
     make,
     mixer_cases,
+    numbers,
     refusal,
     refused,
     tokens,
@@ -87,13 +88,13 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
 def test_tokens_of_another_width_are_refused(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options)
     with refused(r"13 wide.*dim=12"):
-        mixer(torch.randn(2, 6, 13, dtype=torch.float64))
+        mixer(numbers(2, 6, 13))
 
 
 @every_case
 def test_another_number_of_tokens_is_served_or_refused(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
-    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    x = numbers(2, 9, DIM)
     if mixer.claims.permutation == "equivariant":
         assert mixer(x).shape == x.shape
     else:
@@ -108,7 +109,7 @@ def test_another_grid_is_served_or_refused_with_a_remedy(
     name: str, options: dict[str, Any]
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
-    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    x = numbers(2, 9, DIM)
     reason = refusal(partial(mixer, x, grid=(2, 4)))
     if reason is None:
         assert mixer(x, grid=(2, 4)).shape == x.shape
@@ -137,6 +138,6 @@ def test_a_grid_is_asked_for_where_one_is_needed(name: str, options: dict[str, A
         assert "grid=(H, W)" in reason
         assert make(name, options).claims.permutation == "positional"
     else:
-        mixer = gridless()
+        mixer = gridless().to(DEVICE)
         assert mixer.claims.permutation == "equivariant"
-        assert mixer(torch.randn(2, 5, DIM)).shape == (2, 5, DIM)
+        assert mixer(numbers(2, 5, DIM).float()).shape == (2, 5, DIM)

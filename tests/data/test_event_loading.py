@@ -226,3 +226,12 @@ def test_an_image_is_not_made_of_events(data: ImageData) -> None:
 
     refused(lambda: data.train.decoded(0))
     refused(lambda: data.train.table.open(0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"workers": 2}], ids=str)
+def test_recordings_on_cuda_are_those_on_the_cpu(data: ImageData, options: dict[str, Any]) -> None:
+    here = served(data, augment=BOTH)
+    there = served(data, augment=BOTH, device="cuda", **options)
+    assert all(part.is_cuda for part in there[:2])
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(there, here, strict=True))

@@ -107,7 +107,6 @@ def test_host_work_would_be_seen(work: Callable[[torch.Tensor], object]) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_never_waited_for(digits: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keymix.data.held._GROUP_BYTES", 1)
     data = colour(digits)

@@ -161,3 +161,14 @@ def test_augmentations_of_masks_are_refused_elsewhere(field: str) -> None:
         with pytest.raises(UserError, match=f"augment.{field}=True is for images with masks"):
             check_augment(chosen, events=events)
     check_augment(chosen, masks=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"workers": 2}], ids=str)
+def test_batches_on_cuda_are_those_on_the_cpu(data: ImageData, options: dict) -> None:
+    for here, there in zip(loader(data), loader(data, device="cuda", **options), strict=True):
+        assert there.images.is_cuda
+        assert there.targets.is_cuda
+        assert torch.equal(there.index.cpu(), here.index)
+        assert torch.equal(there.targets.cpu(), here.targets)
+        assert torch.allclose(there.images.cpu(), here.images, atol=1e-5)

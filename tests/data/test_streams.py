@@ -71,7 +71,6 @@ def test_tensors_draw_the_same_numbers(keys: tuple[int, ...]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_draws_the_same_numbers() -> None:
     drawn = tensor_streams.uniforms(5, 3, 0, 11, index=torch.from_numpy(INDEX).cuda())
     assert (drawn.cpu().numpy() == uniforms(5, 3, 0, 11, INDEX)).all()

@@ -20,7 +20,7 @@ from keymix.mixers import registry, user_mixers
 from keymix.mixers.contract import breaks_roles
 from keymix.models import create_model
 from keymix.surgery import swap
-from mixer_cases import EXACT, make
+from mixer_cases import ACCURACY, make
 
 SITE: dict[str, Any] = {"dim": 24, "num_heads": 2, "grid": (4, 4), "num_prefix_tokens": 1}
 
@@ -246,6 +246,6 @@ def test_a_name_of_keymix_is_taken_even_before_its_mixers_are_loaded() -> None:
 def test_a_role_that_is_projected_for_nothing_is_named() -> None:
     mixer: Any = make("softmax").eval()
     mixer.factors = lambda inputs: (inputs["q"], inputs["q"])
-    told = breaks_roles(mixer, EXACT)
+    told = breaks_roles(mixer, ACCURACY)
     assert told is not None
     assert re.search(r"role 'k'", told)

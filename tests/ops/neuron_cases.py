@@ -79,18 +79,27 @@ def outcome(case: Case, inputs: list[Any], backend: str) -> list[Tensor | None]:
     for out in (spikes, last):
         if out is not None:
             factor = torch.randn(out.shape, generator=weigh, dtype=torch.float64)
-            loss = loss + (out * factor.to(out.dtype)).sum()
+            loss = loss + (out * factor.to(out)).sum()
     loss.backward()
     return [spikes, last, *(each.grad for each in leaves if isinstance(each, Tensor))]
 
 
-def agrees(case: Case, backend: str, lay: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Hold a path to the reference in float64: outputs and every gradient."""
+def agrees(
+    case: Case,
+    backend: str,
+    lay: Callable[[Tensor], Tensor] | None = None,
+    device: str = "cpu",
+) -> None:
+    """Hold a path on a device to the reference on CPU in float64: outputs and every gradient."""
     inputs = case.inputs()
     wanted = outcome(case, inputs, "reference")
     if lay is not None:
         inputs[0] = lay(inputs[0])
-    found = outcome(case, inputs, backend)
+    inputs = [each.to(device) if isinstance(each, Tensor) else each for each in inputs]
+    found = [
+        None if each is None else each.to(wanted[0].device)
+        for each in outcome(case, inputs, backend)
+    ]
     assert 0 < wanted[0].mean() < 1 or case.shape == ()
     assert torch.equal(found[0], wanted[0])
     for one, other in zip(found, wanted, strict=True):

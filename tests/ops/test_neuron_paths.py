@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -337,6 +338,38 @@ def test_triton_is_the_reference_in_its_interpreter() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["reference", "blocked", "triton"])
+def test_neurons_on_cuda_are_the_reference(backend: str) -> None:
+    for case in every_case():
+        agrees(case, backend, device="cuda")
+    for lay in LAYOUTS.values():
+        agrees(Case(learned="neuron", starts=True, last=True), backend, lay, "cuda")
+    agrees(Case(shape=(700,)), backend, device="cuda")  # more neurons than a block has
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_currents_on_cuda_charge_potentials_in_float32(backend: str, dtype: Any) -> None:
+    case = Case(steps=4, last=True, detach_reset=False)
+    x = 2 * torch.randn(4, 50, dtype=dtype)
+    wanted = outcome(case, [x.float(), None, 0.7, 0.3], "reference")
+    found = outcome(case, [x.cuda(), None, 0.7, 0.3], backend)
+    assert found[0].dtype == dtype
+    assert found[1].dtype == torch.float32
+    assert torch.equal(found[0].cpu().float(), wanted[0])
+    close(found[1].cpu(), wanted[1])
+    close(found[2].cpu(), wanted[2], dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_compiled_neurons_on_cuda_are_the_reference() -> None:
+    case = Case(learned="layer", starts=True, last=True, detach_reset=False, v_reset=-0.3)
+    agrees(case, "inductor", device="cuda")
 
 
 def test_float32_gradients_are_within_rounding() -> None:

@@ -185,3 +185,27 @@ def test_only_an_export_copies_the_result(shapes_checked: bool) -> None:
     assert [copies(graph) for graph in compiled] == [False]
     for strict in (False, True):
         assert copies(torch.export.export(Attention(), (x,), strict=strict))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+@pytest.mark.parametrize("shape", [*SHAPES.values(), (3, 197, 197, 64, 64)], ids=str)
+def test_fused_on_cuda_is_the_reference_in_float64(shape, dtype) -> None:
+    h, n, m, d, e = shape
+    for lead, bias_shape in (((2,), None), ((2,), (n, m)), ((2, 3), (h, n, m)), ((), (1, m))):
+        shapes = [(*lead, h, n, d), (*lead, h, m, d), (*lead, h, m, e)]
+        shapes += [bias_shape] if bias_shape else []
+        # numbers that the narrow type has, so that computing is all that differs
+        given = [random_(*s, seed=i).detach().to(dtype) for i, s in enumerate(shapes)]
+        results = []
+        for op, exact in ((reference, True), (sdpa, False)):
+            tensors = [t.double() if exact else t.cuda() for t in given]
+            q, k, v, *bias = (t.requires_grad_() for t in tensors)
+            y = op.attention(q, k, v, scale=0.3, bias=bias[0] if bias else None)
+            weight = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape)
+            grads = torch.autograd.grad((y * weight.to(dtype).to(y)).sum(), [q, k, v, *bias])
+            results.append([t.cpu() for t in (y, *grads)])
+        for found, wanted in zip(results[1], results[0], strict=True):
+            close(found, wanted, dtype)

@@ -380,3 +380,17 @@ def test_without_images_what_is_fresh_is_told() -> None:
     assert "calibration images would set them" in report.rows[0].notes[0]
     assert report.rows[1].fresh == ("norm",)
     assert "calibration images would settle it" in report.rows[1].notes[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["timm_vit", "timm_metaformer", "keymix_vit"])
+@pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "key_value", "re_attention"])
+def test_a_model_on_cuda_is_swapped_where_it_is(name: str, mixer: str) -> None:
+    size = MODELS[name][1]
+    model = tiny(name).cuda()
+    x = images(size)
+    report = swap(model, mixer, calibration=x.cuda())
+    assert report.rows
+    assert all(t.is_cuda for t in model.state_dict().values())
+    there = answer(model, x.cuda()).cpu()
+    close(there, answer(model.cpu(), x))

@@ -23,6 +23,7 @@ from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, read_recipe
 from keymix.train.score_split import score_split
+from keymix.train.runs import evaluate, predict
 
 Vary = Callable[[dict[str, Any]], Recipe]
 FILES = {
@@ -325,3 +326,30 @@ def test_averaged_weights_are_what_is_kept(vary: Vary, tmp_path: Path) -> None:
     content = torch.load(checkpoints(tmp_path / "ema")[0].path)
     trained = content["state_dict"]["model.head.weight"]
     assert torch.equal(trained, plain["head.weight"])  # averaging does not touch training
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["auto", "bf16", "16"])
+def test_run_on_cuda_resumes_and_is_evaluated(vary: Vary, tmp_path: Path, precision: str) -> None:
+    recipe = vary({"precision": precision, **EVERYTHING})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(recipe, whole)
+    with pytest.raises(Stopped):
+        train(recipe, cut, progress=stop_after(1))
+    run = train(recipe, cut)
+    assert run.summary["status"] == "done"
+    # Whether CUDA repeats itself to the bit is asked elsewhere.
+    for one, other in zip(without_times(cut), without_times(whole), strict=True):
+        assert one["lr"] == other["lr"]
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=0.02)
+    states = [torch.load(checkpoints(f)[0].path, weights_only=True) for f in (whole, cut)]
+    scalers = [state.get("MixedPrecision") for state in states]
+    assert scalers[0] == scalers[1]
+    assert (scalers[0] is not None) == (precision == "16")
+    scores = evaluate(run)
+    assert scores["top1"] == run.summary["last"]["test"]["top1"]
+    picture = tmp_path / "picture.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
+    (answer,) = predict(run, [picture], top=3)
+    assert answer.error is None
+    assert len(answer.probabilities) == 3

@@ -228,3 +228,19 @@ def test_a_run_on_frames_is_not_swapped(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="takes frames of events, and a swap is calibrated"):
         swap([str(folder), "--mixer", "qk_channel", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["auto", "16"])
+def test_a_run_on_cuda_resumes_and_is_evaluated(tmp_path: Path, precision: str) -> None:
+    recipe = replace_path(RECIPE, {"precision": precision})
+
+    def stop(line: Any) -> None:
+        raise RuntimeError("a crash")
+
+    with pytest.raises(RuntimeError, match="a crash"):
+        train(recipe, tmp_path / "run", progress=stop)
+    run = train(recipe, tmp_path / "run")
+    assert [line["epoch"] for line in run.metrics()] == [0, 1]
+    assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
+    assert evaluate(run)["top1"] == run.summary["last"]["test"]["top1"]

@@ -269,3 +269,12 @@ def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
     table.write_text("".join(lines[:gone] + lines[gone + 1 :]))
     with pytest.warns(KeymixWarning, match="case3_day1_slice_0001: no row for stomach"):
         train(recipe_on(scans), tmp_path / "run")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["auto", "16"])
+def test_a_run_on_cuda_is_evaluated(scans: Path, tmp_path: Path, precision: str) -> None:
+    run = train(recipe_on(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
+    assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
+    told = run.summary["last"]["test"]
+    assert evaluate(run)["jaccard"] == pytest.approx(told["jaccard"], abs=1e-6)

@@ -2,7 +2,7 @@
 """The rules of the seam as checks, for the contract tests and for mixers from outside keymix.
 
 Most take a mixer and an :class:`Accuracy` and return why a rule is broken, None where it holds.
-They build nothing on a device and draw from generators of their own.
+They draw from generators of their own, on the CPU, and take mixers wherever these lie.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from keymix.errors import Attempt
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 
+CPU = torch.device("cpu")
 STEPS = 3  # of a spiking mixer's tokens
 
 # what moves the norms in front of spiking neurons to where enough of them fire
@@ -35,11 +36,17 @@ class Accuracy:
         dtype: Type of the tokens.
         near: The largest difference that is rounding.
         far: The largest difference that is not yet a change.
+        device: Where mixers and tokens lie.
     """
 
     dtype: torch.dtype
     near: float
     far: float
+    device: torch.device = CPU
+
+    def tokens(self, mixer: TokenMixer, *lead: int, seed: int = 1) -> Tensor:
+        """Return :func:`example_tokens` of this type on this device."""
+        return example_tokens(mixer, *lead, seed=seed, dtype=self.dtype).to(self.device)
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two results differ by rounding alone."""
@@ -114,14 +121,16 @@ def stir(module: nn.Module, amount: float = 0.3) -> None:
 def gradients(mixer: nn.Module, x: Tensor, **call: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Return output and the gradients of a fixed random sum of it, of tokens and parameters.
 
-    Where no gradient arrives, it is NaN.
+    Where no gradient arrives, it is NaN. The backward pass is outside of any autocast, as in
+    training.
     """
     x = x.detach().clone().requires_grad_()
+    named = {"x": x, **dict(mixer.named_parameters())}
     with torch.enable_grad():
         y = mixer(x, **call)
-        noise = torch.Generator().manual_seed(7)
-        weight = torch.randn(y.shape, generator=noise, dtype=torch.float64).to(y)
-        named = {"x": x, **dict(mixer.named_parameters())}
+    noise = torch.Generator().manual_seed(7)
+    weight = torch.randn(y.shape, generator=noise, dtype=torch.float64).to(y)
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         grads = torch.autograd.grad((y * weight).sum(), list(named.values()), allow_unused=True)
     return y.detach(), {
         name: torch.full_like(named[name], torch.nan) if g is None else g
@@ -160,13 +169,13 @@ def breaks_signature(kind: type[TokenMixer]) -> str | None:
 def breaks_shape(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say whether the output is another tensor than the tokens in shape, type or device."""
     for lead in ((2,), (3,)):
-        x = example_tokens(mixer, *lead, dtype=how.dtype)
+        x = how.tokens(mixer, *lead)
         y = mixer(x, grid=mixer.site.grid)
         if not isinstance(y, Tensor):
             return f"forward returns {type(y).__name__}, not a tensor"
         if y.shape != x.shape:
             return f"tokens {list(x.shape)} come back as {list(y.shape)}"
-        if y.dtype != x.dtype:
+        if y.dtype not in (x.dtype, _autocast_dtype(x)):
             return f"tokens of {x.dtype} come back as {y.dtype}"
         if y.device != x.device:
             return f"tokens on {x.device} come back on {y.device}"
@@ -175,9 +184,15 @@ def breaks_shape(mixer: TokenMixer, how: Accuracy) -> str | None:
     return None
 
 
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return what autocast computes in around this call, None without it."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 def breaks_input(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say whether the tokens are written to."""
-    x = example_tokens(mixer, dtype=how.dtype)
+    x = how.tokens(mixer)
     kept = x.clone()
     mixer(x)
     return None if torch.equal(x, kept) else "forward changes its tokens in place: work on a copy"
@@ -185,7 +200,7 @@ def breaks_input(mixer: TokenMixer, how: Accuracy) -> str | None:
 
 def breaks_repetition(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say whether two equal calls differ, for a mixer in evaluation."""
-    x = example_tokens(mixer, dtype=how.dtype)
+    x = how.tokens(mixer)
     if how.same(mixer(x), mixer(x)):
         return None
     return "two equal calls differ in evaluation: dropout must follow self.training"
@@ -193,7 +208,7 @@ def breaks_repetition(mixer: TokenMixer, how: Accuracy) -> str | None:
 
 def breaks_leading_axes(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say whether two leading axes are other than the same tokens folded into one."""
-    x, axis = example_tokens(mixer, 2, 3, dtype=how.dtype), image_axis(mixer)
+    x, axis = how.tokens(mixer, 2, 3), image_axis(mixer)
     y = mixer(x)
     if y.shape != x.shape:
         return f"tokens {list(x.shape)} come back as {list(y.shape)}"
@@ -204,7 +219,7 @@ def breaks_leading_axes(mixer: TokenMixer, how: Accuracy) -> str | None:
 
 def breaks_images(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say whether images of a batch see one another, for a mixer in evaluation."""
-    x, axis = example_tokens(mixer, 3, dtype=how.dtype), image_axis(mixer)
+    x, axis = how.tokens(mixer, 3), image_axis(mixer)
     y = mixer(x)
     for i in range(3):
         if not how.same(mixer(x.narrow(axis, i, 1)), y.narrow(axis, i, 1)):
@@ -215,9 +230,9 @@ def breaks_images(mixer: TokenMixer, how: Accuracy) -> str | None:
 def breaks_prefix(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say whether ``mixes_prefix`` is false; the mixer's site has prefix tokens."""
     p = mixer.site.num_prefix_tokens
-    x = example_tokens(mixer, 16, dtype=how.dtype)  # enough that some spikes hang on one token
+    x = how.tokens(mixer, 16)  # enough that some spikes hang on one token
     moved = x.clone()
-    moved[..., p:, :] = example_tokens(mixer, 16, seed=9, dtype=how.dtype)[..., p:, :]
+    moved[..., p:, :] = how.tokens(mixer, 16, seed=9)[..., p:, :]
     seen = how.changed(mixer(x)[..., :p, :], mixer(moved)[..., :p, :])
     if seen == mixer.claims.mixes_prefix:
         return None
@@ -228,7 +243,7 @@ def breaks_prefix(mixer: TokenMixer, how: Accuracy) -> str | None:
 
 def permutes(mixer: TokenMixer, how: Accuracy) -> bool:
     """Whether permuted tokens give the permuted output."""
-    x = example_tokens(mixer, dtype=how.dtype)
+    x = how.tokens(mixer)
     order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(5))
     moved = copy.deepcopy(mixer)(x[..., order, :])
     return how.same(moved, mixer(x)[..., order, :])
@@ -245,7 +260,7 @@ def example_mask(mixer: TokenMixer, how: Accuracy) -> tuple[Tensor, list[int]]:
     """Return a bias that hides token 1 from all other queries, and these queries."""
     n = mixer.site.num_tokens
     others = [i for i in range(n) if i != 1]
-    bias = torch.zeros(n, n, dtype=how.dtype)
+    bias = torch.zeros(n, n, dtype=how.dtype, device=how.device)
     bias[others, 1] = -torch.inf
     return bias, others
 
@@ -253,7 +268,7 @@ def example_mask(mixer: TokenMixer, how: Accuracy) -> tuple[Tensor, list[int]]:
 def mask_holds(mixer: TokenMixer, how: Accuracy) -> bool:
     """Whether a bias of minus infinity at token 1 keeps its value from all other queries."""
     bias, others = example_mask(mixer, how)
-    x = example_tokens(mixer, dtype=how.dtype)
+    x = how.tokens(mixer)
     if isinstance(mixer, MapMixer):  # its logits may see token 1, so that the value alone moves
         inputs = mixer.inputs(x, mixer.site.grid)
         moved = {**inputs, "v": inputs["v"].clone()}
@@ -286,7 +301,7 @@ def breaks_roles(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say which declared role changes nothing."""
     if not isinstance(mixer, MapMixer):
         return None
-    x = example_tokens(mixer, dtype=how.dtype)
+    x = how.tokens(mixer)
     inputs, y = mixer.inputs(x, mixer.site.grid), mixer(x)
     for role in mixer.roles:
         noise = torch.randn(inputs[role].shape, generator=torch.Generator().manual_seed(3))
@@ -302,7 +317,9 @@ def breaks_gradients(mixer: TokenMixer, how: Accuracy) -> str | None:
     unknown = zero - dict(mixer.named_parameters()).keys()
     if unknown:
         return f"zero_gradients names {sorted(unknown)}, no parameters"
-    _, grads = gradients(mixer, example_tokens(mixer, 4, dtype=how.dtype))
+    x = how.tokens(mixer, 4)
+    _, grads = gradients(mixer, x)
+    none = torch.finfo(how.dtype).eps * 1e4 if _autocast_dtype(x) is None else how.near
     if grads["x"].isnan().any():
         return "no gradient reaches the tokens"
     size = max(1.0, *(float(g.abs().max()) for g in grads.values() if not g.isnan().any()))
@@ -310,8 +327,9 @@ def breaks_gradients(mixer: TokenMixer, how: Accuracy) -> str | None:
         if grad.isnan().any():
             return f"no gradient reaches {key}"
         largest = float(grad.abs().max())
-        if key in zero and largest > size * torch.finfo(how.dtype).eps * 1e4:
-            return f"the gradient of {key} was declared zero and is not"
+        if largest == torch.inf or (key in zero and largest > size * none):
+            found = "is infinite" if largest == torch.inf else "was declared zero and is not"
+            return f"the gradient of {key} {found}"
         if key not in zero and not largest > how.far:
             return f"the gradient of {key} is zero"
     return None
@@ -326,7 +344,7 @@ def breaks_state(mixer: TokenMixer, fresh: TokenMixer, how: Accuracy) -> str | N
         how: How results are compared.
     """
     fresh.load_state_dict({k: v.detach().clone() for k, v in mixer.state_dict().items()})
-    x = example_tokens(mixer, dtype=how.dtype)
+    x = how.tokens(mixer)
     if not torch.equal(fresh(x), mixer(x)):
         return "another such mixer with its state_dict gives other answers: register all there is"
     if not torch.equal(copy.deepcopy(mixer)(x), mixer(x)):
@@ -354,7 +372,7 @@ def option_acts(
     shared = one.state_dict()
     fits = {k: v for k, v in two.state_dict().items() if k in shared and shared[k].shape == v.shape}
     two.load_state_dict({k: shared[k] for k in fits}, strict=False)
-    x = example_tokens(one, 3, dtype=how.dtype)
+    x = how.tokens(one, 3)
     for training in (True, False):
         results = []
         for mixer in (one, two):
@@ -377,6 +395,6 @@ def _elsewhere(mixer: TokenMixer, how: Accuracy) -> Tensor | None:
     count = mixer.site.num_prefix_tokens + 10
     x = torch.randn(3, count, mixer.site.dim, generator=noise, dtype=torch.float64)
     with Attempt():
-        y: Tensor = mixer(x.to(how.dtype), grid=(2, 5))
+        y: Tensor = mixer(x.to(how.device, how.dtype), grid=(2, 5))
         return y
     return None
