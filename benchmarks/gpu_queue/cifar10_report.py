@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # where `gpu_queue` lies
 
-from gpu_queue.jobs.cifar10 import BASELINE, FIRST, KEPT, MIXERS, MODELS, SEEDS
+from gpu_queue.jobs.cifar10 import BASELINE, FIRST, MIXERS, MODELS, SEEDS
+from gpu_queue.training import PREDICTIONS, TEXTS
 
 if TYPE_CHECKING:
     from keymix.compare.run import Comparison
@@ -101,7 +102,7 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
             if (entrant.label, seed) in there:
                 folder = plan.folder(entrant, seed)
                 folder.mkdir(parents=True)
-                for name in KEPT:
+                for name in (*TEXTS, PREDICTIONS):
                     shutil.copy(there[entrant.label, seed] / name, folder / name)
     return rebuild(out)
 

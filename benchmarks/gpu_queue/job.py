@@ -76,6 +76,7 @@ class Step:
         packages: Modules that must be importable.
         data: Folders below the data folder that must be there.
         gpu_gib: Free memory of the GPU that it takes, GiB.
+        after_all: It waits for the other jobs' steps: many like it would hold them up for days.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Step:
     packages: Sequence[str] = ()
     data: Sequence[str] = ()
     gpu_gib: float = 4.0
+    after_all: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -113,8 +113,11 @@ class Queue:
 
     def waiting(self) -> list[tuple[Job, Step]]:
         """List the open steps in order: what was never measured, then what earlier code gave."""
-        found = [pair for pair in self._every() if self._open(*pair)]
-        return sorted(found, key=lambda pair: self.standing(*pair) == "earlier code")
+
+        def rank(pair: tuple[Job, Step]) -> tuple[bool, bool]:
+            return self.standing(*pair) == "earlier code", pair[1].after_all
+
+        return sorted((pair for pair in self._every() if self._open(*pair)), key=rank)
 
     def _open(self, job: Job, step: Step) -> bool:
         if self.only and not _matches(self.only, job, step):
@@ -298,13 +301,15 @@ class Queue:
         """Take in what a step left; False if it failed."""
         one.process.join()
         _signal(one.process, signal.SIGKILL)  # whatever it may have started
-        if _stamp(one.order.record) == one.stamp:
+        name = (one.job.name, one.step.name)
+        self.over.add(name)
+        new = _stamp(one.order.record) != one.stamp
+        failed = new and self._record(*name).state == "failed"
+        if not new or (failed and one.asked is not None):  # then the signal made it fail
             late = one.until < self.last and not self.stopping
             lasted = time.monotonic() - one.started
             child.cut(one.order, lasted, failed=one.asked is None or late)
-        name = (one.job.name, one.step.name)
-        self.over.add(name)
-        stored = store.read_records(self.work / "records")[name[0]][name[1]]
+        stored = self._record(*name)
         if stored.state != "partial":
             shutil.rmtree(one.order.folder, ignore_errors=True)
         self.records = store.merge(self.records, {name[0]: {name[1]: stored}})
@@ -315,6 +320,9 @@ class Queue:
         )
         self.publish(one.job)
         return stored.state != "failed"
+
+    def _record(self, job: str, step: str) -> store.Stored:
+        return store.read_records(self.work / "records")[job][step]
 
     def publish(self, job: Job) -> None:
         """Write the result file of a job, and its small files."""

@@ -22,8 +22,8 @@ from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, read_recipe
-from keymix.train.score_split import score_split
 from keymix.train.runs import evaluate, predict
+from keymix.train.score_split import score_split
 
 Vary = Callable[[dict[str, Any]], Recipe]
 FILES = {

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_queue.job import Context, Job, Result, Step, Unfinished, table
+from gpu_queue.job import Context, Job, Result, Step, table
+from gpu_queue.training import PREDICTIONS, train_in_time
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,6 @@ BASELINE = "softmax"
 MIXERS = (BASELINE, "static_key", "conv_static_key")
 SEEDS = (0, 1, 2)
 EPOCHS, TRAIN, VAL, BATCH = 200, 45_000, 5_000, 512  # of the recipes; a tenth validates
-# what of a run leaves the machine
-KEPT = ("metrics.jsonl", "summary.json", "recipe.json", "environment.json", "predictions_test.npz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,25 +313,11 @@ def recipe_of(context: Context, model: str, mixer: str, *, seed: int, compiled: 
 
 def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
     """Train one model, as far as time lets, and tell how it answers the test images."""
-    from keymix import train
-    from keymix.errors import Interrupted, UserError
     from keymix.train.files import read_json
 
-    folder = context.work / "run"
-    compiled = choice(context.results)[1]
-    if (folder / "recipe.json").is_file():  # it goes on as it began
-        compiled = bool(read_json(folder / "recipe.json")["compile"])
-    recipe = recipe_of(context, model, mixer, seed=seed, compiled=compiled)
-    try:
-        run = train(recipe, folder)
-    except (Interrupted, UserError, RuntimeError) as stop:
-        if not isinstance(stop, Interrupted) and context.left() > 0:
-            raise  # else processes that compile were asked to stop as well, and ended so
-        lines = folder / "metrics.jsonl"
-        done = len(lines.read_text("utf-8").splitlines()) if lines.is_file() else 0
-        raise Unfinished({"epochs": done, "of": recipe.schedule.epochs}) from stop
-    for name in KEPT:
-        shutil.copy(folder / name, context.keep / name)
+    recipe = recipe_of(context, model, mixer, seed=seed, compiled=choice(context.results)[1])
+    run = train_in_time(context, recipe)
+    recipe, folder = run.recipe, run.folder
     summary, lines = run.summary, run.metrics()
     rates = [line["images_per_s"] for line in lines[1:]]  # the first compiles and warms up
     return {
@@ -340,7 +325,7 @@ def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
         "mixer": mixer,
         "seed": seed,
         "recipe": recipe.name,
-        "compiled": compiled,
+        "compiled": recipe.compile,
         "together": choice(context.results)[0],
         "precision": recipe.precision,
         "batch": recipe.data.batch_size,
@@ -354,7 +339,7 @@ def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
         "gpu_gib": _gpu_gib(),
         "last": _told(summary["last"]),
         "best": _told(summary["best"]),
-        "correct": _correct(folder / "predictions_test.npz"),
+        "correct": _correct(folder / PREDICTIONS),
         "train_loss": [round(line["train_loss"], 4) for line in lines],
         "val_top1": [round(line["val_top1"], 4) for line in lines],
         "environment": read_json(folder / "environment.json"),
@@ -658,6 +643,7 @@ def _run_step(model: str, mixer: str, seed: int) -> Step:
         measure=partial(measure, model=model, mixer=mixer, seed=seed),
         resumable=True,
         least=150.0,  # compiling and some epochs
+        after_all=model != FIRST,
         data=("cifar10",),
         gpu_gib=10.0,
     )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import sqrt
 from statistics import mean, median
 from typing import Any
 
-from gpu_queue.job import Context, Job, Result, Step, Unfinished, table
+from gpu_queue.job import Context, Job, Result, Step, table
+from gpu_queue.training import train_in_time
 
 PLAIN, RE = "softmax", "re_attention"
 DEPTHS = (32, 24, 16, 12)  # the longest first, so that none is left over alone
@@ -113,21 +113,12 @@ def measure(context: Context, depth: int, mixer: str, seed: int) -> Result:
     """Train one model, as far as the time lets, then read its accuracy and its maps."""
     import torch
 
-    from keymix import recipes, train
-    from keymix.errors import Interrupted
+    from keymix import recipes
     from keymix.train.recipe import replace_path
 
     changed = overrides(depth, mixer, seed) | {"data.spec": context.cifar10}
     recipe = replace_path(recipes.get(RECIPE), changed | (TINY if context.tiny else {}))
-    folder = context.work / "run"
-    try:
-        run = train(recipe, folder)
-    except Interrupted as stop:
-        lines = folder / "metrics.jsonl"
-        done = len(lines.read_text("utf-8").splitlines()) if lines.is_file() else 0
-        raise Unfinished({"epochs": done, "of": recipe.schedule.epochs}) from stop
-    for name in ("metrics.jsonl", "summary.json", "recipe.json", "environment.json"):
-        shutil.copy(folder / name, context.keep / name)
+    run = train_in_time(context, recipe)
     rates = [line["images_per_s"] for line in run.metrics()]
     summary = run.summary
     gib = torch.cuda.max_memory_allocated() / 2**30 if context.device == "cuda" else None
@@ -146,7 +137,7 @@ def measure(context: Context, depth: int, mixer: str, seed: int) -> Result:
         "seconds": summary["seconds"],
         "images_per_s": median(rates[1:] or rates),
         "gpu_gib": gib,
-        **_collapse(str(folder), 8 if context.tiny else SHOWN),
+        **_collapse(str(run.folder), 8 if context.tiny else SHOWN),
     }
 
 

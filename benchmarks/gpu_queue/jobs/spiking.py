@@ -20,17 +20,16 @@ speed measured before.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
-import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from gpu_queue.job import Context, Job, Result, Step, Unfinished, table
+from gpu_queue.job import Context, Job, Result, Step, table
+from gpu_queue.training import train_in_time
 
 RECIPE = "qkformer_cifar10"
 PUBLISHED, PUBLISHED_EPOCHS, PUBLISHED_BATCH = 0.9618, 410, 64
@@ -57,8 +56,6 @@ WIDE = 600_000_000  # neurons, 2.4e9 numbers in 4 steps: more than 32 bits count
 SIDES = (8, 10, 20, 30, 40, 50, 60, 80, 100, 128)
 MIXERS = "qk_token,spiking_self,spiking_self(order=linear)"
 ROUNDS = 12
-
-KEPT = ("metrics.jsonl", "summary.json", "recipe.json", "environment.json")
 
 
 # ---- speed and the run -----------------------------------------------------------------------
@@ -144,30 +141,17 @@ def _epochs_that_fit(images_per_s: float | None) -> int:
 
 def _run(context: Context) -> Result:
     """Train, or go on; read the firing rates of the trained network on a CPU."""
-    from keymix.errors import Interrupted
-    from keymix.train import files
-    from keymix.train.engine import train
     from keymix.train.model import load_data
-    from keymix.train.recipe import read_recipe
 
-    folder = context.work / "run"
     speed = context.results.get("speed", {}).get("batches", {}).get(str(BATCH), {})
     batch, epochs = BATCH, _epochs_that_fit(speed.get("images_per_s"))
     if context.tiny:
         batch, epochs = 16, 2
     recipe = _recipe(context, batch=batch, epochs=epochs)
-    if (folder / files.RECIPE).exists():  # begun already, whatever was measured since
-        recipe = read_recipe(folder)
-    epochs, data = recipe.schedule.epochs, load_data(recipe.data)
-    try:
-        run = train(recipe, folder, data=data)
-    except Interrupted:
-        done = len(files.read_metrics(folder / files.METRICS))
-        raise Unfinished({"epochs": done, "of": epochs}) from None
-    finally:
-        for name in KEPT:
-            with contextlib.suppress(FileNotFoundError):  # what is there as yet
-                shutil.copyfile(folder / name, context.keep / name)
+    data = load_data(recipe.data)
+    run = train_in_time(context, recipe, data)
+    recipe = run.recipe
+    epochs = recipe.schedule.epochs
     summary, lines = run.summary, run.metrics()
     seconds = [line["seconds"] for line in lines]  # of an epoch, validation and checkpoint included
     return {

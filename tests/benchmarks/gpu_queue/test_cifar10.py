@@ -20,6 +20,7 @@ from gpu_queue.cifar10_report import assemble
 from gpu_queue.job import Context, Unfinished
 from gpu_queue.jobs import cifar10
 from gpu_queue.jobs.cifar10 import JOB, MIXERS, MODELS
+from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import count, recipes
 from keymix.train import forward
 from keymix.train.model import build_model
@@ -71,7 +72,7 @@ def test_the_dry_run_leaves_results_small_files_and_a_section(dry: tuple[Path, R
             assert result["epochs"] == result["together"]  # each stopped after its second epoch
             assert result["images_per_s"] > 0
         else:
-            assert {path.name for path in (kept / name).iterdir()} == set(cifar10.KEPT)
+            assert {path.name for path in (kept / name).iterdir()} == {*TEXTS, PREDICTIONS}
             right = cifar10._unpacked(result, "last")
             assert right.mean() == pytest.approx(result["last"]["top1"])
             assert len(result["val_top1"]) == result["epochs"] == 2

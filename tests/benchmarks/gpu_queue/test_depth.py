@@ -16,6 +16,7 @@ import pytest
 from gpu_queue.job import Context, Result, Step, Unfinished
 from gpu_queue.jobs import depth
 from gpu_queue.jobs.depth import JOB, PLAIN, RE
+from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import count, create_model, recipes
 from keymix.train.callbacks import EpochRecord
 from keymix.train.recipe import Recipe, parse_value, replace_path
@@ -80,7 +81,7 @@ def test_a_run_that_is_stopped_resumes_to_the_same_result(
         k: v for k, v in measured[step.name].items() if k not in timed
     }
     kept = {path.name for path in (tmp_path / "keep").iterdir()}
-    assert kept == {"metrics.jsonl", "summary.json", "recipe.json", "environment.json"}
+    assert kept == {*TEXTS, PREDICTIONS}
 
 
 def test_both_mixers_train_alike_but_for_the_mixer() -> None:

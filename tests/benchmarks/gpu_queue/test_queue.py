@@ -221,6 +221,19 @@ def test_results_of_earlier_code_come_last(
     assert first["state"] == "done"
 
 
+def test_what_would_hold_up_the_others_waits_for_them(queue: Make) -> None:
+    many = toy_jobs.job(1, "many", step("a"), step("b", after_all=True))
+    one = queue(many, toy_jobs.job(2, "few", step("c")))
+    assert [step.name for _, step in one.waiting()] == ["a", "c", "b"]
+
+
+def test_a_step_that_fails_because_it_was_asked_to_end_has_not_failed(queue: Make) -> None:
+    upset = toy_jobs.job(1, "upset", step("a", toy_jobs.upset, resumable=True, least=0.5))
+    one = queue(upset, seconds=1.0)
+    assert one.run()
+    assert standing(one) == {"upset/a": "partial"}
+
+
 def test_estimates_follow_what_was_measured_on_the_same_device(queue: Make) -> None:
     alpha = toy_jobs.job(1, "alpha", step("a", seconds=50.0))
     assert queue(alpha, device="one").run()

@@ -17,6 +17,7 @@ import pytest
 from gpu_queue.job import Context, Step, Unfinished
 from gpu_queue.jobs import spiking
 from gpu_queue.jobs.spiking import EPOCHS, JOB, RUN_SECONDS, UNMEASURED
+from gpu_queue.training import PREDICTIONS, TEXTS
 
 NEEDS_JELLY = ("neurons/tokens", "step/float32", "step/bfloat16")
 
@@ -124,7 +125,7 @@ def test_a_run_that_is_stopped_goes_on_from_there(
     result = step("run").measure(given)
     assert result["epochs"] == 2
     assert (given.keep / "metrics.jsonl").read_text().splitlines()[:1] == first
-    assert sorted(path.name for path in given.keep.iterdir()) == sorted(spiking.KEPT)
+    assert sorted(path.name for path in given.keep.iterdir()) == sorted((*TEXTS, PREDICTIONS))
 
 
 def test_the_page_is_made_of_what_is_there(results: dict[str, Any]) -> None:

@@ -45,6 +45,17 @@ def hanging(context: Context) -> Result:
     return {}
 
 
+def upset(context: Context) -> Result:
+    """Fail when asked to end."""
+
+    def fail(*_: object) -> None:
+        raise OSError("compiler was killed")
+
+    signal.signal(signal.SIGTERM, fail)
+    time.sleep(600)
+    return {}
+
+
 def section(results: dict[str, Result]) -> str:
     return f"{len(results)} measured."
 
