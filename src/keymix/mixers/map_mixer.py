@@ -215,6 +215,10 @@ class MapMixer(TokenMixer):
     @property
     def plain_softmax(self) -> str | None:
         """None if the map is a plain softmax of logits, else what makes it another thing."""
+        return self._heads_mixed()
+
+    def _heads_mixed(self) -> str | None:
+        """A method, since the compiler of PyTorch 2.11 sees through no property of super()."""
         return "talking_heads mixes the maps" if self.talking_pre is not None else None
 
     # ---- what this class does with it -------------------------------------------------------

@@ -97,7 +97,7 @@ class LearnedKeys(GridBound):
         """None if the map is a plain softmax of logits, else what makes it another thing."""
         if self.activation != "softmax":
             return f"activation={self.activation!r} is not the softmax"
-        return super().plain_softmax
+        return self._heads_mixed()
 
     def activate(self, logits: Tensor) -> Tensor:
         """Turn logits into weights by the chosen activation."""
