@@ -25,6 +25,7 @@ from gpu_queue.job import Context, Job, Result, Step, table
 AGREES = 0.05  # of the published ratio: ours may be so much smaller and still hold
 MARGIN = 0.02  # of `keymix.analysis.timing`: published ratios so near to 1 are no difference
 AHEAD = 150.0  # seconds at most that models are compiled for in processes of their own
+DECIDED = ("different", "not distinguishable")  # verdicts; others say that it was not to be seen
 CLAIM = ("cifar10/vit_small", "CSKA-ViT-S")
 
 
@@ -535,7 +536,7 @@ def _others(found: Found) -> str:
         for row in family.rows[1:]:
             published = _published(family, row.label)
             for _, paired in _ratios(found, family.name, row.label, INFERENCES[:1]):
-                if published is not None:
+                if published is not None and paired["verdict"] in DECIDED:
                     sure = paired["verdict"] == "different"
                     same.append(side(published) == (side(paired["median"]) if sure else 0))
     if not same:
@@ -573,7 +574,7 @@ def _compilation(found: Found) -> str:
         return ""
     broken = f"{breaks} graph breaks" if breaks else "without a graph break"
     return (
-        f"Compiled, {len(gains)} models train at {min(gains):.2f} to {max(gains):.2f} times the "
+        f"Compiled models ({len(gains)}) train at {min(gains):.2f} to {max(gains):.2f} times the "
         f"eager images per second, {broken}."
     )
 

@@ -225,7 +225,7 @@ def test_the_claim_may_hold_in_part() -> None:
     assert "**holds in part** in inference here (reached: eager 1.50, eager, float32 1.50" in said
     assert "missed: compiled 0.90)" in said
     assert "CSKA-ViT-S eager 1.50, compiled 0.90." in said  # training
-    assert "4 models train at 1.70 to 1.70 times the eager" in said
+    assert "Compiled models (4) train at 1.70 to 1.70 times the eager" in said
 
 
 def test_tables_have_counts_published_figures_and_ours() -> None:
@@ -255,6 +255,11 @@ def test_published_ratios_of_all_rows_are_compared() -> None:
     assert "Of 3 published ratios to a family's first model, 1 are on the same side" in JOB.section(
         found
     )
+
+
+def test_an_undecided_ratio_counts_on_no_side() -> None:
+    found = made(VIT, "eager", (1.3, "busy"), (1.0, "too few rounds"), 1.1)
+    assert "Of 1 published ratios to a family's first model, 1 are" in JOB.section(found)
 
 
 def test_one_compiled_step_alone_makes_a_section() -> None:
