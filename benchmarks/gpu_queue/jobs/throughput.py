@@ -9,12 +9,12 @@ one seconds" on one RTX 4090, and says neither the batch nor the precision; Tabl
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ AGREES = 0.05  # of the published ratio: ours may be so much smaller and still h
 MARGIN = 0.02  # of `keymix.analysis.timing`: published ratios so near to 1 are no difference
 AHEAD = 150.0  # seconds at most that models are compiled for in processes of their own
 DECIDED = ("different", "not distinguishable")  # verdicts; others say that it was not to be seen
+_NUMBER = itertools.count()
 CLAIM = ("cifar10/vit_small", "CSKA-ViT-S")
 
 
@@ -197,20 +198,21 @@ def _batch(family: Family, device: str) -> tuple[Any, Any]:
 
 
 def _own_code(model: Any, backend: str) -> Callable[..., Any]:
-    """Compile a model under a code object of its own.
+    """Compile a model's call under a code object of its own.
 
-    Compiled graphs are kept by code object, eight at most, and all models that are compiled by
-    themselves share one, in which every call would look for its graph.
+    Graphs are kept by code object, eight at most, and models that are compiled by themselves share
+    one.
     """
     import torch
 
-    def forward(images: Any) -> Any:
-        return model(images)
+    from keymix.ops.own_code import own_code
 
-    code = forward.__code__.replace()
-    own = types.FunctionType(code, globals(), "forward", None, forward.__closure__)
-    compiled: Callable[..., Any] = torch.compile(own, backend=backend, dynamic=False)
-    return compiled
+    own = own_code(_call, f"call_{next(_NUMBER)}")
+    return functools.partial(torch.compile(own, backend=backend, dynamic=False), model)
+
+
+def _call(model: Any, images: Any) -> Any:
+    return model(images)
 
 
 class Runner:
