@@ -121,9 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     lock = FileLock(work / "lock")
     try:
         with lock.acquire(timeout=0):
-            if not queue.check():
-                return 2
-            good = queue.run()
+            good = True
+            if queue.following([]) is not None:  # else there is no need to load anything
+                if not queue.check():
+                    return 2
+                good = queue.run()
     except Timeout:
         print(f"another queue works in {work}; give --work another folder", file=sys.stderr)
         return 2
