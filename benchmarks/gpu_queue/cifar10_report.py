@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make keymix's own comparison of the CIFAR-10 runs that came back from the GPU.
 
-    python benchmarks/gpu_queue/cifar10_report.py KEPT OUT --model vit_small
+    python benchmarks/gpu_queue/cifar10_report.py docs/results/gpu/cifar10 OUT --model vit_small
 
-KEPT is a folder with ``MODEL/MIXER/SEED/summary.json`` and the other small files of each run. OUT
+The first folder holds ``MODEL/MIXER/SEED/summary.json`` and the other small files of each run. OUT
 becomes a comparison's folder with report, tables and ``results.json``; the weights stayed on the
 machine, so there are no attention maps.
 """

@@ -130,11 +130,6 @@ class Job:
         return f"{self.number}-{self.name}.json"
 
     @property
-    def archive(self) -> str:
-        """Name of the archive of its small files."""
-        return f"{self.number}-{self.name}.zip"
-
-    @property
     def source(self) -> str:
         """File that declares the job, by the function that lists its steps."""
         return self.steps.__code__.co_filename

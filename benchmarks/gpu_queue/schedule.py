@@ -325,10 +325,10 @@ class Queue:
         return store.read_records(self.work / "records")[job][step]
 
     def publish(self, job: Job) -> None:
-        """Write the result file of a job, and its small files."""
+        """Write the result file of a job, and the small files of all."""
         if self.results is not None:
             store.write(self.results, [job], {job.name: self.records.get(job.name, {})})
-            store.pack(self.work / "keep" / job.name, self.results / job.archive)
+            store.pack(self.work / "keep", self.results / store.ARCHIVE)
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.start), 60)

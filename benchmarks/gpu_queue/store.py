@@ -24,6 +24,8 @@ from gpu_queue.job import Job, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "gpu"
+ARCHIVE = "kept.zip"
+"""Small files of all steps, by job and step: one file, since few may leave a machine."""
 State = Literal["done", "failed", "partial"]
 
 
@@ -272,7 +274,7 @@ def read(folder: Path) -> Records:
 
 
 def pack(keep: Path, target: Path) -> None:
-    """Put the small files of a job into one archive; nothing where there are none."""
+    """Put small files into one archive; nothing where there are none."""
     files = sorted(path for path in keep.rglob("*") if path.is_file())
     if not files:
         return
@@ -312,9 +314,7 @@ def take(source: Path, jobs: Sequence[Job], *, commit: str | None, target: Path 
         for job, steps in came.items()
     }
     write(target, jobs, merge(read(target), known))
-    for job in jobs:
-        archive = source / job.archive
-        if archive.is_file():
-            with zipfile.ZipFile(archive) as files:
-                files.extractall(target / job.archive.removesuffix(".zip"))
+    if (source / ARCHIVE).is_file():
+        with zipfile.ZipFile(source / ARCHIVE) as files:
+            files.extractall(target)
     return sum(len(steps) for steps in came.values())

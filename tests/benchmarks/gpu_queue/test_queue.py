@@ -70,8 +70,8 @@ def test_what_ran_is_kept_and_not_run_again(
     assert set(kept["steps"]) == {"a", "b/c"}
     assert kept["steps"]["a"]["result"] == {"value": 1.0}
     assert "tests/benchmarks/gpu_queue/toy_jobs.py" in kept["code"][0]["files"]
-    with zipfile.ZipFile(tmp_path / "results" / alpha.archive) as archive:
-        assert set(archive.namelist()) == {"a/log.txt", "b/c/log.txt"}
+    with zipfile.ZipFile(tmp_path / "results" / store.ARCHIVE) as archive:
+        assert set(archive.namelist()) == {"alpha/a/log.txt", "alpha/b/c/log.txt"}
     again = queue(alpha)
     assert again.waiting() == []
     capsys.readouterr()
@@ -320,17 +320,17 @@ def test_results_that_came_back_are_taken_in(tmp_path: Path) -> None:
     now = stored(finished="2026-02-01", files=files, digest=store.digest_of(files))
     store.write(target, [alpha], {"alpha": {"a": stored(), "b": stored()}})
     store.write(came, [alpha], {"alpha": {"b": now}})
-    store.pack(tmp_path / "nothing", came / alpha.archive)
-    assert not (came / alpha.archive).exists()
-    (tmp_path / "keep" / "b").mkdir(parents=True)
-    (tmp_path / "keep" / "b" / "metrics.jsonl").write_text("{}")
-    store.pack(tmp_path / "keep", came / alpha.archive)
+    store.pack(tmp_path / "nothing", came / store.ARCHIVE)
+    assert not (came / store.ARCHIVE).exists()
+    (tmp_path / "keep" / "alpha" / "b").mkdir(parents=True)
+    (tmp_path / "keep" / "alpha" / "b" / "metrics.jsonl").write_text("{}")
+    store.pack(tmp_path / "keep", came / store.ARCHIVE)
     assert store.take(came, [alpha], commit="abc", target=target) == 1
     steps = store.read(target)["alpha"]
     assert steps["a"].commit is None
     assert steps["b"].commit == "abc"
     assert steps["b"].present
-    assert (target / "1-alpha" / "b" / "metrics.jsonl").read_text() == "{}"
+    assert (target / "alpha" / "b" / "metrics.jsonl").read_text() == "{}"
 
 
 SOURCE = '''"""Module."""
