@@ -14,7 +14,6 @@ the metrics the same lines but for their times. Exits with 1 if anything differs
 from __future__ import annotations
 
 import argparse
-import ctypes
 import hashlib
 import json
 import math
@@ -39,6 +38,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from gpu_queue.processes import end_with_parent
 from keymix.data.augment import Augment
 from keymix.train import engine, files, model
 from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
@@ -76,7 +76,6 @@ EVERYTHING = replaced(PLAIN, WITH_STATE)
 WRITES = ("checkpoint", "metrics", "weights", "predictions", "summary", "recipe")
 MOMENTS = ("half written", "before the rename", "after the rename")
 WITHIN = (0.0, 0.0, 10.0)  # minutes between checkpoints, chosen anew for each start
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True)
@@ -208,8 +207,7 @@ def fork(work: Callable[[], object], failed: Path) -> int:
         return child
     code = 1
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         torch.set_num_threads(1)
         work()
         code = 0

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -20,8 +19,7 @@ from typing import Any
 from gpu_queue import machine, store
 from gpu_queue.job import Context, Job, Result, Unfinished
 from gpu_queue.jobs import jobs
-
-_PARENT_ENDED = 1  # Linux: PR_SET_PDEATHSIG
+from gpu_queue.processes import end_with_parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +135,7 @@ def _alone(order: Order) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_ENDED, signal.SIGKILL)
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for folder in (order.folder, order.keep, order.log.parent):
         folder.mkdir(parents=True, exist_ok=True)

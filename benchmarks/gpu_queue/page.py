@@ -37,9 +37,10 @@ start without them says which, and how to fetch them elsewhere. The first comman
 is done, what comes next and how many minutes that needs.
 
 **On the machine.** The second command measures for nine minutes and ends by itself; `--lease` says
-in how many minutes the machine is given back. Repeat it until then: finished steps are skipped, and
-a training resumes from its checkpoint on the machine's disk. It may be killed at any second. Then
-copy `RESULTS` back; its files are small.
+in how many minutes the machine is given back. Repeat it until then, with the minutes that are left:
+finished steps are skipped, and a training resumes from its checkpoint on the machine's disk. It may
+be killed at any second. Then copy `RESULTS` back: at most eight small JSON files and one archive,
+of all that was measured on this machine.
 
 **Afterwards.** The third command merges `RESULTS` into `docs/results/gpu` and makes this page.
 

@@ -122,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with lock.acquire(timeout=0):
             good = True
+            queue.publish_here()
             if queue.following([]) is not None:  # else there is no need to load anything
                 if not queue.check():
                     return 2

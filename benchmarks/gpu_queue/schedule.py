@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -24,6 +25,7 @@ from gpu_queue.jobs import jobs
 GRACE = 20.0
 """Seconds that a step has to save its state after SIGTERM."""
 _WRITE = 5.0  # seconds kept for the last result files
+_BREAK = 120.0  # seconds that a training loses from one command to the next: end, transfers, start
 _METHODS = ("fork", "spawn")  # a fork has PyTorch loaded already, see `machine.PRELOADED`
 _LATE = 3.0  # a step that takes so many times its estimate has failed
 _LEAST = 60.0  # and so many seconds more, for short ones
@@ -87,6 +89,7 @@ class Queue:
         earlier = {} if results is None else store.read(results)
         mine = store.read_records(work / "records")
         self.records = store.real(store.merge(published, earlier, mine), tiny=tiny)
+        self.begun = store.real(mine, tiny=tiny)  # also where an older result hides it
         self.over: set[tuple[str, str]] = set()  # what this command has measured
         self.machine: dict[str, Any] = {}
         self.free_gib = float("inf")
@@ -100,7 +103,12 @@ class Queue:
 
     def known(self, job: Job, step: Step) -> store.Stored | None:
         """What is known of a step."""
-        return self.records.get(job.name, {}).get(step.name)
+        stored = self.records.get(job.name, {}).get(step.name)
+        begun = self.begun.get(job.name, {}).get(step.name)
+        hidden = stored is not None and stored.state != "partial" and not stored.present
+        if hidden and begun is not None and begun.state == "partial":
+            return begun
+        return stored
 
     def standing(self, job: Job, step: Step) -> str:
         """Say how a step stands: done, failed, partial, earlier code or not measured."""
@@ -180,7 +188,10 @@ class Queue:
         now = time.monotonic()
         takes, left = self.seconds(job, step), self.last - now
         if step.resumable:
-            return min(takes, step.least) <= left and takes <= self.lease - now
+            command = self.end - self.start - GRACE - _WRITE
+            breaks = math.ceil(max(0.0, takes - left) / max(command, 1.0))
+            ends = takes + breaks * _BREAK <= self.lease - now
+            return min(takes, step.least) <= left and ends
         return takes <= left
 
     @property
@@ -329,6 +340,13 @@ class Queue:
         if self.results is not None:
             store.write(self.results, [job], {job.name: self.records.get(job.name, {})})
             store.pack(self.work / "keep", self.results / store.ARCHIVE)
+
+    def publish_here(self) -> None:
+        """Write the files of all that was measured on this machine: RESULTS may be empty anew."""
+        here = store.real(store.read_records(self.work / "records"), tiny=self.tiny)
+        for job in self.jobs:
+            if here.get(job.name):
+                self.publish(job)
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.start), 60)

@@ -123,7 +123,16 @@ def digest_of(files: Iterable[str]) -> str:
     return whole.hexdigest()[:16]
 
 
-_RUNNER = ("child", "job", "machine", "page", "run", "schedule", "store")  # measure nothing
+_RUNNER = (
+    "child",
+    "job",
+    "machine",
+    "page",
+    "processes",
+    "run",
+    "schedule",
+    "store",
+)  # measure nothing
 
 
 def loaded_files(modules: Mapping[str, Any], job: Job) -> list[str]:
@@ -185,20 +194,23 @@ def read_records(folder: Path) -> Records:
 
 
 def merge(*sources: Records) -> Records:
-    """Put records together; the later one of a step counts, a partial one only if it is alone."""
+    """Put records together; of two records of a step the later one counts.
+
+    But a partial one does not displace another, nor a failure a result of the present code.
+    """
     merged: Records = {}
     for source in sources:
         for job, steps in source.items():
             into = merged.setdefault(job, {})
             for step, stored in steps.items():
                 other = into.get(step)
-                if other is None or _rank(stored) >= _rank(other):
-                    into[step] = stored
+                into[step] = stored if other is None else max(stored, other, key=_rank)
     return merged
 
 
-def _rank(stored: Stored) -> tuple[bool, str]:
-    return stored.state != "partial", stored.finished
+def _rank(stored: Stored) -> tuple[bool, bool, str]:
+    good = stored.state == "done" and stored.present
+    return stored.state != "partial", good, stored.finished
 
 
 def real(records: Records, *, tiny: bool) -> Records:

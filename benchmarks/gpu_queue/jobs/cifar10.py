@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_queue import store
 from gpu_queue.job import Context, Job, Result, Step, table
+from gpu_queue.processes import end_with_parent
 from gpu_queue.training import PREDICTIONS, train_in_time
 
 if TYPE_CHECKING:
@@ -215,6 +218,7 @@ def together(context: Context, *, compiled: bool, number: int) -> Result:
         "epochs": len(epochs),
         "first_epoch_s": max(each["first"] for each in found),
         "gpu_gib": _known(each["gpu_gib"] for each in found),
+        "_files": sorted({file for each in found for file in each["files"]}),
     }
 
 
@@ -225,6 +229,7 @@ def _train_a_while(context: Context, compiled: bool, folder: Path, gate: Any) ->
     from keymix.train.engine import train
     from keymix.train.model import load_data
 
+    end_with_parent()
     torch.set_num_threads(1)
     recipe = recipe_of(context, FIRST, BASELINE, seed=0, compiled=compiled)
     data = load_data(recipe.data)
@@ -250,6 +255,7 @@ def _train_a_while(context: Context, compiled: bool, folder: Path, gate: Any) ->
         "precision": recipe.precision,
         "batch": recipe.data.batch_size,
         "gpu_gib": _gpu_gib(),
+        "files": store.loaded_files(sys.modules, JOB),  # this process alone has keymix
     }
     folder.with_suffix(".json").write_text(json.dumps(told))
 

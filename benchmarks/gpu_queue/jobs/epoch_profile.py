@@ -219,9 +219,9 @@ class Watch:
         activities = [ProfilerActivity.CPU]
         if self._device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        with profile(activities=activities, acc_events=True):
+        with profile(activities=activities):
             torch.ones(1, device=self._device).add_(1)
-        self.profile = profile(activities=activities, acc_events=True)
+        self.profile = profile(activities=activities)
         self.profile.start()
 
 
@@ -403,7 +403,7 @@ def limit(result: Result) -> str:
     if busy_share(result) < BUSY:
         gaps = {name: gap for name, gap in found["idle_ms"].items() if gap > 0}
         most = f"; most of the gaps before kernels of: {max(gaps, key=gaps.__getitem__)}"
-        return f"host launches ({found['launches_per_step']:.0f} a step{most if gaps else ''})"
+        return f"the host ({found['launches_per_step']:.0f} launches a step{most if gaps else ''})"
     groups = {name: each["ms"] for name, each in found["groups"].items()}
     most = max(groups, key=groups.__getitem__)
     return f"GPU kernels, most of all {most} ({groups[most] / sum(groups.values()):.0%} of them)"

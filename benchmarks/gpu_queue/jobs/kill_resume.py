@@ -291,9 +291,11 @@ def _why(found: Sequence[tuple[str, str, Result]]) -> list[str]:
     warned = sorted({text for each in free + strict for text in each["operations"]})
     if warned:
         listed = "\n".join(f"- {text}" for text in warned)
-        parts.append(f"Operations that say that they have no deterministic form:\n\n{listed}")
+        parts.append(
+            f"Operations that warn that they are not deterministic unless asked to be:\n\n{listed}"
+        )
     elif differing:
-        parts.append("No operation says that it has no deterministic form.")
+        parts.append("No operation warns that it is not deterministic.")
     if strict:
         equal = sum(not any(map(_differ, each["apart"])) for each in strict)
         configs = sorted({str(each["switches"]["CUBLAS_WORKSPACE_CONFIG"]) for each in strict})

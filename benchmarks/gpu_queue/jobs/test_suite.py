@@ -157,7 +157,7 @@ def run_tests(chosen: Sequence[str], workers: int, context: Context) -> Result:
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # so that its workers can be ended with it
+            process_group=0,  # so that its workers can be ended with it
         ) as process,
         _ended(process),
     ):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_queue.job import Context, Job, Result, Step, table
+from gpu_queue.processes import end_with_parent
 
 AGREES = 0.05  # of the published ratio: ours may be so much smaller and still hold
 MARGIN = 0.02  # of `keymix.analysis.timing`: published ratios so near to 1 are no difference
@@ -297,12 +298,9 @@ class Runner:
 
 def _compile_one(family: Family, row: Row, device: str, file: Path) -> None:
     """Compile a row's model, so that its code lies in the cache, and write what it took."""
-    import ctypes
-    import signal
-
     import torch
 
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the step
+    end_with_parent()
     torch.set_num_threads(1)  # threads do not outlive a fork
     model = _built(family, row)
     runner = Runner(family, row, model, _batch(family, device), device=device, compiled=True)

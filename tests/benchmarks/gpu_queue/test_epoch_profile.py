@@ -244,7 +244,7 @@ def made_result(training: float = 0.002, **parts: float) -> Result:
 
 
 def test_limit_follows_from_the_times() -> None:
-    assert limit(made_result()).startswith("host launches (4 a step; most of the gaps before")
+    assert limit(made_result()).startswith("the host (4 launches a step; most of the gaps before")
     assert limit(made_result()).endswith("kernels of: forward)")
     assert limit(made_result(training=0.001)) == (
         "GPU kernels, most of all matrix products (22% of them)"

@@ -171,6 +171,37 @@ def test_a_training_that_cannot_end_before_the_machine_goes_is_not_started(queue
     assert soon.following([]) is None
 
 
+def test_a_training_that_is_cut_by_commands_needs_more_of_the_lease(queue: Make) -> None:
+    run = step("x", toy_jobs.counting, resumable=True, seconds=100.0, least=1.0)
+    counts = toy_jobs.job(1, "counts", run)
+    for lease, fits in ((170.0, False), (300.0, True)):
+        one = queue(counts, seconds=60.0, lease=time.monotonic() + lease)
+        assert one.fits(counts, run) is fits
+
+
+def test_a_half_done_training_counts_though_earlier_code_has_a_result(
+    queue: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = toy_jobs.job(1, "counts", step("x", toy_jobs.counting, resumable=True, least=0.5))
+    old = stored(machine={"device": "toy", "dry_run": True}, seconds=700.0)
+    store.write(tmp_path / "results", [counts], {"counts": {"x": old}})
+    assert queue(counts, seconds=1.0).run()
+    after = queue(counts)
+    run = after.steps["counts"][0]
+    assert after.standing(counts, run) == "partial"
+    assert after.seconds(counts, run) < 100.0
+
+
+def test_results_of_this_machine_are_written_again_where_they_are_gone(
+    queue: Make, tmp_path: Path
+) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("a"))
+    assert queue(alpha).run()
+    queue(alpha, results=tmp_path / "new").publish_here()
+    assert set(store.read(tmp_path / "new")["alpha"]) == {"a"}
+    assert (tmp_path / "new" / store.ARCHIVE).is_file()
+
+
 def test_what_a_step_lacks_keeps_it_alone_back(
     queue: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +338,11 @@ def test_the_later_record_counts_and_a_partial_one_only_alone(tmp_path: Path) ->
     assert merged(early, late) == merged(late, early) == late
     assert merged(part, early) == merged(early, part) == early
     assert merged(part) == part
+    files = ["LICENSE"]
+    good = stored(files=files, digest=store.digest_of(files))
+    failed = stored(state="failed", finished="2026-01-05")
+    assert merged(good, failed) == merged(failed, good) == good  # of the present code
+    assert merged(early, failed) == merged(failed, early) == failed
     path = store.record_file(tmp_path, "j", "s/t")
     store.write_record(path, late)
     (tmp_path / "j" / "damaged.json").write_text('{"state": "do')
