@@ -195,7 +195,7 @@ def _speed(mixers: Mapping[str, Result], mode: str) -> str:
         kinds: dict[str, list[Result]] = {}
         rows = [r for r in result["times"] if (r["path"], r["mode"]) == (path, mode)]
         for row in rows:
-            kind = "reason" if "reason" in row else row["verdict"]
+            kind = row.get("verdict", "reason")  # none without a time, or without a baseline's
             if kind == "different":
                 kind = "faster" if row["ratio"] < 1 else "slower"
             kinds.setdefault(kind, []).append(row)

@@ -82,7 +82,7 @@ def embed_of(model: nn.Module) -> ShiftedPatchEmbed:
 def age(folder: Path) -> None:
     """Take what older versions did not write out of a run's folder."""
     record = files.read_json(folder / files.RECIPE)
-    del record["model"]["options"]["shifts"], record["data"]["cell_mib"]
+    del record["model"]["options"]["shifts"], record["data"]["cell_mib"], record["compile"]
     files.write_json(folder / files.RECIPE, record)
     for path in folder.glob("weights_*.safetensors"):
         state, facts = files.read_weights(path)

@@ -237,7 +237,7 @@ def or_reason(call: Callable[[], Any]) -> tuple[Any, str | None]:
         reason = one_line(str(error))
     except torch.OutOfMemoryError:
         reason = "does not fit"
-    except RuntimeError as error:
+    except Exception as error:  # Triton's own (no registers left, no code) are no RuntimeError
         traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]
         reason = FAILED + one_line(f"{type(error).__name__}: {first}")
@@ -565,7 +565,9 @@ def _timed_in_turns(
         row |= {"ms": 1e3 * middle, "ms_q1": 1e3 * fast, "ms_q3": 1e3 * slow}
         row["tflop_s"] = 2 * factor * runs[path].macs / middle / 1e12
         row["rounds"] = len(samples.wall)
-        if path != BASE:
+        if path != BASE and BASE not in rows:
+            row["told"] = "-"
+        elif path != BASE:
             paired = compare(turns.samples[BASE], samples, comparisons=len(rows) - 1)
             row |= {
                 key: getattr(paired, key)

@@ -202,7 +202,10 @@ def _neurons(context: Context, shape: tuple[int, ...]) -> Result:
     backends, dtypes, rounds = BACKENDS, DTYPES, ROUNDS
     if context.tiny:  # Triton is for CUDA
         shape, backends, dtypes, rounds = (2, 3, 5), BACKENDS[-1:], DTYPES[:2], 2
-    theirs = functional.neuron_implementation("lif", device)["implementation"]
+    fused = functional.neuron_implementation("lif", device)["implementation"]
+    # its potentials have the dtype of the currents; where that is not float32, it runs PyTorch's
+    # operations step by step, whatever it says of the device (functional/neuron.py, lif_multi_step)
+    theirs = {dtype: fused if dtype == "float32" else "torch-reference" for dtype in dtypes}
     found: Result = {"shape": list(shape), "numbers": math.prod(shape), "theirs": theirs}
     for dtype in dtypes:
         bench = neurons.bench(shape, backends, rounds, device, getattr(torch, dtype))
@@ -446,17 +449,21 @@ def _of_the_neurons(found: Mapping[str, Result]) -> list[str]:
         if dtype in result
     ]
     lead = _ours(pairs[0][2])[0]
-    theirs = " and ".join(sorted({result["theirs"] for result in found.values()}))
-    said = (
-        f"LIF by `{lead}` beside SpikingJelly 2's (which ran its implementation `{theirs}`): "
-        f"forward and backward are {_judged([m[lead]['both'] for _, _, m in pairs])} cases; "
-        f"forward alone {_judged([m[lead]['forward'] for _, _, m in pairs])}."
-    )
+    said = ""
+    for theirs in dict.fromkeys(found[place]["theirs"][dtype] for place, dtype, _ in pairs):
+        alike = [(d, m[lead]) for p, d, m in pairs if found[p]["theirs"][d] == theirs]
+        said += (
+            f"LIF by `{lead}` in {' and '.join(dict.fromkeys(d for d, _ in alike))} beside "
+            f"SpikingJelly 2's, which runs its implementation `{theirs}` there: forward and "
+            f"backward are {_judged([row['both'] for _, row in alike])} cases; forward alone "
+            f"{_judged([row['forward'] for _, row in alike])}. "
+        )
     memory = [m[lead]["peak_mib"] / next(iter(m.values()))["peak_mib"] for _, _, m in pairs]
     flips = max(m[lead]["flips"] for _, _, m in pairs)
     said += (
-        f" Peak memory of forward and backward is {_range(memory)} times SpikingJelly's. At most "
-        f"{1e6 * flips:.2f} spikes in a million differ: the two round the charge otherwise."
+        f"Peak memory of forward and backward is {_range(memory)} times SpikingJelly's. At most "
+        f"{1e6 * flips:.2f} spikes in a million differ: the two round the charge otherwise, and "
+        "SpikingJelly's potentials have the dtype of the currents, ours float32."
     )
     rows = []
     for place, dtype, measured in pairs:
@@ -583,7 +590,8 @@ def _of_the_steps(found: Mapping[str, Result]) -> list[str]:
     how = (
         f"Training steps in turns, {rounds} rounds, batch {result['batch']}, {result['side']} "
         f"pixels, blocks {result['depths']}, T = 4, SGD, eager. In float32 cuDNN may take TF32, as "
-        "is PyTorch's default. Under autocast ours calls the parts of a step one by one."
+        "is PyTorch's default. Under autocast ours calls the parts of a step one by one; "
+        "SpikingJelly's potentials are bfloat16 there, for which it takes no fused kernel."
     )
     return [f"Beside SpikingJelly's own QKFormer: {'; '.join(says)}.", table(heads, rows), how]
 

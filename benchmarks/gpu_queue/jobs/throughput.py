@@ -14,6 +14,7 @@ import json
 import math
 import multiprocessing
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from gpu_queue.processes import end_with_parent
 AGREES = 0.05  # of the published ratio: ours may be so much smaller and still hold
 MARGIN = 0.02  # of `keymix.analysis.timing`: published ratios so near to 1 are no difference
 AHEAD = 150.0  # seconds at most that models are compiled for in processes of their own
+ISSUED = 0.9  # share of a batch in which the host issues it, above which the host sets the time
 DECIDED = ("different", "not distinguishable")  # verdicts; others say that it was not to be seen
 _NUMBER = itertools.count()
 CLAIM = ("cifar10/vit_small", "CSKA-ViT-S")
@@ -281,6 +283,22 @@ class Runner:
             raise RuntimeError("no graph was compiled: this would time an eager model")
         return found
 
+    def issued(self, setting: Setting) -> float | None:
+        """Share of one batch in which the host issues it; None on a CPU. Near 1 the host limits."""
+        import torch
+
+        if self.device != "cuda":
+            return None
+        shares = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.once(setting)
+            issued = time.perf_counter()
+            torch.cuda.synchronize()
+            shares.append((issued - start) / (time.perf_counter() - start))
+        return statistics.median(shares)
+
     def peak_mib(self, setting: Setting) -> float | None:
         """Memory that one batch takes beyond weights, optimiser and images; None on a CPU."""
         import torch
@@ -403,6 +421,7 @@ def _measure(family: Family, mode: str, context: Context) -> Result:
                 "median": middle,
                 "q3": fast,
                 "tflops": 2 * row_of["macs"] * passes * middle / 1e12,
+                "issued": runners[label].issued(setting),
                 "peak_mib": runners[label].peak_mib(setting),
             }
             if label != first:
@@ -467,7 +486,12 @@ def _ratio(entry: Mapping[str, Any], against: str = "against_base") -> str:
     paired = entry.get(against)
     if paired is None:
         return "–"
-    return SHORT.get(paired["verdict"]) or f"{paired['median']:.2f}"
+    return (SHORT.get(paired["verdict"]) or f"{paired['median']:.2f}") + "†" * _by_host(entry)
+
+
+def _by_host(entry: Mapping[str, Any]) -> bool:
+    """Whether the host's launches, and not the GPU, set the time."""
+    return (entry.get("issued") or 0.0) > ISSUED
 
 
 def _number(value: float | None, digits: int = 0, scale: float = 1.0) -> str:
@@ -488,9 +512,11 @@ def _ratios(
     """A row's ratios to its base that were measured: in words, and with spread and verdict."""
     said = []
     for mode, setting, words in ways:
-        paired = _entry(found, family, mode, label, setting).get("against_base")
+        entry = _entry(found, family, mode, label, setting)
+        paired = entry.get("against_base")
         if paired is not None:
             unsure = "" if paired["verdict"] == "different" else f" ({paired['verdict']})"
+            unsure += ", where the host's launches set the time" * _by_host(entry)
             said.append((f"{words} {paired['median']:.2f}{unsure}", paired))
     return said
 
@@ -659,8 +685,10 @@ def section(results: Found) -> str:
         "precision that the paper does not say. So only ratios compare: to the family's first "
         "model; n.d. where a paired test (1 % for the family together) calls no difference of "
         "more than 2 %, few where the rounds are too few for it, busy where halves of the rounds "
-        f"contradict each other. Models of a family ran in turns in one process, {rounds} rounds, "
-        f"medians; quartiles lie within {100 * _spread(results):.1f} % of them. bfloat16 "
+        f"contradict each other; †: the host took over {100 * ISSUED:.0f} % of the time to issue "
+        "the batch, so launches are compared, not the GPU's work. Models of a family ran in turns "
+        f"in one process, {rounds} rounds, medians; quartiles lie within "
+        f"{100 * _spread(results):.1f} % of them. bfloat16 "
         "autocast, or float32 with PyTorch's defaults where it says so; random images on the "
         "device, so no data path. Training: forward pass, cross entropy, backward pass and an "
         "update of the recipe's fused Adam (at 224 pixels fused AdamW in place of the recipe's "

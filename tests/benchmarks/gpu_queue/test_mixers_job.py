@@ -225,8 +225,8 @@ def test_a_full_memory_and_a_refusal_are_results() -> None:
     assert job.or_reason(full) == (None, "does not fit")
     assert job.or_reason(refuse) == (None, "triton takes no float32")
     assert job.or_reason(lambda: 3) == (3, None)
-    with pytest.raises(ZeroDivisionError):
-        job.or_reason(lambda: 1 / 0)
+    _, reason = job.or_reason(lambda: 1 / 0)  # whatever a kernel raises
+    assert reason.startswith(job.FAILED)
 
 
 def test_a_distance_is_relative_and_never_hides_nan() -> None:

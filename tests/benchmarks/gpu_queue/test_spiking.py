@@ -119,7 +119,7 @@ def test_a_run_that_is_stopped_goes_on_from_there(
         with pytest.raises(Unfinished) as caught:
             step("run").measure(given)
     assert caught.value.progress == {"epochs": 1, "of": 2}
-    first = (given.keep / "metrics.jsonl").read_text().splitlines()
+    first = (given.work / "run" / "metrics.jsonl").read_text().splitlines()
     recipe = spiking._recipe  # another speed, measured meanwhile, asks for more epochs
     monkeypatch.setattr(spiking, "_recipe", lambda *a, **k: recipe(*a, **{**k, "epochs": 3}))
     result = step("run").measure(given)
@@ -157,8 +157,9 @@ def neurons_at(ratio: float, verdict: str = "different") -> dict[str, Any]:
 
 
 def test_the_answer_about_neurons_follows_from_the_ratios() -> None:
-    result = {"shape": [4, 64, 64, 384], "numbers": 1, "theirs": "triton"}
-    result |= {"float32": neurons_at(0.5), "bfloat16": neurons_at(1.5)}
+    result = {"shape": [4, 64, 64, 384], "numbers": 1}
+    theirs = {"float32": "triton", "bfloat16": "torch-reference", "float16": "torch-reference"}
+    result |= {"theirs": theirs, "float32": neurons_at(0.5), "bfloat16": neurons_at(1.5)}
     result |= {"float16": neurons_at(1.0, "not distinguishable")}
     page = JOB.section({"neurons/tokens": result})
     wanted = "faster in 1 (ratio of times 0.50), slower in 1 (1.50), not shown to differ in 1 of 3"
