@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -39,7 +40,8 @@ NEEDED = (
     "jaxtyping",
 )
 
-_WHEELS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # where a module has another name
+# Where a module has another name.
+_WHEELS = {"PIL": "pillow", "sklearn": "scikit-learn", "xdist": "pytest-xdist"}
 
 
 def preload() -> None:
@@ -75,8 +77,11 @@ def install(wheels: Path, site: Path) -> None:
     files = [str(path) for path in sorted(wheels.glob("*.whl"))]
     if not files:
         raise ValueError(f"--wheels {wheels}: there is no *.whl")
-    if not site.is_dir():
+    named = "".join(f"{Path(file).name}\n" for file in files)
+    noted = site / "wheels.txt"
+    if not noted.is_file() or noted.read_text(encoding="utf-8") != named:
         part = site.with_name(f"{site.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         done = subprocess.run(
             [*pip, "--no-compile", "--upgrade", "--target", str(part), *files],
@@ -85,7 +90,10 @@ def install(wheels: Path, site: Path) -> None:
             check=False,
         )
         if done.returncode != 0:
-            raise ValueError(f"--wheels {wheels}: {done.stderr.strip().splitlines()[-1]}")
+            lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
+            raise ValueError(f"--wheels {wheels}: {(lines or [done.stderr.strip()])[0]}")
+        (part / noted.name).write_text(named, encoding="utf-8")
+        shutil.rmtree(site, ignore_errors=True)
         part.rename(site)
     sys.path.insert(1, str(site))
     os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -31,18 +31,20 @@ COMMAND = "python benchmarks/gpu_queue/page.py"
 Known = Mapping[str, Stored]  # of one job, by step
 
 _HOW = """\
-**Before.** The machine needs no network and no installation. It needs a checkout of keymix, a
-folder `DATA` with `cifar10/*.parquet`, and wheels (`--wheels DIR`) of packages that it lacks; a
-start without them says which, and how to fetch them elsewhere. The first command below prints what
-is done, what comes next and how many minutes that needs.
+**Before.** The GPU machine needs no network and no installation, but a copy of this checkout, a
+folder `DATA` with `cifar10/*.parquet` ([Data](../data.md)), and wheels of the packages that it
+lacks (`--wheels DIR`); SpikingJelly and loguru are usually missing. The first command, on that
+machine, prints what is done, what is next, how many minutes that needs and what is lacking.
 
-**On the machine.** The second command measures for nine minutes and ends by itself; `--lease` says
-in how many minutes the machine is given back. Repeat it until then, with the minutes that are left:
-finished steps are skipped, and a training resumes from its checkpoint on the machine's disk. It may
-be killed at any second. Then copy `RESULTS` back: at most eight small JSON files and one archive,
-of all that was measured on this machine.
+**On the machine.** The second command measures for nine minutes and ends by itself. `--lease` is
+the number of minutes, from now, until the machine is given back: lower it each time that you
+repeat the command (27, 17, 8). Finished steps are skipped, and a training resumes from its
+checkpoint on the machine's disk. The command may be killed at any second. A step that failed is
+repeated only with `--again JOB/STEP`. Copy `RESULTS` back before the machine goes: small JSON
+files and one archive, of all that was measured there.
 
-**Afterwards.** The third command merges `RESULTS` into `docs/results/gpu` and makes this page.
+**Afterwards.** In your own checkout, at the same commit, the third command merges `RESULTS` into
+`docs/results/gpu` and makes this page. Commit both.
 
 ```bash
 python benchmarks/gpu_queue/run.py --list
@@ -239,7 +241,7 @@ def _first(views: Sequence[View]) -> str:
     elif done == of:
         told = f"All {of} steps of the queue are measured"
     else:
-        told = f"{done} of {of} steps of the queue are measured"
+        told = f"{done} of {of} steps of the queue {'is' if done == 1 else 'are'} measured"
     told += f", {failed} failed" if failed else ""
     minutes = sum(view.minutes for view in views)
     return (
@@ -256,11 +258,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--take", type=Path, metavar="DIR", help="result files that came back")
     given = parser.parse_args(argv)
     try:
+        records = store.read(store.RESULTS)
         if given.take is not None:
-            taken = store.take(given.take, jobs(), commit=_commit(), target=store.RESULTS)
-            print(f"{_count(taken, 'step')} taken from {given.take}")
-        text = page(jobs(), store.read(store.RESULTS))
-    except ValueError as error:
+            came = store.came_back(given.take, jobs(), commit=_commit())
+            records = store.merge(records, came)
+        text = page(jobs(), records)  # first: what the page cannot tell is not taken
+        if given.take is not None:
+            store.write(store.RESULTS, jobs(), records)
+            store.unpack(given.take, jobs(), store.RESULTS)
+            print(f"{_count(sum(map(len, came.values())), 'step')} taken from {given.take}")
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     store.write_text(PAGE, text)

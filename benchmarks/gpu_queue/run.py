@@ -24,8 +24,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
+if TYPE_CHECKING:
+    from gpu_queue.schedule import Queue
 
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path[0] = str(_BENCHMARKS)  # where `gpu_queue` lies; processes started afresh need it too
@@ -108,27 +110,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    complete = queue.packages()
     if given.list:
         queue.summary()
         return 0
+    if not complete:
+        return 2
+    try:
+        return measure(queue)
+    except OSError as error:
+        print(f"stopped: {error}; what was measured is kept in {work}", file=sys.stderr)
+        return 2
+
+
+def measure(queue: Queue) -> int:
+    """Measure what fits, and print how it stands; 0 if nothing failed, else 1, or 2 if none ran.
+
+    Raises:
+        OSError: If a folder cannot be written to.
+    """
+    from filelock import FileLock, Timeout
 
     def stop(number: int, frame: FrameType | None) -> None:
         queue.stopping = True
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    work.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(work / "lock")
+    queue.work.mkdir(parents=True, exist_ok=True)
+    good = True
     try:
-        with lock.acquire(timeout=0):
-            good = True
+        with FileLock(queue.work / "lock").acquire(timeout=0):
             queue.publish_here()
             if queue.following([]) is not None:  # else there is no need to load anything
                 if not queue.check():
                     return 2
                 good = queue.run()
     except Timeout:
-        print(f"another queue works in {work}; give --work another folder", file=sys.stderr)
+        print(f"another queue works in {queue.work}; give --work another folder", file=sys.stderr)
         return 2
     queue.summary()
     return 0 if good else 1

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -177,7 +178,9 @@ class Queue:
             return found
         folder = self.data
         found += [
-            f"data {name}" for name in step.data if folder is None or not (folder / name).is_dir()
+            f"data {name}"
+            for name in step.data
+            if folder is None or not any((folder / name).glob("*.parquet"))
         ]
         if step.gpu_gib > self.free_gib:
             found.append(f"{step.gpu_gib:g} GiB of GPU memory ({self.free_gib:g} free)")
@@ -215,15 +218,17 @@ class Queue:
 
     # ---- doing it -----------------------------------------------------------------------------
 
-    def check(self) -> bool:
-        """Look at the machine and print what it has; False where nothing can run."""
+    def packages(self) -> bool:
+        """Print which packages are missing and how to bring them; False where nothing can run."""
         wanted = [name for _, step in self.waiting() for name in step.packages]
         lacking = machine.missing(dict.fromkeys([*machine.NEEDED, *wanted]))
         if lacking:
             print(f"missing packages: {', '.join(lacking)}. On a machine with a network:")
             print(machine.how_to_bring(lacking))
-        if any(name in lacking for name in machine.NEEDED):
-            return False
+        return not any(name in lacking for name in machine.NEEDED)
+
+    def check(self) -> bool:
+        """Look at the machine and print what it has; False where nothing can run."""
         machine.preload()
         found: Any = None
         for method in _METHODS:
@@ -255,6 +260,13 @@ class Queue:
     def run(self) -> bool:
         """Measure until nothing is left that fits; False if a step failed."""
         running: list[Running] = []
+        try:
+            return self._run(running)
+        finally:  # after a fault of the queue's own, such as a full disk
+            for one in running:
+                _signal(one.process, signal.SIGTERM)
+
+    def _run(self, running: list[Running]) -> bool:
         good = True
         while True:
             for one in [one for one in running if not one.process.is_alive()]:
@@ -321,7 +333,7 @@ class Queue:
             lasted = time.monotonic() - one.started
             child.cut(one.order, lasted, failed=one.asked is None or late)
         stored = self._record(*name)
-        if stored.state != "partial":
+        if stored.state == "done":
             shutil.rmtree(one.order.folder, ignore_errors=True)
         self.records = store.merge(self.records, {name[0]: {name[1]: stored}})
         tail = stored.error.splitlines()[-1] if stored.error else stored.progress or ""
@@ -343,6 +355,10 @@ class Queue:
 
     def publish_here(self) -> None:
         """Write the files of all that was measured on this machine: RESULTS may be empty anew."""
+        if self.results is not None:  # before anything is measured that could not be kept
+            self.results.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.results):
+                pass
         here = store.real(store.read_records(self.work / "records"), tiny=self.tiny)
         for job in self.jobs:
             if here.get(job.name):
@@ -373,6 +389,8 @@ class Queue:
                     ", ".join(lacks) or "-",
                 )
             )
+        if any(self.standing(*pair) == "failed" for pair in self._every()):
+            print("a step that failed is repeated only with --again JOB/STEP")
         rest_of_all = [(job, step) for job, step in self.waiting() if not self.lacks(step)]
         if not rest_of_all:
             print("next: nothing that can be measured here")

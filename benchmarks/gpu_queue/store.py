@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gpu_queue.job import Job, Result
 
@@ -59,6 +59,15 @@ class Stored:
     result: Result | None = None
     error: str | None = None
     progress: Result | None = None
+
+    def __post_init__(self) -> None:
+        kinds: dict[str, Any] = {"seconds": (int, float), "machine": dict, "files": list}
+        kinds |= dict.fromkeys(("finished", "command", "digest"), str)
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} is {getattr(self, name)!r}")
+        if self.state not in get_args(State):
+            raise ValueError(f"state is {self.state!r}")
 
     @property
     def present(self) -> bool:
@@ -187,7 +196,7 @@ def read_records(folder: Path) -> Records:
     for path in sorted(folder.glob("*/*.json")):
         try:
             stored = Stored(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
+        except (OSError, ValueError, TypeError):
             continue
         found.setdefault(path.parent.name, {})[path.stem.replace("__", "/")] = stored
     return found
@@ -281,7 +290,7 @@ def read(folder: Path) -> Records:
                 steps[name] = Stored(**line, **code, machine=machine)
             found[whole["job"]] = steps
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{path.name} is no result file of the queue: {error}") from error
+            raise ValueError(f"{path} is no result file of the queue: {error}") from error
     return found
 
 
@@ -292,31 +301,41 @@ def pack(keep: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    names = {path.relative_to(keep).as_posix(): path for path in files}
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in files:
-            archive.write(path, path.relative_to(keep).as_posix())
+        if zipfile.is_zipfile(target):  # perhaps of another machine, whose results count too
+            with zipfile.ZipFile(target) as before:
+                for name in before.namelist():
+                    if name not in names:
+                        archive.writestr(name, before.read(name))
+        for name, path in names.items():
+            archive.write(path, name)
     part.replace(target)
 
 
-def take(source: Path, jobs: Sequence[Job], *, commit: str | None, target: Path = RESULTS) -> int:
-    """Take in the result files that came back from a machine; their small files as well.
+def came_back(source: Path, jobs: Sequence[Job], *, commit: str | None) -> Records:
+    """Read the result files that came back from a machine.
 
     Args:
-        source: Folder with result files and archives, as ``--results`` of the queue names it.
+        source: Folder with result files and perhaps an archive, as ``--results`` names it.
         jobs: All jobs.
         commit: Of the checkout, noted in results of the present code that know of none.
-        target: Where results are kept.
-
-    Returns:
-        The number of steps that were taken in.
 
     Raises:
-        ValueError: If a file is no result file, or there is no result that was measured.
+        ValueError: If there is no such folder, a file is not what its name says, or there is no
+            result that was measured.
     """
+    if not source.is_dir():
+        raise ValueError(f"{source}: there is no such folder")
     came = real(read(source), tiny=False)
     if not any(came.values()):
         raise ValueError(f"{source} holds no result of the queue but perhaps those of a dry run")
-    known = {
+    unknown = sorted(came.keys() - {job.name for job in jobs})
+    if unknown:
+        raise ValueError(f"{source} holds results of {', '.join(unknown)}, which is no job")
+    if (source / ARCHIVE).exists() and not zipfile.is_zipfile(source / ARCHIVE):
+        raise ValueError(f"{source / ARCHIVE} is no zip file; without it the rest can be taken")
+    return {
         job: {
             step: replace(stored, commit=commit)
             if stored.commit is None and stored.present
@@ -325,8 +344,13 @@ def take(source: Path, jobs: Sequence[Job], *, commit: str | None, target: Path 
         }
         for job, steps in came.items()
     }
-    write(target, jobs, merge(read(target), known))
+
+
+def unpack(source: Path, jobs: Sequence[Job], target: Path) -> None:
+    """Take the small files of jobs out of the archive that came back, if there is one."""
     if (source / ARCHIVE).is_file():
+        names = {job.name for job in jobs}
         with zipfile.ZipFile(source / ARCHIVE) as files:
-            files.extractall(target)
-    return sum(len(steps) for steps in came.values())
+            files.extractall(
+                target, [name for name in files.namelist() if name.partition("/")[0] in names]
+            )

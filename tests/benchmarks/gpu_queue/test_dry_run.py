@@ -181,3 +181,22 @@ def test_a_command_that_cannot_be_meant_is_refused(words: list[str], tmp_path: P
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_cannot_be_written_to_are_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    for places in ({"--results": "file", "--work": "w"}, {"--results": "r", "--work": "file"}):
+        words = [word for pair in places.items() for word in pair]
+        done = subprocess.run(
+            [sys.executable, str(RUN), "--dry-run", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert "file" in done.stderr
+        assert ": about" not in done.stdout

@@ -169,7 +169,7 @@ def test_the_first_sentence_says_what_is_known() -> None:
 
     assert first() == "Nothing is measured on a GPU yet"
     assert first(s0=record("failed")) == "Nothing is measured on a GPU yet, 1 failed"
-    assert first(s0=record()) == "1 of 3 steps of the queue are measured"
+    assert first(s0=record()) == "1 of 3 steps of the queue is measured"
     assert first(s0=record(), s1=record(), s2=record("failed")) == (
         "2 of 3 steps of the queue are measured, 1 failed"
     )

@@ -224,10 +224,11 @@ def test_what_a_step_lacks_keeps_it_alone_back(
     ]
     assert one.following([]) == (alpha, steps[3])
     (tmp_path / "cifar10").mkdir()
+    assert queue(alpha, tiny=False, data=tmp_path).lacks(steps[1]) == ["data cifar10"]  # empty
+    (tmp_path / "cifar10" / "train.parquet").touch()
     assert queue(alpha, tiny=False, data=tmp_path).lacks(steps[1]) == []
     capsys.readouterr()
-    tiny = queue(alpha)
-    assert tiny.check()
+    assert queue(alpha).packages()
     said = capsys.readouterr().out
     assert "no_such_package" in said.splitlines()[0]
     assert "pip download" in said
@@ -281,7 +282,41 @@ def test_what_a_dry_run_measured_is_no_result(queue: Make, tmp_path: Path) -> No
     assert queue(alpha).run()
     assert standing(queue(alpha, tiny=False)) == {"alpha/a": "not measured"}
     with pytest.raises(ValueError, match="dry run"):
-        store.take(tmp_path / "results", [alpha], commit=None, target=tmp_path / "taken")
+        store.came_back(tmp_path / "results", [alpha], commit=None)
+
+
+def test_a_training_that_failed_goes_on_when_it_is_asked_for_again(queue: Make) -> None:
+    falls = toy_jobs.job(1, "falls", step("x", toy_jobs.falling, resumable=True))
+    assert not queue(falls).run()
+    again = queue(falls, again=["falls"])
+    assert again.run()
+    assert again.done(falls) == {"x": {"from": 3}}
+
+
+def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+    queue: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    alpha = toy_jobs.job(1, "alpha", step("a"))
+    with pytest.raises(OSError, match="file"):
+        queue(alpha, results=tmp_path / "file").publish_here()
+
+
+def test_a_fault_of_the_queue_ends_what_runs(queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = toy_jobs.job(1, "hangs", step("x", toy_jobs.hanging))
+    one = queue(hangs)
+    begun: list[Any] = []
+    begin = one._begin
+
+    def full(running: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(one, "_begin", lambda *pair: begun.append(begin(*pair)) or begun[-1])
+    monkeypatch.setattr(one, "_watch", full)
+    with pytest.raises(OSError, match="disk full"):
+        one.run()
+    begun[0].process.join(60)
+    assert begun[0].process.exitcode is not None
 
 
 def test_an_unknown_pattern_is_refused(queue: Make) -> None:
@@ -349,24 +384,49 @@ def test_the_later_record_counts_and_a_partial_one_only_alone(tmp_path: Path) ->
     assert store.read_records(tmp_path) == {"j": {"s/t": late}}
 
 
-def test_results_that_came_back_are_taken_in(tmp_path: Path) -> None:
+def test_what_came_back_is_told_from_what_did_not(tmp_path: Path) -> None:
     alpha = toy_jobs.job(1, "alpha", step("a"), step("b"))
-    came, target = tmp_path / "came", tmp_path / "target"
     files = ["LICENSE"]
     now = stored(finished="2026-02-01", files=files, digest=store.digest_of(files))
-    store.write(target, [alpha], {"alpha": {"a": stored(), "b": stored()}})
-    store.write(came, [alpha], {"alpha": {"b": now}})
-    store.pack(tmp_path / "nothing", came / store.ARCHIVE)
-    assert not (came / store.ARCHIVE).exists()
-    (tmp_path / "keep" / "alpha" / "b").mkdir(parents=True)
-    (tmp_path / "keep" / "alpha" / "b" / "metrics.jsonl").write_text("{}")
-    store.pack(tmp_path / "keep", came / store.ARCHIVE)
-    assert store.take(came, [alpha], commit="abc", target=target) == 1
-    steps = store.read(target)["alpha"]
-    assert steps["a"].commit is None
-    assert steps["b"].commit == "abc"
-    assert steps["b"].present
-    assert (target / "alpha" / "b" / "metrics.jsonl").read_text() == "{}"
+    store.write(tmp_path, [alpha], {"alpha": {"a": stored(), "b": now}})
+    came = store.came_back(tmp_path, [alpha], commit="abc")["alpha"]
+    assert (came["a"].commit, came["b"].commit) == (None, "abc")
+    with pytest.raises(ValueError, match="alpha"):
+        store.came_back(tmp_path, [toy_jobs.job(1, "beta", step("a"))], commit=None)
+    with pytest.raises(ValueError, match="nowhere"):
+        store.came_back(tmp_path / "nowhere", [alpha], commit=None)
+    (tmp_path / store.ARCHIVE).write_text("no zip")
+    with pytest.raises(ValueError, match=store.ARCHIVE):
+        store.came_back(tmp_path, [alpha], commit=None)
+
+
+def test_small_files_of_two_machines_come_together(tmp_path: Path) -> None:
+    archive = tmp_path / "came" / store.ARCHIVE
+    store.pack(tmp_path / "nothing", archive)
+    assert not archive.exists()
+    for machine_name in ("one", "two"):
+        kept = tmp_path / machine_name / "alpha" / machine_name
+        kept.mkdir(parents=True)
+        (kept / "metrics.jsonl").write_text(machine_name)
+        store.pack(tmp_path / machine_name, archive)
+    with zipfile.ZipFile(archive, "a") as files:
+        files.writestr("../1-alpha.json", "{}")
+        files.writestr("other/x", "")
+    target = tmp_path / "target"
+    store.unpack(tmp_path / "came", [toy_jobs.job(1, "alpha", step("a"))], target)
+    found = {p.relative_to(tmp_path).as_posix() for p in target.rglob("*") if p.is_file()}
+    assert found == {f"target/alpha/{name}/metrics.jsonl" for name in ("one", "two")}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("state", "odd"), ("seconds", "x"), ("finished", 3), ("machine", [])]
+)
+def test_a_record_of_another_form_is_none(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match=key):
+        stored(**{key: value})
+    path = store.record_file(tmp_path, "j", "s")
+    store.write_text(path, json.dumps({**vars(stored()), key: value}))
+    assert store.read_records(tmp_path) == {}
 
 
 SOURCE = '''"""Module."""

@@ -45,6 +45,15 @@ def hanging(context: Context) -> Result:
     return {}
 
 
+def falling(context: Context) -> Result:
+    """Come as far as 3, fail, and go on from there."""
+    file = context.work / "count"
+    if file.is_file():
+        return {"from": int(file.read_text())}
+    file.write_text("3")
+    raise MemoryError("no memory at 3")
+
+
 def upset(context: Context) -> Result:
     """Fail when asked to end."""
 
