@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from device_option import device_name
 from keymix import recipes
 from keymix.data.augment import Augment
 from keymix.data.dataset import ImageData
@@ -250,7 +251,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=4, help="batches an epoch; default 4")
     made.add_argument("--repeats", type=int, default=5, help="epochs of each; default 5")
     made.add_argument("--workers", type=int, default=2, help="torchvision's; also tried with 0")
-    made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    made.add_argument("--device", type=device_name, default=here)
     made.add_argument("--threads", type=int, default=1, help="of the training process; default 1")
     return made
 

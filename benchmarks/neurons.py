@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import keymix
+from device_option import device_name
 from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
 from keymix.analysis.memory_growth import peak_bytes
@@ -194,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", default=["8,64,384", "2,96,28,28", "8,96,56,56"])
     parser.add_argument("--backends", nargs="+", default=["reference", "blocked", "inductor"])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_name, default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     args = parser.parse_args(argv)
     print(

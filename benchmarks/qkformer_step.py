@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import keymix
+from device_option import device_name
 from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
 from keymix.analysis.memory_growth import peak_bytes
@@ -147,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=4, help="images a step (default 4)")
     parser.add_argument("--side", type=int, default=128, help="pixels of an image (default 128)")
     parser.add_argument("--depths", type=int, nargs=3, default=(1, 1, 2), help="blocks a stage")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_name, default="cpu")
     parser.add_argument("--bfloat16", action="store_true", help="under autocast")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--peak-of", choices=(THEIRS, OURS, PARTS), help=argparse.SUPPRESS)

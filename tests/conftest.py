@@ -36,9 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the options on before a test module is imported."""
+    """Hand the options on before a test module is imported; refuse a device that is not there."""
     run_options.device = config.getoption("--device")
     run_options.precision = config.getoption("--precision")
+    if run_options.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--device cuda: PyTorch finds no CUDA device here")
 
 
 def _skip_without_cuda(items: list[pytest.Item]) -> None:

@@ -234,6 +234,7 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
         ({"batch_size": 0}, "batch_size=0"),
         ({"pos_dim": 2}, "pos_dim=2 must be at least 3"),
         ({"device": "teapot"}, "device 'teapot' cannot be used here"),
+        ({"device": "hpu"}, "device 'hpu' cannot be used here"),
         ({"device": "meta"}, "'meta' holds no numbers"),
         ({"mixers": "sofmax"}, "Did you mean 'softmax'"),
         ({"mixers": "ska/softmax"}, "names one a stage"),

@@ -185,9 +185,14 @@ def test_a_model_that_cannot_be_compiled_is_one_clear_error(
         raise OSError("no working\nC++ compiler")
 
     monkeypatch.setattr(forward, "_BACKEND", fail)
-    said = r"^compile = True: .*no working C\+\+ compiler.*Set --compile false\.$"
+    said = r"^compile = True: .*no working C\+\+ compiler.*Set --compile false, and name another "
+    said += r"folder with --out or throw this run away with --overwrite\.$"
     with pytest.raises(UserError, match=said):
         train(compiled(vary({})), tmp_path / "run")
+    # the folder keeps the recipe, so that the first half of the remedy is not enough
+    with pytest.raises(UserError, match="compile is True there, False here"):
+        train(vary({}), tmp_path / "run")
+    assert not train(vary({}), tmp_path / "run", overwrite=True).recipe.compile
 
 
 def forget(record: Path) -> None:

@@ -77,7 +77,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         where = torch.device(device)
         torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # the last of 'hpu'
         first = str(error).splitlines()[0].partition(". ")[0]
         raise UserError(f"device {str(device)!r} cannot be used here: {first}") from error
     if where.type == "meta":

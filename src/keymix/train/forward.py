@@ -56,7 +56,8 @@ class TrainingForward:
             why = one_line(" ".join(str(error).split()))[:300]
             raise UserError(
                 f"compile = True: torch.compile fails on this model and machine ({why}). "
-                "Set --compile false."
+                "Set --compile false, and name another folder with --out or throw this run away "
+                "with --overwrite."
             ) from error
         return compiled
 

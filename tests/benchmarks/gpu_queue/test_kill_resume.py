@@ -2,21 +2,20 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gpu_queue.job import Context
 from gpu_queue.jobs import kill_resume
 from gpu_queue.jobs.kill_resume import AS_FAR, EQUAL, JOB, LOSES, REFUSED, conclude
-from keymix.train import engine
-from keymix.train.task import ClassificationTask
 
 Result = dict[str, Any]
+RESUMES = Path(__file__).with_name("resumes.py")
 
 
 def context(folder: Path) -> Context:
@@ -24,32 +23,18 @@ def context(folder: Path) -> Context:
     return Context(device="cpu", tiny=True, data=None, work=folder, keep=folder, until=until)
 
 
-def measured(name: str, folder: Path) -> Result:
-    """Measure a step of the dry run; its result as JSON keeps it."""
-    step = next(step for step in JOB.steps(True) if step.name == name)
-    result = step.measure(context(folder))
-    assert not [*folder.iterdir()]
-    return json.loads(json.dumps(result))
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """What a process of its own measured, by the fault that was planted."""
+    out = tmp_path_factory.mktemp("results") / "cases.json"
+    command = [sys.executable, RESUMES, tmp_path_factory.mktemp("work"), out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
 
 
-def skip_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run that resumes within an epoch leave a batch out."""
-    done = engine.batches_done
-    monkeypatch.setattr(engine, "batches_done", lambda trainer: done(trainer) + bool(done(trainer)))
-
-
-def test_resumed_run_is_equal_to_the_bit_on_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []  # a process that asks cannot fork others that use CUDA
-
-    def ask() -> bool:
-        asked.append(os.getpid())
-        return False
-
-    monkeypatch.setattr(torch.cuda, "is_available", ask)
-    result = measured("32,deterministic,everything", tmp_path)
-    assert not asked
+def test_resumed_run_is_equal_to_the_bit_on_a_cpu(cases: dict[str, Result]) -> None:
+    result = cases["everything"]["result"]
     assert conclude(result) == EQUAL
     assert result["killed_at"] == [1, 1]
     assert result["resumed_at"] == [1, 0]  # two steps are one update
@@ -59,29 +44,24 @@ def test_resumed_run_is_equal_to_the_bit_on_a_cpu(
     assert "in 1 of 1 settings" in JOB.section({"a": result})
 
 
-def test_batch_that_a_resume_leaves_out_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    skip_a_batch(monkeypatch)
-    result = measured("32", tmp_path)
+def test_nothing_asks_for_cuda_and_no_file_is_left(cases: dict[str, Result]) -> None:
+    assert len(cases) == 4
+    for case in cases.values():
+        assert case["asked"] == 0  # a process that asks cannot fork others that use CUDA
+        assert case["left"] == []
+
+
+def test_batch_that_a_resume_leaves_out_is_found(cases: dict[str, Result]) -> None:
+    result = cases["skips"]["result"]
     assert conclude(result) == LOSES
     assert "resume loses something**, in 1 of 1" in JOB.section({"32": result})
 
 
-@pytest.mark.parametrize(("skips", "end"), [(False, AS_FAR), (True, LOSES)])
+@pytest.mark.parametrize(("case", "end"), [("disturbed", AS_FAR), ("disturbed, skips", LOSES)])
 def test_device_that_does_not_repeat_itself_is_no_fault_of_the_resume(
-    skips: bool, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, end: str, cases: dict[str, Result]
 ) -> None:
-    def disturb(task: ClassificationTask, optimizer: torch.optim.Optimizer) -> None:
-        chance = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
-        for p in task.parameters():
-            if p.grad is not None:
-                p.grad.mul_(1 + 1e-6 * torch.randn(p.shape, generator=chance))
-
-    monkeypatch.setattr(ClassificationTask, "on_before_optimizer_step", disturb)
-    if skips:
-        skip_a_batch(monkeypatch)
-    result = measured("32", tmp_path)
+    result = cases[case]["result"]
     assert conclude(result) == end
     assert "the device does not repeat itself" in JOB.section({"32": result})
 
