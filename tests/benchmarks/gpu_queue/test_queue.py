@@ -9,6 +9,7 @@ import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,19 @@ def test_trainings_share_the_gpu_as_their_job_says(
     assert one.run()
     assert max(beside) == most
     assert set(standing(one).values()) == {"done"}
+
+
+def test_trainings_share_the_gpu_with_nothing_else(queue: Make) -> None:
+    run = step("run", toy_jobs.counting, resumable=True)
+    first, second = (
+        toy_jobs.job(i, name, step("a"), run, side_by_side=lambda results: 3)
+        for i, name in enumerate(("first", "second"))
+    )
+    one = queue(first, second, only=["*/run"])
+    assert one.following([]) == (first, run)
+    for beside in ((second, run), (first, step("a")), (second, step("a"))):
+        busy = SimpleNamespace(job=beside[0], step=beside[1])
+        assert one.following([busy]) is None
 
 
 def test_only_what_fits_is_started(queue: Make, capsys: pytest.CaptureFixture[str]) -> None:
