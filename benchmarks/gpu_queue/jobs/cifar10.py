@@ -395,7 +395,7 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 
 
 def section(results: Mapping[str, Result]) -> str:
-    """Say who answers better, in what time, beside the published figures."""
+    """Report accuracies and times next to the published figures."""
     parts = []
     runs = [result for name, result in results.items() if not name.startswith("together/")]
     if runs:

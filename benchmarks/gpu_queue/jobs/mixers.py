@@ -638,10 +638,10 @@ def steps(tiny: bool) -> list[Step]:
 JOB = Job(
     number=2,
     name="mixers",
-    title="Mixers: right, and beside flash attention",
+    title="Mixers: accuracy, and speed against flash attention",
     purpose=(
         "Does each dense mixer give what its equation says, forward and backward, in float32, "
-        "bfloat16 and fp16? And how long does it take beside softmax attention on PyTorch's flash "
+        "bfloat16 and fp16? And how fast is it compared with softmax attention on PyTorch's flash "
         "kernel, from 49 to 4,096 tokens?"
     ),
     form={

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QKFormer on CIFAR-10 in a short run, its neurons and its training step beside SpikingJelly's.
+"""QKFormer on CIFAR-10 in a short run, its neurons and training step compared with SpikingJelly's.
 
 Paper: QKFormer, https://arxiv.org/abs/2403.16552. Table 3: HST-4-384 on CIFAR-10, 96.18 %, by 410
 epochs of batches of 64. Table 8: memory of Q-K token attention and of spiking self-attention.
@@ -192,7 +192,7 @@ def _rates(run: Any, data: Any, *, images: int) -> Result:
 
 
 def _neurons(context: Context, shape: tuple[int, ...]) -> Result:
-    """Time neurons beside SpikingJelly's at one shape, in every dtype."""
+    """Time neurons against SpikingJelly's at one shape, in every dtype."""
     import torch
     from spikingjelly.activation_based import functional
 
@@ -321,7 +321,7 @@ def _order_of_growth(rows: Sequence[Mapping[str, Any]], mixer: str) -> float | N
 
 
 def _step(context: Context, bfloat16: bool) -> Result:
-    """Take training steps of QKFormer beside SpikingJelly's own."""
+    """Time training steps of QKFormer against SpikingJelly's own."""
     import torch
 
     import qkformer_step

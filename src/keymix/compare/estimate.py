@@ -2,8 +2,8 @@
 """How long a comparison will take: a few training steps of every mixer, timed where it will train.
 
 A step of B images is taken to cost a + b B. Where a full batch would take long, a and b come from
-two small ones. A compiled model takes full batches alone, and the time of its compilation is told
-for every run, though later ones may find compiled code on the disk. The trial trains a model of its
+two small ones. A compiled model is timed on full batches only, and its compilation is counted for
+every run, though later ones may find compiled code on the disk. The trial trains a model of its
 own: no run and no random state is touched.
 """
 

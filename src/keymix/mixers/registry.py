@@ -292,9 +292,9 @@ def import_file(path: str | Path) -> None:
     }
 
 
-def _failed(told: str, error: BaseException) -> UserError:
+def _failed(message: str, error: BaseException) -> UserError:
     """Make the error of a file that raised one while it was imported."""
     said, what = str(error), type(error).__name__
     if isinstance(error, SystemExit):
         what = "it ends the program (sys.exit) instead of registering mixers"
-    return UserError(f"{told}: {what}{f': {said}' if said else ''}")
+    return UserError(f"{message}: {what}{f': {said}' if said else ''}")

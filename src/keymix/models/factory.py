@@ -104,8 +104,8 @@ def create_model(
     if _holds_large(mixer_options):
         large["mixer_options"] = mixer_options
     if large:
-        told = f"model {name!r} with {_told(large)}"
-        check_weights_fit(told, lambda: _create(name, mixer, mixer_options, bare))
+        label = f"model {name!r} with {_told(large)}"
+        check_weights_fit(label, lambda: _create(name, mixer, mixer_options, bare))
     return _create(name, mixer, mixer_options, given)
 
 
@@ -252,8 +252,8 @@ def _create(
         raise
     except _UNFIT as error:
         if given and ran_out(error):
-            told = f"model {name!r} with {_told(given)} does not fit into memory"
-            raise UserError(f"{told}: make it smaller") from error
+            label = f"model {name!r} with {_told(given)} does not fit into memory"
+            raise UserError(f"{label}: make it smaller") from error
         odd = re.search(r"unexpected keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
         if odd is not None and name in own and odd[1] in given:
             known = arguments_of(family_of(name)[0])

@@ -60,13 +60,13 @@ def ran_out(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def within_reach(told: str) -> Iterator[None]:
+def within_reach(label: str) -> Iterator[None]:
     """Say in one line that tensors without memory are larger than PyTorch can express.
 
     Its own log tells of each such failure with a stack of calls.
 
     Args:
-        told: The model and its input, in words.
+        label: The model and its input, in words.
 
     Raises:
         UserError: If a size overflows within.
@@ -77,19 +77,19 @@ def within_reach(told: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         if ran_out(error):
-            raise UserError(f"{told} has more numbers than memory can hold") from error
+            raise UserError(f"{label} has more numbers than memory can hold") from error
         raise
     finally:
         log.disabled = before
 
 
-def check_weights_fit(told: str, build: Callable[[], nn.Module]) -> None:
+def check_weights_fit(label: str, build: Callable[[], nn.Module]) -> None:
     """Refuse a model whose weights this machine's memory does not hold.
 
     It is built without memory; a model that cannot be built so is left to the attempt.
 
     Args:
-        told: The model and its arguments, in words.
+        label: The model and its arguments, in words.
         build: Builds it.
 
     Raises:
@@ -98,20 +98,20 @@ def check_weights_fit(told: str, build: Callable[[], nn.Module]) -> None:
     if torch.get_default_device().type == "meta":
         return
     try:
-        with within_reach(told), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with within_reach(label), torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = build()
     except (RuntimeError, UserError) as error:
         if ran_out(error):
             raise
         return  # it looks at the numbers that it is built from, or the attempt says what is wrong
-    refuse_beyond_memory(told, model)
+    refuse_beyond_memory(label, model)
 
 
-def refuse_beyond_memory(told: str, model: nn.Module) -> None:
+def refuse_beyond_memory(label: str, model: nn.Module) -> None:
     """Refuse weights that this machine's memory does not hold.
 
     Args:
-        told: The model, in words.
+        label: The model, in words.
         model: The model, on the meta device.
 
     Raises:
@@ -122,6 +122,6 @@ def refuse_beyond_memory(told: str, model: nn.Module) -> None:
     there = memory_of_this_machine() / 2**30
     if need > there:
         raise UserError(
-            f"{told} has weights of {need:,.1f} GiB, and this machine has {there:,.1f} GiB of "
+            f"{label} has weights of {need:,.1f} GiB, and this machine has {there:,.1f} GiB of "
             "memory: make it smaller"
         )
