@@ -43,7 +43,7 @@ ROOMS = [
     "export",
     "cli",
 ]
-TOP = {"errors", "_lazy", "_version"}
+TOP = {"errors", "records", "_lazy", "_version"}
 HEAVY = ("torch", "torchvision", "timm", "lightning", "matplotlib", "sklearn", "scipy", "pyarrow")
 
 

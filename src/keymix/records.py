@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One codec between frozen dataclasses and JSON, for every record that keymix keeps in a file.
+
+A field is a key of the same name. All fields are written; a key that is missing takes the field's
+default, so that files of earlier versions open, and a key that no field has is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from keymix.errors import UserError
+
+T = TypeVar("T")
+
+_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def to_json(value: Any) -> Any:
+    """Return a record as JSON takes it: mappings, lists, texts, numbers, truth values and null.
+
+    Args:
+        value: A dataclass, or whatever its fields hold: mappings with texts or whole numbers as
+            keys, sequences and plain values.
+
+    Raises:
+        TypeError: On a value of another type.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {_key(key): to_json(each) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [to_json(each) for each in value]
+    raise TypeError(f"a record holds no {type(value).__name__}: {value!r}")
+
+
+def from_json(cls: type[T], values: Any, *, where: str) -> T:
+    """Return the record that JSON holds, with the type of every field checked.
+
+    Args:
+        cls: A dataclass whose fields are plain values, ``Literal``, ``Any``, tuples, mappings,
+            other such dataclasses, or unions of these; of several dataclasses in a union the first
+            that fits is taken.
+        values: What `json.loads` gave.
+        where: What is read, for the message, such as ``"'run/summary.json'"``.
+
+    Raises:
+        UserError: Naming `where` and the dotted key, on a key that is missing and has no default
+            and on a value of another type.
+    """
+    try:
+        made: T = _value(cls, values, "")
+    except _Unfit as unfit:
+        raise UserError(f"{where} is damaged: {unfit}") from None
+    return made
+
+
+class _Unfit(ValueError):
+    """A value is not what its field takes; names the dotted key."""
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _key(key: object) -> str:
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise TypeError(f"the key {key!r} of a record is neither text nor a whole number")
+    return str(key)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        return _record(typing.cast(type, hint), value, path)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    for kind, read in _GENERIC:
+        if origin is kind or (
+            isinstance(origin, type) and isinstance(kind, type) and issubclass(origin, kind)
+        ):
+            return read(inner, value, path)
+    return _plain(hint, value, path)
+
+
+def _record(cls: type, values: Any, path: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise _unfit(path, values, "a mapping")
+    made = {}
+    for item in fields(cls):
+        if not item.init:
+            continue
+        below = f"{path}.{item.name}" if path else item.name
+        if item.name in values:
+            made[item.name] = _value(_hints(cls)[item.name], values[item.name], below)
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise _Unfit(f"it lacks {below!r}")
+    try:
+        return cls(**made)
+    except UserError as error:  # of what the record itself checks
+        raise _Unfit(f"{path}: {error}" if path else str(error)) from None
+
+
+def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in choices:
+        return None
+    rest = [choice for choice in choices if choice is not type(None)]
+    for choice in rest[:-1]:
+        try:
+            return _value(choice, value, path)
+        except _Unfit:
+            continue
+    return _value(rest[-1], value, path)
+
+
+def _literal(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if not any(value == each and type(value) is type(each) for each in choices):
+        raise _unfit(path, value, f"one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def _tuple(inner: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise _unfit(path, value, "a list")
+    hints = [inner[0]] * len(value) if inner[1:] == (...,) else list(inner)
+    if len(hints) != len(value):
+        raise _unfit(path, value, f"a list of {len(hints)}")
+    pairs = zip(hints, value, strict=True)
+    return tuple(_value(hint, each, f"{path}[{i}]") for i, (hint, each) in enumerate(pairs))
+
+
+def _mapping(inner: tuple[Any, ...], value: Any, path: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _unfit(path, value, "a mapping")
+    made: dict[Any, Any] = {}
+    for key, each in value.items():
+        below = f"{path}.{key}" if path else str(key)
+        if inner[0] is int and isinstance(key, str):
+            try:
+                made[int(key)] = _value(inner[1], each, below)
+            except ValueError as error:
+                raise (
+                    error
+                    if isinstance(error, _Unfit)
+                    else _Unfit(f"the key {below!r} is no whole number")
+                ) from None
+        else:
+            made[key] = _value(inner[1], each, below)
+    return made
+
+
+def _plain(kind: Any, value: Any, path: str) -> Any:
+    """Fit a value to a plain type; a whole number is a number, and true is none."""
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        return number
+    if type(value) is kind:
+        return value
+    raise _unfit(path, value, _PLAIN.get(kind, str(kind)))
+
+
+def _unfit(path: str, value: Any, wanted: str) -> _Unfit:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:59] + "…"
+    return _Unfit(f"{path or 'it'} = {shown}: expected {wanted}")
+
+
+_GENERIC: tuple[tuple[Any, Callable[[tuple[Any, ...], Any, str], Any]], ...] = (
+    (types.UnionType, _union),
+    (typing.Union, _union),
+    (typing.Literal, _literal),
+    (tuple, _tuple),
+    (Mapping, _mapping),
+    (Sequence, lambda inner, value, path: list(_tuple((inner[0], ...), value, path))),
+)
