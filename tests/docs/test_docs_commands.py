@@ -9,13 +9,14 @@ import re
 import pytest
 from documents import DOCUMENTS, ROOT, commands
 
+from each import each
 from keymix.cli import VERBS, main
 
-COMMANDS = [
-    pytest.param(words, id=f"{where} keymix {' '.join(words)}")
+COMMANDS = {
+    f"{where} keymix {' '.join(words)}": (words,)
     for path in DOCUMENTS
     for where, words in commands(path)
-]
+}
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,7 @@ def options_of(
     return known[verb]
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@each("words", COMMANDS)
 def test_documented_command_parses(
     words: list[str],
     known_options: dict[str, set[str]],
@@ -56,7 +57,7 @@ def test_documented_command_parses(
             assert name in options, f"keymix {verb} has no option {name}"
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@each("words", COMMANDS)
 def test_documented_mixers_models_and_recipes_exist(words: list[str]) -> None:
     import timm
 

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
 
+from each import each
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model
 from mixer_cases import gradients, stir
-from shrunk import different, images, shrunk
+from shrunk import FAMILIES, different, every_form, images, models_of, shrunk
 from tolerances import close
 
 SMALL = [
@@ -22,7 +24,6 @@ SMALL = [
     "caformer_micro_32",
     "deepvit_micro_p4_32",
 ]
-every_form = pytest.mark.parametrize("name", different())
 
 
 @every_form
@@ -98,23 +99,26 @@ def test_checkpointing_counts_a_batch_once_in_every_host(name: str) -> None:
     checkpointing_changes_nothing(model, images(name).double())
 
 
+@cache
 def of_other_layers() -> list[str]:
     """The smallest of the models that are made of the same layers of ours, one for each set."""
     found: dict[frozenset[str], tuple[int, str]] = {}
-    for name in different():
-        with torch.device("meta"):
-            modules = list(shrunk(name).modules())
+    for name, model in different().items():
+        modules = list(model.modules())
         ours = frozenset(type(m).__name__ for m in modules if "keymix" in type(m).__module__)
         found[ours] = min(found.get(ours, (10**9, name)), (len(modules), name))
     return sorted(name for _, name in found.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "training"),
-    [*((name, True) for name in of_other_layers()), *((name, False) for name in SMALL)],
-)
-def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: bool) -> None:
+def to_compile(line: str) -> dict[str, tuple[str, bool]]:
     """One of each set of layers in training, and of each family in inference."""
+    chosen = [*((name, True) for name in of_other_layers()), *((name, False) for name in SMALL)]
+    return {str(case): case for case in chosen if case[0] in models_of(line)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@each("name, training", to_compile, of="family")
+def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: bool) -> None:
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")
     model = shrunk(name).train(training)
