@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-SHAPED = 1  # cases of one test where shapes are checked; see tests/conftest.py
+SHAPED = 8  # cases of one test where shapes are checked; see tests/conftest.py
 # fixtures that a case would leave to the next one as it changed them
 CHANGED = {"tmp_path", "monkeypatch", "capsys", "capfd", "caplog", "recwarn"}
 
@@ -22,17 +22,18 @@ Cases = Mapping[str, tuple[Any, ...]]  # values by the case's name
 
 
 def each(
-    names: str, cases: Cases | Callable[[Any], Cases], *, of: str = "name"
+    names: str, cases: Cases | Callable[[Any], Cases], *, of: str = "name", shaped: int = 1
 ) -> Callable[[Test], Test]:
     """Run a test once for each case, and report all cases that fail.
 
-    Every case starts from the same random numbers. Where shapes are checked, ``SHAPED`` of the
+    Every case starts from the same random numbers. Where shapes are checked, ``shaped`` of the
     cases run, unless the test is marked ``every_path``.
 
     Args:
         names: Arguments that a case gives, by commas, as for ``pytest.mark.parametrize``.
         cases: Values by the case's name, or a function from the test's parameter ``of`` to them.
         of: That parameter, which the test itself need not take.
+        shaped: How many cases run where shapes are checked; by default one of each mixer or family.
     """
     given = [name.strip() for name in names.split(",")]
 
@@ -52,7 +53,7 @@ def each(
         @functools.wraps(test)
         def of_all(**fixtures: Any) -> None:
             of_this = cases(fixtures[of]) if callable(cases) else cases
-            chosen = _chosen(of_this, fixtures["request"])
+            chosen = _chosen(of_this, fixtures["request"], shaped)
             for parameter in added:
                 del fixtures[parameter.name]
             _run(
@@ -84,7 +85,7 @@ def together(test: Test) -> Test:
                 values += row if len(own) > 1 else [row]
         case = ", ".join(str(value)[:60] for value in values)
         cases[f"{len(cases)}: {case}"] = tuple(values)
-    return each(",".join(itertools.chain(*names)), cases)(test)
+    return each(",".join(itertools.chain(*names)), cases, shaped=SHAPED)(test)
 
 
 def _names(given: Any) -> list[str]:
@@ -110,10 +111,10 @@ def _run(test: Test, cases: Mapping[str, Mapping[str, Any]], fixtures: Mapping[s
         raise skipped[0] if skipped else pytest.skip.Exception("no case")
 
 
-def _chosen(cases: Cases, request: pytest.FixtureRequest) -> Cases:
-    shaped = request.config.getoption("--jaxtyping-packages", default=None)
-    if not shaped or request.node.get_closest_marker("every_path") or len(cases) <= SHAPED:
+def _chosen(cases: Cases, request: pytest.FixtureRequest, shaped: int) -> Cases:
+    checked = request.config.getoption("--jaxtyping-packages", default=None)
+    if not checked or request.node.get_closest_marker("every_path") or len(cases) <= shaped:
         return cases
-    first = zlib.crc32(request.node.nodeid.encode()) % len(cases)
-    names = [*cases, *cases][first : first + SHAPED]
-    return {name: cases[name] for name in names}
+    step = -(-len(cases) // shaped)
+    first = zlib.crc32(request.node.nodeid.encode()) % step
+    return {name: cases[name] for name in [*cases][first::step]}

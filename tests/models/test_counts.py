@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from costs import params as trainable
+from each import together
 
 ROWS = {  # SKA Tables 1 and 8; the plain rows are without shifted patches and locality attention
     "vit_small_spt_p4_32": 9_622_512,
@@ -17,6 +18,7 @@ ROWS = {  # SKA Tables 1 and 8; the plain rows are without shifted patches and l
 }
 
 
+@together
 @pytest.mark.parametrize(("name", "count"), ROWS.items())
 def test_parameters_are_the_published(name: str, count: int) -> None:
     assert trainable(name) == count

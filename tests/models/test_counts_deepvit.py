@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from costs import cost, on_meta, params
+from each import together
 from keymix.models.deepvit import VARIANTS
 
 # parameters; multiply-adds in G; what the paper prints of parameters, in M (Tables 1, 2, 4 and 6)
@@ -28,6 +29,7 @@ ROWS = {
 }
 
 
+@together
 @pytest.mark.parametrize("name", ROWS)
 def test_parameters_are_the_published(name: str) -> None:
     count, _, printed = ROWS[name]
@@ -49,6 +51,7 @@ def giga_by_blocks(name: str, **options: Any) -> float:
     return one + (row["depth"] - 1) * block + mixed * more
 
 
+@together
 @pytest.mark.parametrize("name", ROWS)
 def test_multiply_adds_are_the_published(name: str) -> None:
     assert round(giga_by_blocks(name), 3) == ROWS[name][1]

@@ -10,6 +10,7 @@ import pytest
 from costs import cost, cost_of
 from costs import on_meta as meta
 from costs import params as trainable
+from each import together
 
 PETITE = {"depth": 2, "embed_dim": 512, "num_heads": 8, "qkv_bias": False}
 SDSA = {
@@ -48,6 +49,7 @@ ROWS: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
+@together
 @pytest.mark.parametrize(("name", "options", "params"), ROWS)
 def test_parameters_are_the_published(name: str, options: dict[str, Any], params: int) -> None:
     assert trainable(name, **options) == params

@@ -7,6 +7,7 @@ import pytest
 
 from costs import cost
 from costs import params as trainable
+from each import together
 
 # printed parameters in M and multiply-adds in G; counted; how far apart they may be, of 1
 ROWS: list[tuple[str, float, float, int, int, float]] = [
@@ -49,6 +50,7 @@ def test_a_class_is_a_row_of_the_last_convolution() -> None:
     assert trainable("setr_qkv") - fewer == 65
 
 
+@together
 @pytest.mark.parametrize(
     ("strides", "macs_g"),
     [((1, 1, 2), 9.11), ((2, 1, 1), 8.81), ((1, 2, 2), 8.67), ((2, 2, 1), 8.37), ((2, 2, 2), 7.70)],
