@@ -10,8 +10,13 @@ from costs import Cost, cost_of
 from keymix import count
 from shrunk import FAMILIES, forms_of, images, shrunk
 
+QUICK = ("swin", "qkformer")
 
-@pytest.mark.parametrize("family", FAMILIES)
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES],
+)
 def test_costs_are_those_that_keymix_counts(family: str) -> None:
     name = next(iter(forms_of(family)))
     size = tuple(images(name).shape[1:])
