@@ -42,6 +42,7 @@ def test_placements_are_what_the_models_count() -> None:
     assert printed == PLACEMENTS
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize(
     "row",
     [*table(PAPERS, "macs-table"), *table(PAPERS, "setr-table")],
@@ -82,6 +83,7 @@ def test_the_size_of_spikformer_with_the_other_stem_is_that() -> None:
     assert f"{found:,} parameters" in PAPERS
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("row", table(PAPERS, "quoted-table"), ids=lambda row: row[0])
 def test_quoted_models_are_what_count_says(row: list[str]) -> None:
     with torch.device("meta"):

@@ -40,6 +40,7 @@ def summed(name: str, placement: tuple[str, ...]) -> tuple[int, str]:
     return sum(p for p, _ in parts), f"{2 * sum(m for _, m in parts) / 1e9:.3f}"
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("placement", PLACEMENTS, ids="/".join)
 def test_costs_of_a_placement(placement: tuple[str, ...]) -> None:
     params, cost, more_params, more_cost = PLACEMENTS[placement]
