@@ -20,6 +20,7 @@ def counted() -> dict[str, Table]:
     return {t.key: t for t in tables(complexity(own_mixers(), tokens=()).to_dict())}
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("key", ["formulas", "weights", "key_value", "orders"])
 def test_the_page_holds_what_is_counted(key: str, counted: dict[str, Table]) -> None:
