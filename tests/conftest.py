@@ -98,6 +98,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish() -> None:
+    """Build models on ``meta`` quickly, where any test builds models."""
+    if "timm" in sys.modules:
+        from meta_builds import skip_initialisers
+
+        skip_initialisers()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Start every test from the same random numbers, on one thread under xdist.
