@@ -17,6 +17,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_index_is_what_the_registries_say() -> None:
     assert index.PATH.read_text(encoding="utf-8") == index.text(), (
         "the index is out of date; write it anew with `python -m keymix.cli.index`"

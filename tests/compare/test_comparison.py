@@ -177,13 +177,12 @@ def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
     assert len(grown.record["runs"]) == 6
 
 
-def test_another_comparison_is_refused_and_overwrite_deletes_only_its_own_files(done, tmp_path):
-    out = tmp_path / "out"
-    small(out, controls=False)
+def test_another_comparison_is_refused_and_overwrite_deletes_only_its_own_files(finished, tmp_path):
+    out = Path(shutil.copytree(finished, tmp_path / "out"))
     note = out / "runs" / "softmax" / "note.txt"
     note.write_text("mine", encoding="utf-8")
     with pytest.raises(UserError, match=r"optim\.lr .* --overwrite"):
-        small(out, controls=False, overrides={"optim.lr": 0.01})
+        small(out, **FINISHED, overrides={"optim.lr": 0.01})
     assert (out / "runs/static_key/seed0/summary.json").exists()
     changed = small(
         out, mixers="mhsa,kv", controls=False, overrides={"optim.lr": 0.01}, overwrite=True

@@ -93,6 +93,7 @@ def pooled(
     )
 
 
+@pytest.mark.slow
 def test_killed_worker_is_a_failed_run_and_resumes_with_a_warning_of_its_damage(
     tmp_path: Path,
 ) -> None:
@@ -151,6 +152,7 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", [10.0], indirect=True)
 def test_runs_of_a_killed_parent_go_on_in_the_next(
     parent: subprocess.Popen[str], tmp_path: Path
@@ -168,6 +170,7 @@ def test_runs_of_a_killed_parent_go_on_in_the_next(
         assert (job.folder / name).read_bytes() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", [10 * PATIENCE], indirect=True)
 def test_second_ctrl_c_kills_workers_that_are_slow_to_stop(
     parent: subprocess.Popen[str], tmp_path: Path
@@ -184,6 +187,7 @@ def test_second_ctrl_c_kills_workers_that_are_slow_to_stop(
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", [0.5], indirect=True)
 def test_workers_have_a_while_to_save_and_are_killed_then(
     parent: subprocess.Popen[str], tmp_path: Path

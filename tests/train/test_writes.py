@@ -123,7 +123,7 @@ def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
     assert not list(out.rglob("*.part"))
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_limit_on_files_ends_a_comparison_with_one_line(tmp_path: Path, processes: str) -> None:
     out = tmp_path / "comparison"
     words = ["compare", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]
