@@ -35,4 +35,4 @@ def finished(made_once: Callable[..., Path]) -> Path:
         with cheap_costs(), no_trials():
             small(folder, **FINISHED)
 
-    return made_once("digits comparison", write)
+    return made_once("comparison", write)

@@ -52,7 +52,7 @@ PARENT = """
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(sys.argv[1]).parent))
+sys.path[:0] = map(str, Path(sys.argv[1]).parents[:2])
 import test_pool
 from keymix.compare import pool
 from keymix.errors import Interrupted
