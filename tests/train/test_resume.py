@@ -20,9 +20,9 @@ from settings import EVERYTHING
 from keymix.cli import main
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import engine, files
-from keymix.train.callbacks import EpochRecord
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
+from keymix.train.epochs import EpochRecord
 from keymix.train.lock import InUse, locked
 from keymix.train.recipe import Recipe
 from keymix.train.task import ClassificationTask
@@ -166,7 +166,7 @@ def test_training_clock_waits_for_the_steps_on_the_gpu(
     def wait(device: torch.device) -> None:
         now[0] += 3.0
 
-    monkeypatch.setattr("keymix.train.callbacks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("keymix.train.epochs.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     record = EpochRecord(tmp_path, images=9, facts={}, lines=[], best=None)
     for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):

@@ -18,7 +18,7 @@ from gpu_queue.jobs import depth
 from gpu_queue.jobs.depth import JOB, PLAIN, RE
 from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import count, create_model, recipes
-from keymix.train.callbacks import EpochRecord
+from keymix.train.epochs import EpochRecord
 from keymix.train.recipe import Recipe, parse_value, replace_path
 
 
