@@ -324,7 +324,7 @@ def test_averaged_weights_are_what_is_kept(vary: Vary, tmp_path: Path) -> None:
     assert averaged.keys() == plain.keys()
     assert not torch.equal(averaged["head.weight"], plain["head.weight"])
     content = torch.load(checkpoints(tmp_path / "ema")[0].path)
-    trained = content["state_dict"]["model.head.weight"]
+    trained = content["model"]["head.weight"]
     assert torch.equal(trained, plain["head.weight"])  # averaging does not touch training
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -150,7 +149,7 @@ def test_seconds_of_an_epoch_count_those_before_the_stop(tiny: Recipe, tmp_path:
     with during(2, signal.SIGINT), pytest.raises(Interrupted):
         train(tiny, tmp_path / "run")
     content = torch.load(checkpoints(tmp_path / "run")[0].path, weights_only=True)
-    content["callbacks"]["EpochRecord"]["seconds"] += 1000
+    content["record"]["seconds"] += 1000
     torch.save(content, checkpoints(tmp_path / "run")[0].path)
     first, second = train(tiny, tmp_path / "run").metrics()[:2]
     assert 1000 < first["seconds"] < 1100
@@ -170,7 +169,7 @@ def test_training_clock_waits_for_the_steps_on_the_gpu(
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     record = EpochRecord(tmp_path, images=9, facts={}, lines=[], best=None)
     for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):
-        record.on_validation_epoch_start(Mock(), Mock(device=torch.device(device)))
+        record.trained(torch.device(device))
         assert record._trained == seconds
 
 
@@ -213,10 +212,13 @@ def test_signal_in_the_final_test_ends_at_once(
 def test_signal_after_the_last_step_is_not_lost(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def signalled(task: ClassificationTask) -> None:
+    fit = engine.fit
+
+    def signalled(*args: Any, **more: Any) -> None:
+        fit(*args, **more)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(ClassificationTask, "on_train_end", signalled)
+    monkeypatch.setattr(engine, "fit", signalled)
     with pytest.raises(Interrupted, match=r"epochs_00003\.ckpt"):
         train(tiny, tmp_path / "run")
 

@@ -163,7 +163,7 @@ def _under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint into a run's folder, through a part that is renamed, and remove old ones.
+    """Write a checkpoint into a run's folder, whole or not at all.
 
     Args:
         folder: The run's folder.
@@ -176,7 +176,6 @@ def save(folder: Path, state: Mapping[str, Any]) -> None:
     torch.save({"version": VERSION, **state}, content)
     path = checkpoint_path(folder, state["epoch"], state["batch"])
     files.write_atomically(path, lambda stream: stream.write(content.getbuffer()))
-    prune(folder)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from keymix.errors import Interrupted
-from keymix.train.checkpoints import save
+from keymix.train.checkpoints import prune, save
 from keymix.train.epochs import EpochRecord, ProgressBar
 from keymix.train.scoring import ImageBatch, Metrics
 from keymix.train.signals import Interrupts
@@ -67,6 +67,7 @@ class Saver:
         """Write a checkpoint of where the run stands."""
         state = self._training.state() | {"record": self.record.state()}
         save(self.record.folder, state)
+        prune(self.record.folder)
         self._saved = self._clock()
 
     def after_step(self) -> None:

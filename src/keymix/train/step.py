@@ -7,12 +7,14 @@ model alone; here the whole step, the teacher and the loss included, runs under 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import lightning_fabric
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments import LightningEnvironment
@@ -60,12 +62,25 @@ def make_fabric(precision: str) -> Fabric:
     device = device_of_this_machine().type
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "32"
-    return Fabric(
-        accelerator=device,
-        devices=1,
-        precision=PRECISION[precision],
-        plugins=[LightningEnvironment()],  # a scheduler's signals are ours
-    )
+    with _quiet():
+        return Fabric(
+            accelerator=device,
+            devices=1,
+            precision=PRECISION[precision],
+            plugins=[LightningEnvironment()],  # a scheduler's signals are ours
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Fabric's hints to itself."""
+    logger = logging.getLogger(lightning_fabric.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class Training:
@@ -82,7 +97,8 @@ class Training:
         self.task, self.fabric, self.steps = task, fabric, steps
         self.accumulate = recipe.optim.accumulate
         self.batch = self.updates = 0
-        fabric.to_device(task)
+        with _quiet():
+            fabric.to_device(task)
         task.global_rank = fabric.global_rank
         scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
         optimizer = make_optimizer(recipe.optim, task.model, fused=not scaled)
