@@ -17,10 +17,10 @@ from typing import Any, Literal
 import lightning_fabric
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import LightningEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from keymix.train.model import device_of_this_machine
-from keymix.train.scoring import ImageBatch
+from keymix.train.scoring import ImageBatch, autocast
 from keymix.train.task import TrainingTask, make_optimizer, make_schedule
 
 PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
@@ -101,9 +101,9 @@ class Training:
             fabric.to_device(task)
         task.global_rank = fabric.global_rank
         scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
-        optimizer = make_optimizer(recipe.optim, task.model, fused=not scaled)
-        self._schedule = make_schedule(recipe, optimizer, math.ceil(steps / self.accumulate))
-        self._optimizer = fabric.setup_optimizers(optimizer)
+        self._optimizer = make_optimizer(recipe.optim, task.model, fused=not scaled)
+        updates = math.ceil(steps / self.accumulate)
+        self._schedule = make_schedule(recipe, self._optimizer, updates)
 
     @property
     def epoch(self) -> int:
@@ -121,7 +121,7 @@ class Training:
         Raises:
             UserError: If a loss was not finite.
         """
-        with self.fabric.autocast():
+        with self._autocast():
             loss = self.task.training_step(batch, self.batch)
         if self.batch % self.accumulate == 0:
             self._optimizer.zero_grad()
@@ -133,12 +133,12 @@ class Training:
     def update(self) -> None:
         """Update weights, moving average and learning rate."""
         task, optimizer = self.task, self._optimizer
-        self.fabric.strategy.precision.unscale_gradients(optimizer.optimizer)
+        self.fabric.strategy.precision.unscale_gradients(optimizer)
         task.losses.before_update()
         if largest := task.recipe.optim.clip_grad:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             task.losses.clip(parameters, largest)
-        optimizer.step()
+        self.fabric.strategy.optimizer_step(optimizer)
         self.updates += 1
         if task.ema is not None:
             task.ema.update(task.model, step=self.updates)
@@ -169,8 +169,12 @@ class Training:
 
     def validation_step(self, batch: ImageBatch, index: int) -> None:
         """Score a batch of the validation split."""
-        with torch.inference_mode(), self.fabric.autocast():
+        with torch.inference_mode(), self._autocast():
             self.task.validation_step(batch, index)
+
+    def _autocast(self) -> torch.autocast:
+        """The precision of a whole step: Fabric's own sums gradients in it (see ``cache``)."""
+        return autocast(self.fabric.device, self.task.recipe.precision, cache=False)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; `keymix.train.checkpoints` lists it.
