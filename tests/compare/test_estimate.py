@@ -60,13 +60,12 @@ def tried(monkeypatch, *, image_seconds: float, overhead: float, batch: int) -> 
     recipe = replace(recipe, data=replace(recipe.data, batch_size=batch))
     clock, batches = [0.0], []
 
-    def train(self: Any, images: torch.Tensor, targets: torch.Tensor) -> None:
-        batches.append(len(images))
-        clock[0] += overhead + len(images) * image_seconds
+    def step(self: Any, batch: Any) -> None:
+        batches.append(len(batch.images))
+        clock[0] += overhead + len(batch.images) * image_seconds
 
-    monkeypatch.setattr("keymix.compare.estimate._Steps._train", train)
-    monkeypatch.setattr("keymix.compare.estimate._Steps._now", lambda self: clock[0])
-    return try_out(recipe, data, runs=3), batches
+    monkeypatch.setattr("keymix.train.step.Training.step", step)
+    return try_out(recipe, data, runs=3, clock=lambda: clock[0]), batches
 
 
 def test_a_quick_step_is_timed_with_full_batches(monkeypatch):
