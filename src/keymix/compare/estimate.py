@@ -28,8 +28,6 @@ LEAST_SECONDS, MOST_SECONDS = 0.5, 3.0
 """… but not less or more than so long, apart from its first three steps."""
 SMALL, STEPS, WARMUP = 2, 30, 2
 
-LOOP_SECONDS = 0.0015
-"""What the training loop adds to a step on the CPU besides the model: hooks, seeding, checks."""
 EPOCH_SECONDS = 0.01
 """What the end of an epoch adds: scores, the line of metrics, a small checkpoint."""
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 16, 4e8
@@ -99,7 +97,7 @@ def try_out(
         image = steps.evaluation()
     size = sum(p.numel() for p in training.task.model.parameters()) * BYTES_PER_PARAMETER
     return Trial(
-        step=step + (LOOP_SECONDS if device.type == "cpu" else 0.0),
+        step=step,
         image=image,
         epoch=EPOCH_SECONDS + size / BYTES_PER_SECOND,
         start=max(first - step, 0.0),
