@@ -18,6 +18,8 @@ from keymix.compare.events import Event
 from keymix.compare.remaining import Remaining
 from keymix.data import load
 from keymix.recipes import get
+from keymix.train.recipe import replace_path
+from keymix.train.task import ClassificationTask
 
 
 def test_a_run_is_its_steps_its_validation_and_twice_the_test():
@@ -79,6 +81,23 @@ def test_a_slow_step_is_reckoned_from_small_batches(monkeypatch):
     assert trial.step == pytest.approx(0.3 + 64.0, abs=0.01)
     assert sum(batches) * 0.5 + len(batches) * 0.3 < 12  # and not minutes
     assert max(batches) < 16
+
+
+def test_a_trial_takes_a_runs_steps_with_its_losses_and_goes_on_with_any(monkeypatch):
+    terms: list[set[str]] = []
+    whole = ClassificationTask.whole
+
+    def diverged(self: Any, loss: torch.Tensor, named: Any) -> torch.Tensor:
+        terms.append({*named})
+        return whole(self, loss, named) * float("nan")
+
+    monkeypatch.setattr(ClassificationTask, "whole", diverged)
+    recipe = replace_path(get("digits_vit"), {"loss.similarity": 0.5, "optim.accumulate": 3})
+    clock = iter(range(10_000))
+    trial = try_out(recipe, load("digits", limit=100), runs=1, clock=lambda: next(clock))
+    assert len(terms) > 1
+    assert all(named == {"similarity"} for named in terms)
+    assert trial.step > 0
 
 
 def test_a_trial_leaves_no_trace(tmp_path):

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
 from keymix.errors import Interrupted
 from keymix.train.checkpoints import prune, save
 from keymix.train.epochs import EpochRecord, ProgressBar
@@ -108,7 +110,8 @@ def fit(
     """
     epochs = training.task.recipe.schedule.epochs
     record, interrupts = saver.record, saver.interrupts
-    with ProgressBar(training.steps, epochs, done=training.done, shown=bar) as drawn:
+    drawn = ProgressBar(training.steps, epochs, done=training.done, shown=bar)
+    with torch.enable_grad(), drawn:
         while training.epoch < epochs:
             train.set_epoch(training.epoch)
             if training.batch == 0:
