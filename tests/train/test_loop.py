@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from keymix.data import ImageData, load
 from keymix.data.batches import Batch
-from keymix.errors import Interrupted
-from keymix.train.checkpoints import checkpoint_path, checkpoints, read
+from keymix.errors import Interrupted, KeymixWarning
+from keymix.train.checkpoints import checkpoint_path, checkpoints, read, usable
 from keymix.train.distill import Teacher
 from keymix.train.engine import make_task, train
 from keymix.train.loop import Saver
@@ -233,3 +233,12 @@ def test_a_run_that_the_trainer_began_ends_the_same(
     }
     train(recipe, tmp_path / "cut")
     assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("content", [[1], {}, {"version": 3}, {"keymix": {}}])
+def test_a_checkpoint_of_another_program_is_passed_over(tmp_path: Path, content: Any) -> None:
+    path = checkpoint_path(tmp_path, 1)
+    path.parent.mkdir()
+    torch.save(content, path)
+    with pytest.warns(KeymixWarning, match=path.name):
+        assert usable(tmp_path) == (None, {})

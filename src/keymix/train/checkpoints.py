@@ -131,7 +131,11 @@ def _read(path: Path) -> dict[str, Any] | str:
         content = read(path)
     except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return content if content.get("version") == VERSION else "it is not one of this version's"
+    except (LookupError, TypeError):  # of another program
+        content = {}
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        return "it is not one of this version's"
+    return content
 
 
 def _of_trainer(content: dict[str, Any]) -> dict[str, Any]:

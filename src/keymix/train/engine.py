@@ -240,8 +240,8 @@ def make_task(
         data: Its images.
         model: Built by the recipe.
         teacher: Whose answers are learned too.
-        folder: The run's folder, for what is told of a loss that is not finite; None for a trial,
-            which is not ended by one.
+        folder: The run's folder, for the record of a loss that is not finite; None for a trial,
+            which goes on with any.
         steps: Batches of an epoch.
     """
     losses = Losses(

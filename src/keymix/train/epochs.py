@@ -112,7 +112,7 @@ class EpochRecord:
         files.write_metrics(self.folder / files.METRICS, self.lines)
         self.start()
 
-    def tell(self, epochs: int) -> None:
+    def announce(self, epochs: int) -> None:
         """Report the last line, once its epoch is saved.
 
         Args:

@@ -131,7 +131,7 @@ def fit(
             record.end(training.task, validate(training, val, interrupts))
             training.next_epoch()
             saver.save()
-            record.tell(epochs)
+            record.announce(epochs)
             interrupts.look()
 
 
