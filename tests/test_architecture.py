@@ -45,7 +45,16 @@ ROOMS = [
     "cli",
 ]
 TOP = {"errors", "records", "_lazy", "_version"}
-HEAVY = ("torch", "torchvision", "timm", "lightning", "matplotlib", "sklearn", "scipy", "pyarrow")
+HEAVY = (
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning_fabric",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "pyarrow",
+)
 
 
 @cache

@@ -17,14 +17,14 @@ from typing import Any
 
 # Loaded before steps are forked, so that each starts at once. None of them may touch the GPU:
 # what a process does with CUDA its forks cannot do again.
-PRELOADED = ("numpy", "torch", "torchvision", "timm", "lightning.pytorch")
-_SHOWN = ("torch", "triton", "torchvision", "timm", "lightning", "numpy")
+PRELOADED = ("numpy", "torch", "torchvision", "timm", "lightning_fabric")
+_SHOWN = ("torch", "triton", "torchvision", "timm", "lightning_fabric", "numpy")
 # What keymix imports, but for jsonargparse, which only `keymix train --help` needs.
 NEEDED = (
     "torch",
     "torchvision",
     "timm",
-    "lightning",
+    "lightning_fabric",
     "torchmetrics",
     "safetensors",
     "rich",
@@ -41,7 +41,12 @@ NEEDED = (
 )
 
 # Where a module has another name.
-_WHEELS = {"PIL": "pillow", "sklearn": "scikit-learn", "xdist": "pytest-xdist"}
+_WHEELS = {
+    "PIL": "pillow",
+    "lightning_fabric": "lightning-fabric",
+    "sklearn": "scikit-learn",
+    "xdist": "pytest-xdist",
+}
 
 
 def preload() -> None:

@@ -33,8 +33,9 @@ Known = Mapping[str, Stored]  # of one job, by step
 _HOW = """\
 **Before.** The GPU machine needs no network and no installation, but a copy of this checkout, a
 folder `DATA` with `cifar10/*.parquet` ([Data](../data.md)), and wheels of the packages that it
-lacks (`--wheels DIR`); SpikingJelly and loguru are usually missing. The first command, on that
-machine, prints what is done, what is next, how many minutes that needs and what is lacking.
+lacks (`--wheels DIR`); Lightning Fabric, SpikingJelly and loguru are usually missing. The first
+command, on that machine, prints what is done, what is next, how many minutes that needs and what is
+lacking.
 
 **On the machine.** The second command measures for nine minutes and ends by itself. `--lease` is
 the number of minutes, from now, until the machine is given back: lower it each time that you

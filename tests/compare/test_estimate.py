@@ -17,6 +17,8 @@ from keymix.compare.events import Event
 from keymix.compare.remaining import Remaining
 from keymix.data import load
 from keymix.recipes import get
+from keymix.train.recipe import replace_path
+from keymix.train.task import ClassificationTask
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,13 +66,12 @@ def tried(monkeypatch, *, image_seconds: float, overhead: float, batch: int) -> 
     recipe = replace(recipe, data=replace(recipe.data, batch_size=batch))
     clock, batches = [0.0], []
 
-    def train(self: Any, images: torch.Tensor, targets: torch.Tensor) -> None:
-        batches.append(len(images))
-        clock[0] += overhead + len(images) * image_seconds
+    def step(self: Any, batch: Any) -> None:
+        batches.append(len(batch.images))
+        clock[0] += overhead + len(batch.images) * image_seconds
 
-    monkeypatch.setattr("keymix.compare.estimate._Steps._train", train)
-    monkeypatch.setattr("keymix.compare.estimate._Steps._now", lambda self: clock[0])
-    return try_out(recipe, data, runs=3), batches
+    monkeypatch.setattr("keymix.train.step.Training.step", step)
+    return try_out(recipe, data, runs=3, clock=lambda: clock[0]), batches
 
 
 def test_a_quick_step_is_timed_with_full_batches(monkeypatch):
@@ -84,6 +85,23 @@ def test_a_slow_step_is_reckoned_from_small_batches(monkeypatch):
     assert trial.step == pytest.approx(0.3 + 64.0, abs=0.01)
     assert sum(batches) * 0.5 + len(batches) * 0.3 < 12  # and not minutes
     assert max(batches) < 16
+
+
+def test_a_trial_takes_a_runs_steps_with_its_losses_and_goes_on_with_any(monkeypatch):
+    terms: list[set[str]] = []
+    whole = ClassificationTask.whole
+
+    def diverged(self: Any, loss: torch.Tensor, named: Any) -> torch.Tensor:
+        terms.append({*named})
+        return whole(self, loss, named) * float("nan")
+
+    monkeypatch.setattr(ClassificationTask, "whole", diverged)
+    recipe = replace_path(get("digits_vit"), {"loss.similarity": 0.5, "optim.accumulate": 3})
+    clock = iter(range(10_000))
+    trial = try_out(recipe, load("digits", limit=100), runs=1, clock=lambda: next(clock))
+    assert len(terms) > 1
+    assert all(named == {"similarity"} for named in terms)
+    assert trial.step > 0
 
 
 def test_a_trial_leaves_no_trace(tmp_path):

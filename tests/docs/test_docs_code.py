@@ -21,7 +21,8 @@ WITH_PYTHON = [
 # other people's libraries and nothing of ours.
 _DRIVER = """
 import json, os, sys, traceback
-import lightning, matplotlib.pyplot, numpy, timm, torch, torchmetrics, torchvision.transforms.v2
+import lightning_fabric, matplotlib.pyplot, numpy, timm, torch, torchmetrics
+import torchvision.transforms.v2
 for request in sys.stdin:
     handed, folder, told = json.loads(request)
     child = os.fork()

@@ -67,8 +67,7 @@ def test_a_compiled_run_is_the_same_run(
         assert all(torch.equal(mine[name], other[name]) for name in mine)
     assert traces(run.folder)[2] == traces(plain.folder)[2]
     states = [
-        torch.load(checkpoints(r.folder)[0].path, weights_only=True)["state_dict"]
-        for r in (run, plain)
+        torch.load(checkpoints(r.folder)[0].path, weights_only=True)["model"] for r in (run, plain)
     ]
     assert [*states[0]] == [*states[1]]
 

@@ -57,10 +57,7 @@ def as_before(folder: Path) -> None:
     """Take out what checkpoints and weights of earlier versions did not keep."""
     for checkpoint in checkpoints(folder):
         content = torch.load(checkpoint.path, weights_only=True)
-        del (
-            content["callbacks"]["EpochRecord"]["lines"],
-            content["callbacks"]["EpochRecord"]["lost"],
-        )
+        del content["record"]["lines"], content["record"]["lost"]
         torch.save(content, checkpoint.path)
     for which in ("last", "best"):
         path = folder / files.weights_file(which)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,9 +19,9 @@ from settings import EVERYTHING
 from keymix.cli import main
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import engine, files
-from keymix.train.callbacks import EpochRecord
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
+from keymix.train.epochs import EpochRecord
 from keymix.train.lock import InUse, locked
 from keymix.train.recipe import Recipe
 from keymix.train.task import ClassificationTask
@@ -123,7 +122,7 @@ def test_seconds_of_an_epoch_count_those_before_the_stop(
 
     step = ClassificationTask.training_step
     monkeypatch.setattr(ClassificationTask, "training_step", slow)
-    monkeypatch.setattr("keymix.train.callbacks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("keymix.train.epochs.time.perf_counter", lambda: now[0])
     with during(2, signal.SIGINT), pytest.raises(Interrupted):
         train(tiny, tmp_path / "run")
     now[0] += 1e6  # until the same command runs again
@@ -140,11 +139,11 @@ def test_training_clock_waits_for_the_steps_on_the_gpu(
     def wait(device: torch.device) -> None:
         now[0] += 3.0
 
-    monkeypatch.setattr("keymix.train.callbacks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("keymix.train.epochs.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     record = EpochRecord(tmp_path, images=9, facts={}, lines=[], best=None)
     for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):
-        record.on_validation_epoch_start(Mock(), Mock(device=torch.device(device)))
+        record.trained(torch.device(device))
         assert record._trained == seconds
 
 
@@ -187,10 +186,13 @@ def test_signal_in_the_final_test_ends_at_once(
 def test_signal_after_the_last_step_is_not_lost(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def signalled(task: ClassificationTask) -> None:
+    fit = engine.fit
+
+    def signalled(*args: Any, **more: Any) -> None:
+        fit(*args, **more)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(ClassificationTask, "on_train_end", signalled)
+    monkeypatch.setattr(engine, "fit", signalled)
     with pytest.raises(Interrupted, match=r"epochs_00003\.ckpt"):
         train(tiny, tmp_path / "run")
 

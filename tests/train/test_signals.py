@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keymix.errors import Interrupted
-from keymix.train import engine
+from keymix.train import loop
 from keymix.train.signals import Interrupts, interruptible
 
 PATIENCE = 30  # seconds until a wait counts as endless
@@ -64,12 +64,10 @@ def test_a_run_that_accumulates_has_grace_between_its_updates_alone() -> None:
             return super().waiting(grace=grace)
 
     class Batches:
-        def set_epoch(self, epoch: int) -> None: ...
-
         def batches(self, start: int) -> Iterator[Any]:
             return iter([object()] * (5 - start))
 
     loader: Any = Batches()
     recorder = Recorder(lambda: "")
-    assert len([*engine.EpochLoader(loader, recorder, lambda: (0, 2), accumulate=2)]) == 3
-    assert seen == [0, engine.GRACE, 0, engine.GRACE]
+    assert len([*loop.served(loader, recorder, start=2, accumulate=2)]) == 3
+    assert seen == [0, loop.GRACE, 0, loop.GRACE]

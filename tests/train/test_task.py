@@ -15,7 +15,7 @@ from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import Scores
-from keymix.train.task import ClassificationTask, make_optimizer, step_seed
+from keymix.train.task import ClassificationTask, make_optimizer, make_schedule, step_seed
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
@@ -107,16 +107,13 @@ def test_average_follows_floats_and_copies_counters(vary: Vary, tmp_path: Path) 
     assert not any(p.requires_grad for p in averaged.parameters())
 
 
-def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary, tmp_path: Path) -> None:
+def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary) -> None:
     recipe = vary(
         {"schedule.epochs": 10, "schedule.cooldown_epochs": 3, "schedule.min_lr": 1e-5},
     )
     model = _model(recipe)
-    losses = Losses(model, str, tmp_path, late=False)
-    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=4, losses=losses)
-    made = task.configure_optimizers()
-    assert isinstance(made, dict)
-    scheduler = made["lr_scheduler"]["scheduler"]  # type: ignore[index, typeddict-item]
+    scheduler = make_schedule(recipe, make_optimizer(recipe.optim, model), 4)
+    assert scheduler is not None
     rates = []
     for update in range(40):
         scheduler.step_update(update)
@@ -126,18 +123,13 @@ def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("options", "power"), [({}, 0.9), ({"schedule.power": 2.0}, 2.0)])
-def test_poly_falls_with_its_power(
-    options: dict[str, float], power: float, vary: Vary, tmp_path: Path
-) -> None:
+def test_poly_falls_with_its_power(options: dict[str, float], power: float, vary: Vary) -> None:
     recipe = vary(
         {"schedule.name": "poly", "schedule.epochs": 5, "schedule.warmup_epochs": 0.0, **options}
     )
     model = _model(recipe)
-    losses = Losses(model, str, tmp_path, late=False)
-    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=4, losses=losses)
-    made = task.configure_optimizers()
-    assert isinstance(made, dict)
-    scheduler = made["lr_scheduler"]["scheduler"]  # type: ignore[index, typeddict-item]
+    scheduler = make_schedule(recipe, make_optimizer(recipe.optim, model), 4)
+    assert scheduler is not None
     for update in range(20):
         scheduler.step_update(update)
         (rate,) = {group["lr"] for group in scheduler.optimizer.param_groups}
@@ -145,14 +137,10 @@ def test_poly_falls_with_its_power(
 
 
 def test_mixing_ends_where_the_recipe_says(vary: Vary, tmp_path: Path) -> None:
-    class At(ClassificationTask):
-        current_epoch = 0  # Lightning's asks its trainer
-        global_rank = 0
-
     recipe = vary({"loss.mixup": 0.5, "loss.mixup_off_epoch": 2})
     model = _model(recipe)
     losses = Losses(model, str, tmp_path, late=False)
-    task = At(recipe, model, num_classes=10, steps_per_epoch=1, losses=losses)
+    task = ClassificationTask(recipe, model, num_classes=10, steps_per_epoch=1, losses=losses)
     mixed: list[int] = []
     own = task._mix
     assert own is not None

@@ -46,7 +46,7 @@ TRAINING = (
     "backward",
     "optimizer",
     "schedule",
-    "Lightning's loop",
+    "training loop",
     "wait at the end",
 )
 _SAVING = ("checkpoint", "best weights", "metrics", "old checkpoints")
@@ -55,21 +55,20 @@ _WHOLE = (_VALIDATION, "mean losses")  # parts that are not divided
 _DATA = ("first batch", "draws of the epoch", "augmentation")
 _OWNERS = {**dict.fromkeys(_DATA, "data augmentation"), "optimizer": "optimizer"}
 _OWNERS |= {"record of losses": "losses and gradients looked at"}
-_LOOP = "lightning.pytorch.loops.training_epoch_loop"
 _PLACES = (  # module, class, function, name of the part
-    (_LOOP, "_TrainingEpochLoop", "advance", "Lightning's loop"),  # a step, but for what is in it
-    ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint", "checkpoint"),
+    ("keymix.train.step", "Training", "step", "training loop"),  # a step, but for what is in it
+    ("keymix.train.loop", None, "save", "checkpoint"),
     ("keymix.data.held", "HeldImages", "_draw", "draws of the epoch"),
     ("keymix.train.task", "ClassificationTask", "training_step", "forward"),
-    ("keymix.train.task", "ClassificationTask", "backward", "backward"),
-    ("keymix.train.task", "ClassificationTask", "optimizer_step", "optimizer"),
-    ("keymix.train.task", "ClassificationTask", "lr_scheduler_step", "schedule"),
+    ("lightning_fabric", "Fabric", "backward", "backward"),
+    ("keymix.train.step", "Training", "update", "optimizer"),
+    ("timm.scheduler.scheduler", "Scheduler", "step_update", "schedule"),
     ("keymix.train.nonfinite", "Losses", "take", "record of losses"),
     ("keymix.train.nonfinite", "Losses", "before_update", "record of losses"),
     ("keymix.train.nonfinite", "Losses", "look", "record of losses"),
     ("keymix.train.nonfinite", "Losses", "means", "mean losses"),
-    ("keymix.train.callbacks", "EpochRecord", "write_weights", "best weights"),
-    ("keymix.train.callbacks", None, "prune", "old checkpoints"),
+    ("keymix.train.epochs", "EpochRecord", "write_weights", "best weights"),
+    ("keymix.train.loop", None, "prune", "old checkpoints"),
     ("keymix.train.files", None, "write_metrics", "metrics"),
     ("keymix.train.files", None, "write_atomically", "write"),
     ("os", None, "fsync", "fsync"),
@@ -126,9 +125,8 @@ class Parts:
     @contextlib.contextmanager
     def everywhere(self) -> Iterator[None]:
         """Time the parts of whatever is trained within the block."""
-        from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-
         from keymix.data.loaders import Loader
+        from keymix.train import loop
 
         with contextlib.ExitStack() as stack:
             for module, owner, function, name in _PLACES:
@@ -138,8 +136,8 @@ class Parts:
                 stack.enter_context(mock.patch.object(place, function, wrapped))
             batches = self._each_batch(Loader.batches)
             stack.enter_context(mock.patch.object(Loader, "batches", batches))
-            run = self._after_training(_EvaluationLoop.run)
-            stack.enter_context(mock.patch.object(_EvaluationLoop, "run", run))
+            validate = self._after_training(loop.validate)
+            stack.enter_context(mock.patch.object(loop, "validate", validate))
             yield
 
     def _wrapped(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -305,7 +303,7 @@ def profile_epoch(context: Context, mixer: str | None) -> Result:
 
 def _keep_few(events: Sequence[trace.Event], path: Path) -> None:
     """Keep the trace of a few steps, from the middle, if it is small."""
-    starts = sorted(e["ts"] for e in events if e["name"] == f"{trace.PREFIX}Lightning's loop")
+    starts = sorted(e["ts"] for e in events if e["name"] == f"{trace.PREFIX}training loop")
     first = len(starts) // 2
     window = starts[first : first + _TRACED_STEPS + 1]
     few = trace.cut(events, window[0], window[-1])

@@ -12,15 +12,15 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
+    from keymix.data.batches import Batch
     from keymix.data.dataset import ImageData
     from keymix.train.recipe import Recipe
+    from keymix.train.step import Training
 
 SHARE = 0.02
 """A trial may take this share of the time that the mixer's runs will take …"""
@@ -28,8 +28,6 @@ LEAST_SECONDS, MOST_SECONDS = 0.5, 3.0
 """… but not less or more than so long, apart from its first three steps."""
 SMALL, STEPS, WARMUP = 2, 30, 2
 
-LOOP_SECONDS = 0.0015
-"""What the training loop adds to a step on the CPU besides the model: hooks, seeding, checks."""
 EPOCH_SECONDS = 0.01
 """What the end of an epoch adds: scores, the line of metrics, a small checkpoint."""
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 16, 4e8
@@ -70,46 +68,69 @@ class Trial:
         return self.start + left
 
 
-def try_out(recipe: Recipe, data: ImageData, *, runs: float) -> Trial:
+def try_out(
+    recipe: Recipe,
+    data: ImageData,
+    *,
+    runs: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Trial:
     """Time a few training steps of a recipe on this process's threads and device.
 
     Args:
         recipe: What will be trained.
         data: Its images.
         runs: How many runs of it follow one another, which bounds the effort.
+        clock: Seconds that pass.
     """
     import torch
 
-    from keymix.train.model import build_model, device_of_this_machine
+    from keymix.train.model import device_of_this_machine
 
     device = device_of_this_machine()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        model = build_model(
-            recipe,
-            num_classes=len(data.classes),
-            in_chans=data.in_chans,
-            image_size=data.image_size,
-            time_steps=data.time_steps,
-        ).to(device)
-        steps = _Steps(recipe, data, model, device)
+        training = _training(recipe, data)
+        steps = _Steps(training, data, clock)
         full = min(recipe.data.batch_size, len(data.train))
         first = steps.seconds(full, warmup=0, count=1) if recipe.compile else 0.0
         step = _step_seconds(steps, recipe, len(data.train), runs)
         image = steps.evaluation()
-    size = sum(p.numel() for p in model.parameters()) * BYTES_PER_PARAMETER
+    size = sum(p.numel() for p in training.task.model.parameters()) * BYTES_PER_PARAMETER
     return Trial(
-        step=step + (LOOP_SECONDS if device.type == "cpu" else 0.0),
+        step=step,
         image=image,
         epoch=EPOCH_SECONDS + size / BYTES_PER_SECOND,
         start=max(first - step, 0.0),
     )
 
 
+def _training(recipe: Recipe, data: ImageData) -> Training:
+    """A training as a run's, of a model of its own; each of its steps ends in an update."""
+    from keymix.train.distill import make_teacher
+    from keymix.train.engine import make_task
+    from keymix.train.model import build_model, device_of_this_machine
+    from keymix.train.recipe import replace_path
+    from keymix.train.step import Training, make_fabric
+
+    recipe = replace_path(recipe, {"optim.accumulate": 1})
+    model = build_model(
+        recipe,
+        num_classes=len(data.classes),
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+        time_steps=data.time_steps,
+    )
+    teacher = make_teacher(recipe.loss, data, device_of_this_machine())
+    steps = math.ceil(len(data.train) / recipe.data.batch_size)
+    task = make_task(recipe, data, model, teacher, None, steps=steps)
+    return Training(task, make_fabric(recipe.precision), steps=steps)
+
+
 def _step_seconds(steps: _Steps, recipe: Recipe, images: int, runs: float) -> float:
     """Time a full batch if the effort allows it, else two small ones."""
     full = min(recipe.data.batch_size, images)
     small = min(SMALL, full)
-    if steps.device.type == "cuda" or full == small:
+    if steps.training.fabric.device.type == "cuda" or full == small:
         return steps.seconds(full, warmup=5, count=STEPS)
     if recipe.compile:  # for no other size
         return steps.seconds(full, warmup=1, count=WARMUP)
@@ -127,22 +148,11 @@ def _step_seconds(steps: _Steps, recipe: Recipe, images: int, runs: float) -> fl
 
 
 class _Steps:
-    """Trains one model for a few steps, with batches of any size."""
+    """Times steps of a training, with batches of any size."""
 
-    def __init__(
-        self, recipe: Recipe, data: ImageData, model: torch.nn.Module, device: torch.device
-    ) -> None:
-        from timm.utils.model_ema import ModelEmaV3
-
-        from keymix.train.forward import TrainingForward
-        from keymix.train.task import make_optimizer
-
-        self.recipe, self.data, self.model, self.device = recipe, data, model, device
-        full = min(recipe.data.batch_size, len(data.train))
-        self._trained = TrainingForward(model, compile=recipe.compile, full=full)
-        self._optimizer = make_optimizer(recipe.optim, model)
-        self._ema = ModelEmaV3(model, decay=recipe.ema) if recipe.ema else None
-        self._inputs: torch.Tensor | None = None
+    def __init__(self, training: Training, data: ImageData, clock: Callable[[], float]) -> None:
+        self.training, self._data, self._clock = training, data, clock
+        self._last: Batch | None = None
 
     def seconds(self, batch_size: int, *, warmup: int, count: int) -> float:
         """Return the mean seconds of a step, the wait for its batch included.
@@ -151,18 +161,17 @@ class _Steps:
         """
         from keymix.data.loaders import Loader
 
-        recipe = self.recipe
+        recipe = self.training.task.recipe
         loader = Loader(
-            self.data.train,
-            self.data,
+            self._data.train,
+            self._data,
             batch_size=batch_size,
             train=True,
             augment=recipe.augment,
             seed=recipe.seed,
-            device=self.device,
+            device=self.training.fabric.device,
         )
-        self.model.train()
-        ahead = 1 if self.data.train.images is not None else max(1, recipe.data.workers)
+        ahead = 1 if self._data.train.images is not None else max(1, recipe.data.workers)
         told: list[float] = []
         batches = iter(loader)
         for _ in range(warmup + count):
@@ -172,59 +181,32 @@ class _Steps:
                 batches = iter(loader)
                 batch = next(batches)
             made = self._now()
-            self._train(batch.images, batch.targets)
+            self.training.step(batch)
             trained = self._now() - made
             wait = made - start
             # processes that decode ahead leave only what they cannot hide behind the step
             told.append(trained + wait if ahead == 1 else max(trained, wait / ahead))
-            self._inputs = batch.images
+            self._last = batch
         return sum(told[warmup:]) / count
 
     def evaluation(self) -> float:
         """Return the seconds of an image in evaluation, in batches of the size tried last."""
-        import torch
-
-        from keymix.train.scoring import autocast
-
-        inputs = self._inputs
-        assert inputs is not None
-        self.model.eval()
+        batch = self._last
+        assert batch is not None
         told = []
-        with torch.inference_mode(), autocast(self.device, self.recipe.precision):
-            for _ in range(2):
+        with self.training.evaluating():
+            for index in range(2):
                 start = self._now()
-                self.model(inputs)
+                self.training.validation_step(batch, index)
                 told.append(self._now() - start)
-        return min(told) / len(inputs)
-
-    def _train(self, images: torch.Tensor, targets: torch.Tensor) -> None:
-        import torch
-        from torch.nn import functional
-
-        from keymix.train.mask_scoring import mean_loss
-        from keymix.train.scoring import autocast
-
-        with autocast(self.device, self.recipe.precision):
-            logits = self._trained(images).float()
-        masks = self.data.masks
-        if masks is None:
-            loss = functional.cross_entropy(logits, targets)
-        else:
-            loss = mean_loss(logits, targets, multilabel=masks.multilabel)
-        torch.autograd.backward(loss)
-        if self.recipe.optim.clip_grad:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip_grad)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        if self._ema is not None:
-            self._ema.update(self.model)
+        return min(told) / len(batch.images)
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
+        if self.training.fabric.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+            torch.cuda.synchronize(self.training.fabric.device)
+        return self._clock()
 
 
 @dataclass(frozen=True, kw_only=True)

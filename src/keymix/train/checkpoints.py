@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's checkpoints: their names in order, written whole or not at all, read with a check."""
+"""A run's checkpoints: their names in order, written whole or not at all, read with a check.
+
+A checkpoint is a mapping of plain values and tensors, written with ``torch.save``:
+
+- ``version``: of this list; 2;
+- ``epoch``, ``batch``, ``updates``: epochs done, batches done of the one after them, and updates
+  of the weights since the start;
+- ``model``, ``ema``: state of the model, and of its moving average (None without);
+- ``optimizer``, ``scheduler`` (None where the rate is constant), ``scaler`` (empty but of float16);
+- ``task``: sums of the epoch's losses, the last learning rate, and the digest of a teacher;
+- ``record``: lines of the epochs, seconds of the unfinished one, whose images it saw, what is lost.
+
+Those of Lightning's Trainer, which keymix wrote before, have no version and are converted.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +21,20 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from keymix.errors import KeymixWarning
 from keymix.train import files
 
 KEPT = 2
-OURS = "keymix"
-"""Key of our part of a checkpoint; the rest is Lightning's."""
+VERSION = 2
+
+_OF_TRAINER = "keymix"
+"""Key of our part of a checkpoint of the Trainer."""
 
 _NAME = re.compile(r"epochs_(\d+)(?:_step_(\d+))?\.ckpt")
 
@@ -113,23 +128,61 @@ def _read(path: Path) -> dict[str, Any] | str:
             bad = archive.testzip()
         if bad is not None:
             return f"checksum of {bad} is wrong"
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = read(path)
     except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return content if OURS in content else "it is not one of this version's"
+    except (LookupError, TypeError):  # of another program
+        content = {}
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        return "it is not one of this version's"
+    return content
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's reading and our writing: through a part, brought to the disk, then renamed."""
+def _of_trainer(content: dict[str, Any]) -> dict[str, Any]:
+    """Convert a checkpoint that keymix wrote with Lightning's Trainer."""
+    loop = content["loops"]["fit_loop"]
+    epochs = loop["epoch_progress"]["current"]
+    ended = epochs["processed"] == epochs["ready"]
+    batches = loop["epoch_loop.batch_progress"]["current"]["ready"]
+    ema = _under("ema.module.", content["state_dict"])
+    return {
+        "version": VERSION,
+        "epoch": epochs["processed"],
+        "batch": 0 if ended else batches,
+        "updates": content["global_step"],
+        "model": _under("model.", content["state_dict"]),
+        "ema": ema or None,
+        "optimizer": content["optimizer_states"][0],
+        "scheduler": next(iter(content["lr_schedulers"]), None),
+        "scaler": content.get("MixedPrecision", {}),
+        "task": content[_OF_TRAINER],
+        "record": content["callbacks"]["EpochRecord"],
+    }
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Write a checkpoint.
 
-        Raises:
-            WriteError: If the disk does not take it.
-        """
-        content = io.BytesIO()  # torch.save itself hides the error of a full disk behind its own
-        torch.save(checkpoint, content)
-        files.write_atomically(Path(path), lambda stream: stream.write(content.getbuffer()))
+def _under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a state under a prefix, without it."""
+    own = {name: value for name, value in state.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in own.items()}
+
+
+def save(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint into a run's folder, whole or not at all.
+
+    Args:
+        folder: The run's folder.
+        state: The content, but for its version.
+
+    Raises:
+        WriteError: If the disk does not take it.
+    """
+    content = io.BytesIO()  # torch.save itself hides the error of a full disk behind its own
+    torch.save({"version": VERSION, **state}, content)
+    path = checkpoint_path(folder, state["epoch"], state["batch"])
+    files.write_atomically(path, lambda stream: stream.write(content.getbuffer()))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint that is known to be whole."""
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return _of_trainer(content) if _OF_TRAINER in content else content

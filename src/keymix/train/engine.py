@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training run: Lightning's Trainer beneath, a folder of plain files above.
+"""One training run: the training loop and a folder of plain files.
 
 A run that is killed at any moment resumes from its last checkpoint; a finished one returns at once.
 """
@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import filecmp
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from keymix.data.specs import named
 from keymix.errors import UserError, WriteError
 from keymix.train import files
-from keymix.train.callbacks import EpochRecord, Keeper, ProgressBar, batches_done
-from keymix.train.checkpoints import AtomicCheckpointIO, standing
+from keymix.train.checkpoints import read, standing
 from keymix.train.damage import read_environment
 from keymix.train.distill import Teacher, make_teacher
 from keymix.train.environment import environment
+from keymix.train.epochs import EpochRecord, Report
 from keymix.train.fits import check_recipe, training_batches
 from keymix.train.folder import clear, is_done, recorded_in
 from keymix.train.lock import locked
-from keymix.train.manners import ctrl_c_given_back, deterministic, quiet
+from keymix.train.loop import Saver, fit
 from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import (
@@ -49,66 +46,14 @@ from keymix.train.recipe import Recipe
 from keymix.train.resume import Progress, mend, progress_of, tell_lost, weights_told
 from keymix.train.runs import Run, load_run
 from keymix.train.score_split import eval_loader, score_split
-from keymix.train.scoring import ImageBatch, Scored
+from keymix.train.scoring import Scored
 from keymix.train.segmentation import SegmentationTask
-from keymix.train.signals import Interrupts, interruptible
+from keymix.train.signals import interruptible
+from keymix.train.step import Training, deterministic, make_fabric
 from keymix.train.task import ClassificationTask, TrainingTask
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
-    from keymix.data.loaders import Loader
-
-PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
-    "32": "32-true",
-    "bf16": "bf16-mixed",
-    "16": "16-mixed",
-}
-
-
-GRACE = 10.0
-"""Seconds that a wait for data may last after a signal while gradients are being accumulated."""
-
-
-class EpochLoader:
-    """A loader that asks the trainer for epoch and batch when its first batch is wanted.
-
-    Lightning makes the first iterator before it knows where a resumed run stands. A signal ends the
-    wait for a batch; where gradients are being accumulated, only if the batch does not come soon.
-
-    Args:
-        loader: Serves a given epoch.
-        interrupts: Knows of signals.
-        place: Tells the current epoch and the batches done in it; None serves whole epochs.
-        accumulate: Batches of an update: a run is saved between two updates.
-    """
-
-    def __init__(
-        self,
-        loader: Loader,
-        interrupts: Interrupts,
-        place: Callable[[], tuple[int, int]] | None = None,
-        *,
-        accumulate: int = 1,
-    ) -> None:
-        self.loader, self.interrupts, self.place = loader, interrupts, place
-        self.accumulate = accumulate
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[ImageBatch]:
-        done = 0
-        if self.place is not None:
-            epoch, done = self.place()
-            self.loader.set_epoch(epoch)
-        batches = self.loader.batches(start=done)
-        while True:
-            with self.interrupts.waiting(grace=GRACE if done % self.accumulate else 0.0):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
-            done += 1
 
 
 def train(
@@ -158,7 +103,6 @@ def train(
     with (
         torch.random.fork_rng(devices=cuda),
         deterministic(recipe.deterministic),
-        quiet(),
         interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
         locked(folder, "run"),
@@ -192,12 +136,16 @@ def train(
             clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
             _start(folder, recipe, before)
-            record = _record(recipe, folder, images, before, progress)
+            report = progress if callable(progress) else None
+            record = _record(recipe, folder, images, before, report)
             if not before.trained:
-                keeper = Keeper(folder, minutes=checkpoint_minutes, interrupts=interrupts)
-                begun = None if before.checkpoint is None else before.checkpoint.path
+                steps, bar = len(batches), progress == "bar"
+                task = make_task(recipe, images, model, teacher, folder, steps=steps)
+                training = Training(task, make_fabric(recipe.precision), steps=steps)
+                saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
                 with interrupts.held():
-                    task = _fit(recipe, images, batches, model, teacher, begun, record, keeper)
+                    _restore(training, record, before)
+                    fit(training, batches, eval_loader(recipe, images, "val"), saver, bar=bar)
                 interrupts.look()
                 model = _keep_last(recipe, record, task)
             _finish(recipe, folder, images, record, model, params=params)
@@ -263,7 +211,7 @@ def _record(
     folder: Path,
     data: ImageData,
     before: Progress,
-    progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None,
+    report: Report | None,
 ) -> EpochRecord:
     return EpochRecord(
         folder,
@@ -272,59 +220,56 @@ def _record(
         lines=before.lines,
         best=before.best,
         lost=before.lost,
-        report=progress if callable(progress) else None,
-        bar=progress == "bar",
+        report=report,
     )
 
 
-def _fit(
+def make_task(
     recipe: Recipe,
     data: ImageData,
-    train_loader: Loader,
     model: nn.Module,
     teacher: Teacher | None,
-    checkpoint: Path | None,
-    record: EpochRecord,
-    keeper: Keeper,
+    folder: Path | None,
+    *,
+    steps: int,
 ) -> TrainingTask:
-    val_loader = eval_loader(recipe, data, "val")
+    """Make what a run trains, by the task that its data set.
+
+    Args:
+        recipe: The run.
+        data: Its images.
+        model: Built by the recipe.
+        teacher: Whose answers are learned too.
+        folder: The run's folder, for the record of a loss that is not finite; None for a trial,
+            which goes on with any.
+        steps: Batches of an epoch.
+    """
     losses = Losses(
         model,
         data.train.ids,
-        record.folder,
+        folder,
         late=device_of_this_machine().type != "cpu",
         scaled=recipe.precision == "16",
         items=named("images", events=data.time_steps is not None),
     )
-    steps = len(train_loader)
-    task: TrainingTask
-    if data.masks is None:
-        task = ClassificationTask(
-            recipe,
-            model,
-            num_classes=len(data.classes),
-            steps_per_epoch=steps,
-            losses=losses,
-            teacher=teacher,
-        )
-    else:
-        task = SegmentationTask(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
-    bar: list[Callback] = [ProgressBar()] if record.bar else []
-    trainer = _trainer(recipe, record.folder, [record, *bar, keeper])
-    with ctrl_c_given_back():
-        trainer.fit(
-            task,
-            EpochLoader(
-                train_loader,
-                keeper.interrupts,
-                lambda: (trainer.current_epoch, batches_done(trainer)),
-                accumulate=recipe.optim.accumulate,
-            ),
-            EpochLoader(val_loader, keeper.interrupts),
-            ckpt_path=checkpoint,
-            weights_only=True,
-        )
-    return task
+    if data.masks is not None:
+        return SegmentationTask(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
+    return ClassificationTask(
+        recipe,
+        model,
+        num_classes=len(data.classes),
+        steps_per_epoch=steps,
+        losses=losses,
+        teacher=teacher,
+    )
+
+
+def _restore(training: Training, record: EpochRecord, before: Progress) -> None:
+    """Bring a training to where its checkpoint stands."""
+    if before.checkpoint is not None:
+        content = read(before.checkpoint.path)
+        training.restore(content)
+        record.start(content["record"]["seconds"])
 
 
 def _keep_last(recipe: Recipe, record: EpochRecord, task: TrainingTask) -> nn.Module:
@@ -333,30 +278,6 @@ def _keep_last(recipe: Recipe, record: EpochRecord, task: TrainingTask) -> nn.Mo
     known = next((line for line in record.lines if line["epoch"] == last), {"epoch": last})
     record.write_weights("last", task, known)
     return task.evaluated
-
-
-def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback]) -> pl.Trainer:
-    device = device_of_this_machine()
-    wanted = recipe.precision
-    if wanted == "auto":
-        wanted = "bf16" if device.type == "cuda" else "32"
-    return pl.Trainer(
-        accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=1,
-        precision=PRECISION[wanted],
-        max_epochs=recipe.schedule.epochs,
-        accumulate_grad_batches=recipe.optim.accumulate,
-        gradient_clip_val=recipe.optim.clip_grad or None,
-        callbacks=callbacks,
-        plugins=[LightningEnvironment(), AtomicCheckpointIO()],  # a scheduler's signals are ours
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-    )
 
 
 def _finish(

@@ -46,7 +46,7 @@ def source_commit() -> str | None:
 def environment() -> dict[str, object]:
     """The record of the environment, plain values."""
     cuda = torch.cuda.is_available()
-    packages = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
+    packages = ("torch", "torchvision", "timm", "lightning-fabric", "torchmetrics", "numpy")
     return {
         "python": platform.python_version(),
         "keymix": __version__,

@@ -57,7 +57,7 @@ class Losses:
     Args:
         model: Whose gradients to tell of.
         name: Names an image by its position in the training split.
-        folder: Where ``nonfinite.json`` goes.
+        folder: Where ``nonfinite.json`` goes; None for a trial, which goes on with any loss.
         late: Look at several losses together, for a device that each look would hold up.
         scaled: A loss scaler skips updates whose gradients are not finite, so they may be so.
         items: What the data are, for the message.
@@ -67,7 +67,7 @@ class Losses:
         self,
         model: nn.Module,
         name: Callable[[int], str],
-        folder: Path,
+        folder: Path | None,
         *,
         late: bool,
         scaled: bool = False,
@@ -159,7 +159,7 @@ class Losses:
         losses = torch.stack(every).double().tolist()
         for (loss, *terms), (step, each, gradients) in zip(losses, seen, strict=True):
             whole = sum(terms, loss)
-            if not math.isfinite(whole):
+            if not math.isfinite(whole) and self._folder is not None:
                 if each is None:  # nothing has changed since
                     raise self._error(step, whole, step.each(), self._gradients_now())
                 raise self._error(step, whole, each, gradients)
@@ -191,7 +191,9 @@ class Losses:
 
     def _refuse_gradients(self, step: Step, gradients: Tensor | None) -> None:
         """End the run if an update around a step had gradients that are not finite."""
-        if gradients is None or self._scaled or bool(torch.isfinite(gradients).all()):
+        if gradients is None or self._scaled or self._folder is None:
+            return
+        if bool(torch.isfinite(gradients).all()):
             return
         largest = self._gradient(gradients)
         assert largest is not None  # there are gradients
@@ -205,6 +207,7 @@ class Losses:
         own = each.double().tolist()
         images = [self._name(i) for i in step.index.tolist()]
         gradient = self._gradient(gradients)
+        assert self._folder is not None  # a trial has none, and goes on
         path = self._folder / files.NONFINITE
         record: dict[str, Any] = {
             "epoch": step.epoch,

@@ -20,9 +20,9 @@ from torch import nn
 from keymix.data.specs import named
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
-from keymix.train.callbacks import SAME_DATA, EpochRecord, Line, best_of
 from keymix.train.checkpoints import Checkpoint, usable
 from keymix.train.damage import RETESTED, damage, epochs_told
+from keymix.train.epochs import SAME_DATA, Line, best_of
 from keymix.train.recipe import Recipe
 from keymix.train.score_split import eval_loader, score_split
 
@@ -65,7 +65,7 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
     checkpoint, content = usable(folder, resumes=not (folder / files.SUMMARY).exists())
     state: Mapping[str, Any] = {}
     if checkpoint is not None:
-        state = content["callbacks"][EpochRecord.__qualname__]
+        state = content["record"]
         del content  # it holds all weights
     ended = checkpoint is not None and checkpoint.epochs == recipe.schedule.epochs
     trained = None if ended else _facts(folder, "last")
@@ -119,7 +119,7 @@ def mend(folder: Path, recipe: Recipe) -> bool:
         files.write_json(folder / files.ENVIRONMENT, {})  # nobody knows it any more
     if files.METRICS in found:
         _, content = usable(folder)
-        state = content["callbacks"][EpochRecord.__qualname__] if content else {}
+        state = content["record"] if content else {}
         lost: list[str] = []
         lines, _ = _lines(folder, recipe.schedule.epochs, state.get("lines"), lost)
         files.write_metrics(folder / files.METRICS, lines)

@@ -149,11 +149,18 @@ class Scored:
         warn_of_one_answer(model, classes, split, *answers, self.metrics["loss"], items=items)
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context that a recipe's precision means on a device; ``auto``: bfloat16 on CUDA."""
+def autocast(device: torch.device, precision: str, *, cache: bool = True) -> torch.autocast:
+    """The context that a recipe's precision means on a device; ``auto``: bfloat16 on CUDA.
+
+    Args:
+        device: Where to compute.
+        precision: As in a recipe.
+        cache: Convert a weight that is used twice once; its gradients are then summed in the low
+            precision.
+    """
     wanted = {"auto": device.type == "cuda", "32": False}.get(precision, True)
     dtype = torch.float16 if precision == "16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=wanted)
+    return torch.autocast(device.type, dtype=dtype, enabled=wanted, cache_enabled=cache)
 
 
 @torch.inference_mode()

@@ -26,7 +26,7 @@ class SegmentationTask(TrainingTask):
         recipe: The run.
         model: A segmenter whose parameters train: images to one logit a class and pixel.
         data: The data set, for its classes.
-        steps_per_epoch: Batches a training epoch, for the schedule.
+        steps_per_epoch: Batches a training epoch.
         losses: Keeps the training losses: the cross entropy, and beside it ``dice_loss``.
     """
 

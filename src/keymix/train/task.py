@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training step: loss, mixing of images, optimiser, schedule, weight averaging, scores.
+"""What is trained: the loss of a batch, its mixing of images, optimiser, schedule, scores.
 
 All randomness of a step is a function of (seed, epoch, step, rank): dropout and stochastic depth
 are paired between mixers at a seed, and a resumed run has no random state to restore.
@@ -8,17 +8,15 @@ are paired between mixers at a seed, and a resumed run has no random state to re
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, cast
 
-import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -26,7 +24,6 @@ from torch import Tensor, nn
 from keymix.data.mixing import Mixing
 from keymix.data.tasks import CLASSIFICATION, TaskKind
 from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.train.checkpoints import OURS
 from keymix.train.distill import Teacher
 from keymix.train.forward import TrainingForward
 from keymix.train.mask_scoring import MaskScores
@@ -92,20 +89,50 @@ def make_optimizer(
     return made
 
 
-class TrainingTask(pl.LightningModule):
+def make_schedule(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, updates_per_epoch: int
+) -> Scheduler | None:
+    """Make timm's schedule of the learning rate, counted in updates; None where it is constant.
+
+    Args:
+        recipe: The run.
+        optimizer: Whose rate it sets.
+        updates_per_epoch: Updates of the weights an epoch.
+    """
+    schedule = recipe.schedule
+    made, _ = create_scheduler_v2(
+        optimizer,
+        sched=schedule.name,
+        num_epochs=schedule.epochs - schedule.cooldown_epochs,
+        cooldown_epochs=schedule.cooldown_epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        warmup_lr=schedule.warmup_lr,
+        min_lr=schedule.min_lr,
+        decay_epochs=None,
+        decay_rate=schedule.power if schedule.name == "poly" else 0.1,
+        step_on_epochs=False,
+        updates_per_epoch=updates_per_epoch,
+    )
+    return made
+
+
+class TrainingTask(nn.Module):
     """A loss under a recipe; validation by the averaged weights where they are kept.
 
     Subclasses say what the loss is, and what each image's is should it turn out not to be finite.
+    The loop sets ``current_epoch``, ``global_rank`` and ``last_lr``, the rate of the last update.
 
     Args:
         recipe: The run.
         model: Whose parameters train.
         scores: Takes in the answers of the validation.
-        steps_per_epoch: Batches a training epoch, for the schedule.
+        steps_per_epoch: Batches a training epoch.
         losses: Keeps the training losses.
     """
 
     kind: TaskKind
+    current_epoch: int = 0
+    global_rank: int = 0
 
     def __init__(
         self,
@@ -123,56 +150,21 @@ class TrainingTask(pl.LightningModule):
         if self.ema is not None:
             self.ema.requires_grad_(False)
         self.scores = scores
-        self.val_scores: dict[str, float | None] = {}
         self.last_lr = recipe.optim.lr
         self.losses = losses
         full = None if steps_per_epoch == 1 else recipe.data.batch_size
         self.trained = TrainingForward(model, compile=recipe.compile, full=full)
         self._young_norms = YoungNorms(model)
-        self._updates = math.ceil(steps_per_epoch / recipe.optim.accumulate)
 
     @property
     def evaluated(self) -> nn.Module:
         """The model that is validated and kept: the averaged one where there is one."""
         return self.model if self.ema is None else cast(nn.Module, self.ema.module)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Make timm's optimiser, and its schedule counted in updates."""
-        recipe = self.recipe
-        scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
-        optimizer = make_optimizer(recipe.optim, self.model, fused=not scaled)
-        schedule = recipe.schedule
-        scheduler, _ = create_scheduler_v2(
-            optimizer,
-            sched=schedule.name,
-            num_epochs=schedule.epochs - schedule.cooldown_epochs,
-            cooldown_epochs=schedule.cooldown_epochs,
-            warmup_epochs=schedule.warmup_epochs,
-            warmup_lr=schedule.warmup_lr,
-            min_lr=schedule.min_lr,
-            decay_epochs=None,
-            decay_rate=schedule.power if schedule.name == "poly" else 0.1,
-            step_on_epochs=False,
-            updates_per_epoch=self._updates,
-        )
-        if scheduler is None:
-            return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Move timm's schedule to the number of updates done."""
-        self.last_lr = max(group["lr"] for group in scheduler.optimizer.param_groups)
-        scheduler.step_update(self.global_step)
-
     def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Seed the step and return the loss."""
-        seed_step(
-            step_seed(self.recipe.seed, self.current_epoch, batch_idx, self.global_rank),
-            self.device,
-        )
+        seed = step_seed(self.recipe.seed, self.current_epoch, batch_idx, self.global_rank)
+        seed_step(seed, batch.images.device)
         images, targets = self.served(batch)
         terms: dict[str, Tensor] = {}
         with self._young_norms.even():
@@ -212,62 +204,18 @@ class TrainingTask(pl.LightningModule):
     def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
         """Return the loss that trains: the one that is told and the weighted terms beside it."""
 
-    def transfer_batch_to_device(
-        self, batch: ImageBatch, device: torch.device, dataloader_idx: int
-    ) -> ImageBatch:
-        """Leave a batch where it is: loaders make it on the device."""
-        return batch
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the losses note the gradients."""
-        self.losses.before_update()
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip by the norm of all gradients together."""
-        if gradient_clip_val:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self.losses.clip(parameters, gradient_clip_val)
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update the weights, and follow them with their moving average."""
-        super().optimizer_step(*args, **kwargs)
-        if self.ema is not None:
-            self.ema.update(self.model, step=self.global_step + 1)  # Lightning counts afterwards
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what the epoch's line needs of the steps that are done."""
-        checkpoint[OURS] = {"losses": self.losses.state(), "lr": self.last_lr}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with the epoch's line."""
-        self.losses.restore(checkpoint[OURS]["losses"])
-        self.last_lr = float(checkpoint[OURS]["lr"])
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Free the gradients for the validation."""
-        self.losses.before_clearing()
-        super().on_validation_model_zero_grad()
-
-    def on_validation_epoch_start(self) -> None:
-        """Refuse to validate an epoch that diverged.
-
-        Raises:
-            UserError: If a loss was not finite.
-        """
-        self.losses.look()
-
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Score a batch of the validation split."""
         self.scores.update(self.evaluated(batch.images), batch.targets)
 
-    def on_validation_epoch_end(self) -> None:
-        """Keep the epoch's validation scores for the record."""
-        self.val_scores = self.scores.told()
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps for the epoch's line, of the steps that are done."""
+        return {"losses": self.losses.state(), "lr": self.last_lr}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the epoch's line from a checkpoint."""
+        self.losses.restore(state["losses"])
+        self.last_lr = float(state["lr"])
 
 
 class ClassificationTask(TrainingTask):
@@ -277,7 +225,7 @@ class ClassificationTask(TrainingTask):
         recipe: The run.
         model: A classifier whose parameters train.
         num_classes: Its classes.
-        steps_per_epoch: Batches a training epoch, for the schedule.
+        steps_per_epoch: Batches a training epoch.
         losses: Keeps the training losses.
         teacher: Whose answers the model learns too, where the recipe has that term.
     """
@@ -349,15 +297,14 @@ class ClassificationTask(TrainingTask):
             loss = loss + config.similarity * self._similarity.pairs * terms["similarity"]
         return loss
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep whose answers were learned, too."""
-        super().on_save_checkpoint(checkpoint)
-        if self._teacher is not None:
-            checkpoint[OURS]["teacher"] = self._teacher.digest
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: whose answers were learned, too."""
+        teacher = {} if self._teacher is None else {"teacher": self._teacher.digest}
+        return super().state() | teacher
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with the epoch's line, and warn of another teacher."""
-        super().on_load_checkpoint(checkpoint)
-        if self._teacher is not None and checkpoint[OURS]["teacher"] != self._teacher.digest:
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the epoch's line from a checkpoint, and warn of another teacher."""
+        super().restore(state)
+        if self._teacher is not None and state["teacher"] != self._teacher.digest:
             text = f"the teacher {self.recipe.loss.distill_teacher!r} has other weights than the "
             warnings.warn(f"{text}one that this run began with", KeymixWarning, stacklevel=1)

@@ -25,10 +25,13 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 @contextmanager
 def skip_a_batch() -> Iterator[None]:
     """Let a run that resumes within an epoch leave a batch out."""
-    from keymix.train import engine
+    from keymix.train import loop
 
-    done = engine.batches_done
-    with mock.patch.object(engine, "batches_done", lambda t: done(t) + bool(done(t))):
+    def late(*args: Any, start: int = 0, **more: Any) -> Any:
+        return served(*args, start=start + bool(start), **more)
+
+    served = loop.served
+    with mock.patch.object(loop, "served", late):
         yield
 
 
@@ -37,15 +40,15 @@ def disturb_gradients() -> Iterator[None]:
     """Let no two runs have the same gradients."""
     import torch
 
-    from keymix.train.task import ClassificationTask
+    from keymix.train.nonfinite import Losses
 
-    def disturb(task: ClassificationTask, optimizer: torch.optim.Optimizer) -> None:
+    def disturb(losses: Losses) -> None:
         chance = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
-        for p in task.parameters():
+        for p in losses._model.parameters():
             if p.grad is not None:
                 p.grad.mul_(1 + 1e-6 * torch.randn(p.shape, generator=chance))
 
-    with mock.patch.object(ClassificationTask, "on_before_optimizer_step", disturb):
+    with mock.patch.object(Losses, "before_update", disturb):
         yield
 
 

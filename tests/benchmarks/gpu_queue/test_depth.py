@@ -18,7 +18,7 @@ from gpu_queue.jobs import depth
 from gpu_queue.jobs.depth import JOB, PLAIN, RE
 from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import count, create_model, recipes
-from keymix.train.callbacks import EpochRecord
+from keymix.train.epochs import EpochRecord
 from keymix.train.recipe import Recipe, parse_value, replace_path
 
 
@@ -64,14 +64,14 @@ def test_a_run_that_is_stopped_resumes_to_the_same_result(
     measured: dict[str, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = JOB.steps(True)[1]
-    whole = EpochRecord.on_train_epoch_end
+    whole = EpochRecord.announce
 
-    def stopped(self: Any, trainer: Any, module: Any) -> None:
-        whole(self, trainer, module)
+    def stopped(self: Any, epochs: int) -> None:
+        whole(self, epochs)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(EpochRecord, "on_train_epoch_end", stopped)
+        patched.setattr(EpochRecord, "announce", stopped)
         with pytest.raises(Unfinished) as stop:
             step.measure(context(tmp_path))
     assert stop.value.progress == {"epochs": 1, "of": 2}

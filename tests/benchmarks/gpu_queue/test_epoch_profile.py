@@ -60,11 +60,11 @@ def test_parts_are_not_wrapped_any_more(profiled: tuple[Result, Path]) -> None:
     import os
 
     from keymix.data.loaders import Loader
-    from keymix.train.task import ClassificationTask
+    from keymix.train.step import Training
 
     assert not hasattr(os.fsync, "__wrapped__")
     assert not hasattr(Loader.batches, "__wrapped__")
-    assert "backward" not in vars(ClassificationTask)
+    assert not hasattr(Training.step, "__wrapped__")
 
 
 def label(name: str, start: float, length: float) -> Result:
@@ -118,14 +118,14 @@ def made_trace() -> list[Result]:
     """Two steps of 1 ms in which each number is known, then a validation."""
     gpu = Gpu()
     gpu.events += [
-        label("Lightning's loop", 0, 1000),
+        label("training loop", 0, 1000),
         label("first batch", 10, 190),
         label("draws of the epoch", 20, 100),
     ]
     gpu.events += [
         label("forward", 200, 300),
         label("record of losses", 450, 40),
-        label("Lightning's loop", 1000, 1000),
+        label("training loop", 1000, 1000),
     ]
     gpu.events += [
         label("augmentation", 1010, 90),

@@ -78,7 +78,7 @@ def test_a_dry_step_holds_what_the_form_says(tmp_path: Path) -> None:
 def test_a_compiled_step_compiles_in_processes_of_their_own(tmp_path: Path) -> None:
     script = (
         "import json, sys, time; from pathlib import Path\n"
-        "import torch, timm, lightning\n"
+        "import torch, timm, lightning_fabric\n"
         "from gpu_queue.job import Context\n"
         "from gpu_queue.jobs.throughput import JOB\n"
         "work = Path(sys.argv[1]); until = time.monotonic() + 300\n"

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training step on Lightning Fabric: forward, backward, update; and all that it has as state.
+
+Fabric brings device and precision. Its own wrapper would convert the images and autocast the
+model alone; here the whole step, the teacher and the loss included, runs under one autocast.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import lightning_fabric
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+from keymix.train.model import device_of_this_machine
+from keymix.train.scoring import ImageBatch, autocast
+from keymix.train.task import TrainingTask, make_optimizer, make_schedule
+
+PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
+    "32": "32-true",
+    "bf16": "bf16-mixed",
+    "16": "16-mixed",
+}
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Refuse operations without a deterministic form within the block, if wanted.
+
+    After it torch is as it was: the next run of this process may not want it.
+    """
+    if not wanted:
+        yield
+        return
+    # cuBLAS reads it at its first use and then never again, so it stays
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def make_fabric(precision: str) -> Fabric:
+    """Make Fabric for one device of this machine.
+
+    Args:
+        precision: As in a recipe.
+    """
+    device = device_of_this_machine().type
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "32"
+    with _quiet():
+        return Fabric(
+            accelerator=device,
+            devices=1,
+            precision=PRECISION[precision],
+            plugins=[LightningEnvironment()],  # a scheduler's signals are ours
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Fabric's hints to itself."""
+    logger = logging.getLogger(lightning_fabric.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class Training:
+    """A task with its optimiser and schedule under Fabric, and how far it is.
+
+    Args:
+        task: What is trained; its losses note every step.
+        fabric: Device and precision.
+        steps: Batches of an epoch.
+    """
+
+    def __init__(self, task: TrainingTask, fabric: Fabric, *, steps: int) -> None:
+        recipe = task.recipe
+        self.task, self.fabric, self.steps = task, fabric, steps
+        self.accumulate = recipe.optim.accumulate
+        self.batch = self.updates = 0
+        with _quiet():
+            fabric.to_device(task)
+        task.global_rank = fabric.global_rank
+        scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
+        self._optimizer = make_optimizer(recipe.optim, task.model, fused=not scaled)
+        updates = math.ceil(steps / self.accumulate)
+        self._schedule = make_schedule(recipe, self._optimizer, updates)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is trained; `batch` of its batches are done."""
+        return self.task.current_epoch
+
+    @property
+    def done(self) -> int:
+        """Batches that are done since the start of the run."""
+        return self.epoch * self.steps + self.batch
+
+    def step(self, batch: ImageBatch) -> None:
+        """Train on the epoch's next batch; the last of a window of accumulation ends in an update.
+
+        Raises:
+            UserError: If a loss was not finite.
+        """
+        with self._autocast():
+            loss = self.task.training_step(batch, self.batch)
+        if self.batch % self.accumulate == 0:
+            self._optimizer.zero_grad()
+        self.fabric.backward(loss / self.accumulate)
+        self.batch += 1
+        if self.batch % self.accumulate == 0 or self.batch == self.steps:
+            self.update()
+
+    def update(self) -> None:
+        """Update weights, moving average and learning rate."""
+        task, optimizer = self.task, self._optimizer
+        self.fabric.strategy.precision.unscale_gradients(optimizer)
+        task.losses.before_update()
+        if largest := task.recipe.optim.clip_grad:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            task.losses.clip(parameters, largest)
+        self.fabric.strategy.optimizer_step(optimizer)
+        self.updates += 1
+        if task.ema is not None:
+            task.ema.update(task.model, step=self.updates)
+        if self._schedule is not None:
+            task.last_lr = max(group["lr"] for group in optimizer.param_groups)
+            self._schedule.step_update(self.updates)
+
+    def clear_gradients(self) -> None:
+        """Free the gradients for the validation, once the losses have noted them."""
+        self.task.losses.before_clearing()
+        self.task.zero_grad()
+
+    def next_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self.task.current_epoch += 1
+        self.batch = 0
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put all modules into evaluation, and each back into the mode that it had."""
+        modes = {module: module.training for module in self.task.modules()}
+        self.task.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def validation_step(self, batch: ImageBatch, index: int) -> None:
+        """Score a batch of the validation split."""
+        with torch.inference_mode(), self._autocast():
+            self.task.validation_step(batch, index)
+
+    def _autocast(self) -> torch.autocast:
+        """The precision of a whole step: Fabric's own sums gradients in it (see ``cache``)."""
+        return autocast(self.fabric.device, self.task.recipe.precision, cache=False)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps; `keymix.train.checkpoints` lists it.
+
+        Raises:
+            UserError: If a loss was not finite.
+        """
+        task = self.task
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "updates": self.updates,
+            "model": task.model.state_dict(),
+            "ema": None if task.ema is None else task.evaluated.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": None if self._schedule is None else self._schedule.state_dict(),
+            "scaler": self.fabric.strategy.precision.state_dict(),  # empty but of float16
+            "task": task.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint stands."""
+        task = self.task
+        task.current_epoch, self.batch = state["epoch"], state["batch"]
+        self.updates = state["updates"]
+        task.model.load_state_dict(state["model"])
+        if task.ema is not None:
+            task.evaluated.load_state_dict(state["ema"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["scheduler"])
+        if state["scaler"]:
+            self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        task.restore(state["task"])
