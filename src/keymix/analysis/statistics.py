@@ -61,7 +61,8 @@ Verdict = Literal["better", "worse", "no difference shown", "no verdict"]
 FloatArray = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-_Z = float(stats.norm.ppf(0.5 + LEVEL / 2))
+Z = float(stats.norm.ppf(0.5 + LEVEL / 2))
+"""Quantile of the normal distribution behind an interval at `LEVEL`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +208,7 @@ def bonett_price(differences: FloatArray) -> tuple[float, float, float]:
     center = float(differences.sum()) / n
     variance = (float(np.square(differences).sum()) + 2.0) / n - center**2
     error = math.sqrt(max(variance, 0.0) / n)
-    low, high = max(-1.0, center - _Z * error), min(1.0, center + _Z * error)
+    low, high = max(-1.0, center - Z * error), min(1.0, center + Z * error)
     return low, high, float(2 * stats.norm.sf(abs(center) / error))
 
 
@@ -336,9 +337,9 @@ def wilson(share: float, n: int) -> tuple[float, float]:
         share: The accuracy, a fraction.
         n: Number of images, at least one.
     """
-    z2 = _Z**2 / n
+    z2 = Z**2 / n
     middle = (share + z2 / 2) / (1 + z2)
-    half = _Z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
+    half = Z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
