@@ -14,11 +14,13 @@ import torch
 from PIL import Image
 
 from keymix.analysis.attention import attention_maps
+from keymix.analysis.attention_record import AttentionRecord
 from keymix.analysis.capture import At
 from keymix.analysis.rollout import attention_rollout
 from keymix.cli import analyze_attention, main
 from keymix.cli.models_and_images import load_images, load_models
 from keymix.errors import NoAttentionMap, UserError
+from keymix.records import from_json
 from keymix.report.attention import caption
 
 NAME = "vit_nano_p2_12"
@@ -114,7 +116,8 @@ def test_rollout_goes_over_all_layers_where_only_some_are_shown(
     rolled = attention_rollout(one.model, batch, query=At(1, 2)).picture
     np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
     assert "It goes over all layers" in (out / "attention.html").read_text()
-    told = caption(record, record["models"], "1,2")
+    typed = from_json(AttentionRecord, record, where=str(out))
+    told = caption(typed, typed.models, "1,2")
     assert "Its peak on the query itself is that identity, the residual path." in told
 
 

@@ -17,7 +17,7 @@ PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Table]:
     """The tables of counts, of keymix's own mixers."""
-    return {t.key: t for t in tables(complexity(own_mixers(), tokens=()).to_dict())}
+    return {t.key: t for t in tables(complexity(own_mixers(), tokens=()))}
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
+from keymix.records import from_json
+from keymix.report import collapse
+
 EVIL = "<script>alert('x')</script>&\"'"
 
 
@@ -95,3 +99,15 @@ def collapse_record() -> dict[str, Any]:
         "created": "2025-01-01 00:00 UTC",
         "environment": {"keymix": "0.0", "machine": "some"},
     }
+
+
+def render(record: dict[str, Any]) -> str:
+    return collapse.render(from_json(CollapseRecord, record, where="the record"))
+
+
+def files(record: dict[str, Any]) -> dict[str, str]:
+    return collapse.files(from_json(CollapseRecord, record, where="the record"))
+
+
+def rows_of(study: dict[str, Any]) -> list[collapse.BlockRow]:
+    return collapse.rows_of(from_json(CollapseStudy, study, where="the study"))

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from keymix.analysis.complexity_record import ComplexityRecord
+from keymix.records import from_json
+from keymix.report import complexity, complexity_tables
+
 EVIL = "<script>alert('x')</script>&\"'"
 CONTROLS = ("identity", "pooling")
 MIXERS = (
@@ -164,3 +168,11 @@ def cost_record() -> dict[str, Any]:
         "created": "2026-01-02 03:04 UTC",
         "environment": {"keymix": "0.0.1", "machine": "a test, 2 cores", "threads": "2"},
     }
+
+
+def render(record: dict[str, Any]) -> str:
+    return complexity.render(from_json(ComplexityRecord, record, where="the record"))
+
+
+def tables(record: dict[str, Any]) -> list[complexity_tables.Table]:
+    return complexity_tables.tables(from_json(ComplexityRecord, record, where="the record"))

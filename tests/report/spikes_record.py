@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
+from keymix.records import from_json
+from keymix.report import spikes
+
 EVIL = "<script>alert('x')</script>&\"'"
 
 ROLES = ("Q", "K", "A_t", "X'", "X''", "MLP layer 1", "MLP layer 2")
@@ -33,7 +37,7 @@ def _operation(path: str, what: str, kind: str, **changes: Any) -> dict[str, Any
         "path": path,
         "what": what,
         "input": kind,
-        "values": {"mean": 0.25, "nonzero": 0.25, "shares": shares[kind]},
+        "values": {"kind": kind, "mean": 0.25, "nonzero": 0.25, "shares": shares[kind]},
         "dense": 4e6,
         "twin": 2e6,
         "macs": 4e6 if kind == "real" else 0.0,
@@ -77,6 +81,7 @@ def study(label: str, **changes: Any) -> dict[str, Any]:
         "batch_norm": "folded",
         "cost": {"name": "fp32", "mac": 4.6, "ac": 0.9, "numbers": "32-bit", "source": "Horowitz"},
         "rate": 0.125,
+        "varies": True,
         "silent": 0.25,
         "sops": 2e6,
         "macs": 4e6,
@@ -128,3 +133,19 @@ def spikes_record() -> dict[str, Any]:
         "created": "2026-01-01 12:00 UTC",
         "environment": {"keymix": "0.1", "machine": EVIL},
     }
+
+
+def typed(record: dict[str, Any]) -> SpikesRecord:
+    return from_json(SpikesRecord, record, where="the record")
+
+
+def typed_study(study: dict[str, Any]) -> SpikesStudy:
+    return from_json(SpikesStudy, study, where="the study")
+
+
+def typed_raster() -> RasterReading:
+    return from_json(RasterReading, raster(), where="the raster")
+
+
+def render(record: dict[str, Any]) -> str:
+    return spikes.render(typed(record))

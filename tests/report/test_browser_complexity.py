@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 from browser import PHONE, WIDE, complaints, find, requests, texts, visit
-from cost_record import MIXERS, cost_record
+from cost_record import MIXERS, cost_record, render
 from test_browser_looks import SMALLEST, WIDTHS
-
-from keymix.report.complexity import render
 
 # Pairs of names in one chart whose boxes touch
 OVERLAPS = """

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from browser import PHONE, WIDE, complaints, requests, visit
-from spikes_record import raster, spikes_record, study
+from spikes_record import raster, render, spikes_record, study
 from test_browser_complexity import OVERLAPS
 from test_browser_looks import SMALLEST, WIDTHS
-
-from keymix.report.spikes import render
 
 LONG = {
     **raster(),

@@ -7,10 +7,9 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from collapse_record import EVIL, collapse_record, study
+from collapse_record import EVIL, collapse_record, files, render, rows_of, study
 from test_html import read, words
 
-from keymix.report.collapse import files, render, rows_of
 from keymix.report.heat import as_file, heat_map
 from keymix.report.plots import Line, Look, curves
 
@@ -75,12 +74,12 @@ def test_a_model_without_maps_has_a_page() -> None:
 
 def test_the_table_holds_what_was_read_of_each_block(page: str) -> None:
     vit = rows_of(collapse_record()["studies"][0])
-    assert [text for _, text in vit[0]["cells"]][:5] == ["1", "–", "–", "–", "75.0"]
-    assert [text for _, text in vit[1]["cells"]] == [
+    assert [text for _, text in vit[0].cells][:5] == ["1", "–", "–", "–", "75.0"]
+    assert [text for _, text in vit[1].cells] == [
         *("2", "95.5", "0.900", "-0.300", "75.0", "0.250", "0.200", "38.0", "0.812", "12.5", "50")
     ]
     swin = rows_of(collapse_record()["studies"][2])
-    assert [text for _, text in swin[4]["cells"]][1:6] == ["–"] * 5
+    assert [text for _, text in swin[4].cells][1:6] == ["–"] * 5
 
 
 def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:

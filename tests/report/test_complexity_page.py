@@ -8,11 +8,10 @@ import io
 import re
 
 import pytest
-from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record
+from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record, render, tables
 from test_html import read, words
 
-from keymix.report.complexity import render
-from keymix.report.complexity_tables import Table, tables
+from keymix.report.complexity_tables import Table
 
 
 @pytest.fixture(scope="module")

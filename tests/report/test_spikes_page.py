@@ -9,15 +9,24 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from spikes_record import EVIL, ROLES, raster, spikes_record, study
+from spikes_record import (
+    EVIL,
+    ROLES,
+    render,
+    spikes_record,
+    study,
+    typed,
+    typed_raster,
+    typed_study,
+)
 from test_html import read, words
 
 from keymix.report import formats
 from keymix.report.heat import as_file
-from keymix.report.spikes import files, render
+from keymix.report.spikes import files
 from keymix.report.spikes_rasters import LEFT, STYLE, WIDTH, on_image
 from keymix.report.spikes_rasters import raster as draw_raster
-from keymix.report.spikes_tables import headline, part_of, parts, rates_of, tables
+from keymix.report.spikes_tables import Part, headline, part_of, parts, rates_of, tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,7 +47,7 @@ def test_hostile_names_stay_text(page: str) -> None:
     assert EVIL not in page
     assert EVIL in words(page)
     assert len(read(page).scripts) == 2
-    for name, text in files(spikes_record()).items():
+    for name, text in files(typed(spikes_record())).items():
         assert re.fullmatch(r"[\w.-]+", name)
         if name.endswith(".svg"):
             ET.fromstring(text)
@@ -54,17 +63,17 @@ def test_what_it_comes_to_stands_first_with_its_notes(page: str) -> None:
 
 
 def test_the_headline_holds_bounds_and_the_twin_unless_there_is_no_ratio() -> None:
-    told = headline(study("qk"))
+    told = headline(typed_study(study("qk")))
     assert "2.70 µJ (between 1.70 µJ and 4.10 µJ)" in told
     assert told.endswith("27.6 µJ: 10.2 times as much.")
     even = study("qk", energy={"low": 2.0, "middle": 2.0, "high": 2.0})
-    assert "between" not in headline(even)
+    assert "between" not in headline(typed_study(even))
     dead = {**study("qk")["twin"], "ratio": None}
-    assert "times as much" not in headline(study("qk", twin=dead))
+    assert "times as much" not in headline(typed_study(study("qk", twin=dead)))
 
 
 def test_rates_stand_by_stage_beside_the_papers() -> None:
-    table = rates_of(study("qk"), several=False)
+    table = rates_of(typed_study(study("qk")), several=False)
     assert table.headings() == [
         "spikes",
         "stage 1, qk_token",
@@ -81,7 +90,7 @@ def test_other_mixers_and_stages_have_no_figures_of_the_paper() -> None:
         {"mixer": "spiking_self", "stage": 2, "rates": {"V": 0.5}},
         {"mixer": "qk_token", "stage": 3, "rates": {"Q": 0.25, "MLP layer 1": 0.1}},
     ]
-    table = rates_of(study("qk", table=entries), several=True)
+    table = rates_of(typed_study(study("qk", table=entries)), several=True)
     assert table.headings() == ["spikes", "stage 2, spiking_self", "stage 3, qk_token"]
     assert table.cells() == [
         ["V", "0.5000", "–"],
@@ -99,7 +108,7 @@ def test_the_papers_network_is_named_where_its_figures_stand() -> None:
 
 
 def test_tables_of_files_hold_every_number() -> None:
-    made = files(spikes_record())
+    made = files(typed(spikes_record()))
     names = {name for name in made if name.endswith(".csv")}
     assert names == {
         f"spikes-{k}.csv" for k in ("total", "rates", "steps", "neurons", "operations")
@@ -117,16 +126,16 @@ def test_tables_of_files_hold_every_number() -> None:
     assert len(steps) == 2 * (15 + 1)
     (total, _) = csv.DictReader(io.StringIO(made["spikes-total.csv"]))
     assert (total["model"], total["twin_ratio"], total["silent"]) == ("qk", "10.22", "0.25")
-    assert [table.key for table in tables(spikes_record()) if table.shown] == [
+    assert [table.key for table in tables(typed(spikes_record())) if table.shown] == [
         "total",
         "rates_by_stage",
     ]
 
 
 def test_energy_is_added_up_by_part() -> None:
-    found = {part["name"]: part for part in parts(study("qk"))}
+    found = {part.name: part for part in parts(typed_study(study("qk")))}
     assert list(found) == ["stem", "embedding 1", "blocks 1"]
-    assert found["blocks 1"] == {"name": "blocks 1", "low": 8e5, "middle": 1.8e6, "high": 3.2e6}
+    assert found["blocks 1"] == Part("blocks 1", low=8e5, middle=1.8e6, high=3.2e6)
     assert part_of("stages.2.blocks.1.mlp.fc2") == "blocks 3"
     assert part_of("head") == "head"
 
@@ -140,7 +149,7 @@ def _boxes(svg: str, kind: str) -> list[list[tuple[float, ...]]]:
 
 
 def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
-    attention, keys, masked = _boxes(draw_raster(raster()), "spikes")
+    attention, keys, masked = _boxes(draw_raster(typed_raster()), "spikes")
     cell = (WIDTH - LEFT - 4) / 4
     assert [(box[0], box[2]) for box in attention] == [(LEFT, pytest.approx(2 * cell))]  # 1100 of 4
     assert [round((box[0] - LEFT) / cell) for box in keys] == [0, 3, 1]
@@ -149,19 +158,19 @@ def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
 
 
 def test_attention_lies_on_the_image_step_by_step() -> None:
-    svg = on_image(raster(), "data:image/png;base64,AAAA")
+    svg = on_image(typed_raster(), "data:image/png;base64,AAAA")
     first, second = _boxes(svg, "lit")
     assert first == []
     assert [round((box[0] - 108) / (100 / 3)) for box in second] == [1, 2]
     assert svg.count("<image ") == 2
     assert "step 2: 50 %" in svg
-    assert "<image " not in on_image(raster(), None)
+    assert "<image " not in on_image(typed_raster(), None)
 
 
 def test_files_carry_the_styles_of_rasters() -> None:
-    svg = as_file(draw_raster(raster()), style=STYLE)
+    svg = as_file(draw_raster(typed_raster()), style=STYLE)
     assert "svg .spikes { fill: #1c2026; }" in svg
-    assert ".spikes" not in as_file(draw_raster(raster())).partition("</style>")[0]
+    assert ".spikes" not in as_file(draw_raster(typed_raster())).partition("</style>")[0]
 
 
 def test_energies_have_units() -> None:

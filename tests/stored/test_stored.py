@@ -7,6 +7,7 @@ Numbers are compared loosely: the archives were made on another machine.
 from __future__ import annotations
 
 import csv
+import html
 import json
 import shutil
 import sys
@@ -14,11 +15,20 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from keymix import cli
+from keymix.analysis.attention_record import AttentionRecord
+from keymix.analysis.collapse_record import CollapseRecord
+from keymix.analysis.complexity_record import ComplexityRecord
 from keymix.analysis.memory import Peak
+from keymix.analysis.memory_record import MemoryRecord
+from keymix.analysis.spikes_record import SpikesRecord
 from keymix.compare.run import compare
+from keymix.records import from_json, to_json
+from keymix.report import attention, collapse, complexity, complexity_tables, memory, spikes
+from keymix.surgery import attention_cost, held_out
 from keymix.train.engine import train
 from keymix.train.files import read_metrics
 from keymix.train.runs import evaluate, load_run
@@ -30,6 +40,13 @@ import few_masks  # noqa: E402
 
 KINDS = {"images": "top1", "masks": "jaccard", "events": "top1"}
 PEAK = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
+ANALYSES = {
+    "attention": AttentionRecord,
+    "collapse": CollapseRecord,
+    "complexity": ComplexityRecord,
+    "memory": MemoryRecord,
+    "spikes": SpikesRecord,
+}
 MEASURED = {"latency_ms", "images_per_s", "peak_mib"}
 
 
@@ -135,3 +152,59 @@ def test_a_swapped_model_opens_and_is_not_made_again(
     assert cli.main(["swap", str(stored / "images" / "run"), "--out", str(swap), *words]) == 0
     assert record["sentence"] in capsys.readouterr().out
     assert (swap / "weights_last.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_opens_and_renders(stored: Path, name: str) -> None:
+    folder = stored / "analyses" / name
+    there = json.loads((folder / f"{name}.json").read_text())
+    record: Any = from_json(ANALYSES[name], there, where=name)
+    assert _known(json.loads(json.dumps(to_json(record)))) == _known(there)
+    files: dict[str, str] = {}
+    if name == "attention":
+        with np.load(folder / "maps.npz") as maps:
+            page = attention.render(record, list(attention.figures(record, dict(maps))))
+    elif name == "collapse":
+        page, files = collapse.render(record), collapse.files(record)
+    elif name == "complexity":
+        page = complexity.render(record)
+        saved = [table for table in complexity_tables.tables(record) if table.saved]
+        files = {f"complexity-{table.key}.csv": table.csv() for table in saved}
+    elif name == "memory":
+        page, files = memory.render(record), {"memory.csv": memory.rows(record).csv()}
+    else:
+        page, files = spikes.render(record), spikes.files(record)
+    assert html.escape(record.command) in page
+    assert {*files, f"{name}.html", f"{name}.json"} <= {path.name for path in folder.iterdir()}
+    for file, text in files.items():
+        if file.endswith(".csv"):
+            assert text.encode() == (folder / file).read_bytes()
+
+
+def _known(values: Any) -> Any:
+    """The values without those that are None."""
+    if isinstance(values, dict):
+        return {key: _known(each) for key, each in values.items() if each is not None}
+    return [_known(each) for each in values] if isinstance(values, list) else values
+
+
+def test_a_search_that_was_stopped_goes_on(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attention_cost, held_out):
+        monkeypatch.setattr(module, "ROUNDS", 2)
+    folder = stored / "swap"
+    whole = json.loads((folder / "search.json").read_text())
+    begun = {**whole["search"], "steps": whole["search"]["steps"][:2]}
+    (folder / "search.json").write_text(json.dumps({**whole, "search": begun}))
+    (folder / "swap.json").unlink()
+    words = ["--mixer", "ska", "--search", "--images", "16", "--held-out", "8"]
+    assert cli.main(["swap", str(stored / "images" / "run"), "--out", str(folder), *words]) == 0
+    ended = json.loads((folder / "search.json").read_text())
+    assert ended["setting"] == whole["setting"]
+    assert ended["search"]["trials"] == whole["search"]["trials"]
+    intervals = {"change_low", "change_high"}
+    for kept, before in zip(ended["search"]["steps"], begun["steps"], strict=False):
+        assert {key for key in before if kept[key] != before[key]} <= intervals
+    for kept, before in zip(ended["search"]["steps"], whole["search"]["steps"], strict=True):
+        assert kept["layers"] == before["layers"]
+        if kept["layers"]:  # Bonett and Price's are wider than Agresti and Min's
+            assert kept["change_low"] < before["change_low"]

@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from keymix.analysis.counting import count
+from keymix.analysis.statistics import over_images
 from keymix.analysis.timing import Paired
 from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
@@ -23,6 +24,7 @@ from keymix.models import create_model
 from keymix.report import swap as pages
 from keymix.surgery import attention_cost, held_out
 from keymix.surgery.attention_cost import attention_costs
+from keymix.surgery.held_out import HeldOut
 from keymix.surgery.operation import swap
 from keymix.surgery.search import search
 from keymix.surgery.search_record import Attention, Cost, Search, Step, Trial
@@ -277,19 +279,19 @@ def test_a_busy_machine_leaves_times_and_their_change_open() -> None:
         attention=(Attention(path="0", params=1, macs=1, share=1.0, **no_times),),
         candidates=(0,),
         steps=(step(()), step((0,), latency_ratio=0.06, latency_verdict="busy")),
-    ).to_dict()
+    )
     quiet, busy = pages.steps(told)
     times = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
-    assert [busy[name] for name in times] == [None] * 5
-    assert None not in [quiet[name] for name in times]
-    assert pages.told_latency(told["steps"][1]) == "unclear, the machine was busy"
+    assert [getattr(busy, name) for name in times] == [None] * 5
+    assert None not in [getattr(quiet, name) for name in times]
+    assert pages.told_latency(told.steps[1]) == "unclear, the machine was busy"
     assert "−94" not in pages.steps_csv(told)
-    assert pages.told_latency({**told["steps"][1], "latency_verdict": "different"}).startswith(
-        "−94"
-    )
+    different = replace(told.steps[1], latency_verdict="different")
+    assert pages.told_latency(different).startswith("−94")
     charts = pages._charts(told)
     assert len(charts) == 3
-    only_busy = {**told, "steps": [{**each, "latency_verdict": "busy"} for each in told["steps"]]}
+    busy_steps = tuple(replace(each, latency_verdict="busy") for each in told.steps)
+    only_busy = replace(told, steps=busy_steps)
     assert len(pages._charts(only_busy)) == 2
 
 
@@ -307,9 +309,9 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
     before = Search.from_dict(record)
     assert [each.latency_verdict for each in before.steps] == [None, None]
     assert "−18" not in before.sentence(1)
-    assert all(pages.shows_times(each) for each in record["steps"])
-    assert pages.told_latency(record["steps"][1]) == "not tested"
-    assert not pages.shows_times({**record["steps"][1], "latency_verdict": "busy"})
+    assert all(pages.shows_times(each) for each in before.steps)
+    assert pages.told_latency(before.steps[1]) == "not tested"
+    assert not pages.shows_times(replace(before.steps[1], latency_verdict="busy"))
 
 
 @pytest.mark.parametrize("verdict", ["different", "busy"])
@@ -331,7 +333,7 @@ def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
     assert original.latency_verdict == ("busy" if verdict == "busy" else None)
     assert original.latency_p is None
     assert [each.latency_verdict for each in others] == [verdict] * 2
-    assert pages.shows_times(found.to_dict()["steps"][0]) == (verdict != "busy")
+    assert pages.shows_times(found.steps[0]) == (verdict != "busy")
 
 
 def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
@@ -355,18 +357,40 @@ def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
     assert told.order == (2, 0, 1, 3)
 
 
-def test_the_interval_is_of_paired_differences_with_half_an_image_in_each_outcome() -> None:
-    before = torch.tensor([1, 1, 1, 1, 1, 0, 0]).bool()
-    after = torch.tensor([0, 0, 0, 1, 1, 1, 0]).bool()
-    lost, won, n = 3.5, 1.5, 9  # images, half a one added to each of four outcomes
-    center = (won - lost) / n
-    error = math.sqrt(won + lost - (won - lost) ** 2 / n) / n
-    wanted = (center - 1.959964 * error, center + 1.959964 * error)
-    assert held_out.paired_interval(before, after) == pytest.approx(wanted)
-    low, high = held_out.paired_interval(before, before)
-    assert low == -high < -0.1, "seven images that agree prove little"
-    none = torch.zeros(3).bool()
-    assert held_out.paired_interval(none, ~none)[1] == 1.0
+def test_the_interval_is_that_of_a_comparison_on_the_same_answers(
+    model: nn.Module, labels: Tensor
+) -> None:
+    images_held = HeldOut(images(seed=2), labels)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_submodule("head").get_parameter("weight").neg_()
+    step = images_held.step(model, other, (0, 1, 2), 1.0)
+    after, before = (images_held.score(each)[1].numpy() for each in (other, model))
+    wanted = over_images({0: after}, {0: before})
+    assert wanted is not None
+    assert wanted.difference < 0
+    assert (step.change_low, step.change_high) == (wanted.low, wanted.high)
+
+
+def test_a_resumed_search_of_the_first_format_gets_todays_intervals(
+    model: nn.Module, labels: Tensor, found: tuple[Search, list[Search]]
+) -> None:
+    result = found[0]
+    assert result.format == 2
+    n = len(labels)
+    steps = [result.steps[0]]
+    for step in result.steps[1:]:  # as Agresti and Min have it, from the same answers
+        half = (step.change_high - step.change_low) / 2
+        center = (step.top1 - 1.0) * n / (n + 2)
+        was = math.sqrt(half**2 - (1.959964 / (n + 2)) ** 2)
+        steps.append(replace(step, change_low=center - was, change_high=center + was))
+    known = Search.from_dict(replace(result, steps=tuple(steps), format=1).to_dict())
+    ended = searched(model, labels, known=known)
+    assert ended.format == 2
+    for step, wanted, before in zip(ended.steps, result.steps, steps, strict=True):
+        now = (step.change_low, step.change_high)
+        assert now == pytest.approx((wanted.change_low, wanted.change_high), abs=1e-6)
+        assert (now == (before.change_low, before.change_high)) == (step.layers == ())
 
 
 # ---- refusals ---------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def measure(context: Context, depth: int, mixer: str, seed: int) -> Result:
 def _collapse(run: str, images: int) -> Result:
     """Read the maps of a run's last weights on test images, as `keymix analyze collapse` does."""
     from keymix import collapse, count
-    from keymix.analysis.collapse_pairs import or_none
+    from keymix.analysis.collapse_record import or_none
     from keymix.cli.models_and_images import load_images, load_models
 
     (loaded,) = load_models([run])

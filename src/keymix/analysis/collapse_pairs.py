@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from keymix.analysis.collapse_record import PairSimilarity
 
 _BUDGET = 2**22
 """Numbers that are held in float64 at a time, unless one image has more."""
@@ -18,50 +18,6 @@ _BUDGET = 2**22
 
 _ROUNDING = 1e-6
 """Share of a column's length below which its deviations from the mean are float32's rounding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairSimilarity:
-    """How alike the maps of two layers are, over images, heads and tokens.
-
-    Attributes:
-        first: Path of layer p.
-        second: Path of layer q.
-        mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
-        by_head: The same mean a head.
-        centred: Mean cosine after each column's mean was taken off: what they share beyond even
-            attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
-        similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
-        columns: Columns that entered: images x windows x heads x tokens.
-        left_out: Columns of zero length in either map, which have no cosine.
-    """
-
-    first: str
-    second: str
-    mean: float
-    centred: float
-    by_head: tuple[float, ...]
-    similar_fraction: float
-    columns: int
-    left_out: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it: NaN becomes None."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "mean": or_none(self.mean),
-            "centred": or_none(self.centred),
-            "by_head": [or_none(v) for v in self.by_head],
-            "similar_fraction": or_none(self.similar_fraction),
-            "columns": self.columns,
-            "left_out": self.left_out,
-        }
-
-
-def or_none(value: float) -> float | None:
-    """Return a number as JSON takes it: NaN becomes None."""
-    return None if math.isnan(value) else value
 
 
 def column_cosines(

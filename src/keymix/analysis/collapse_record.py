@@ -1,17 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study of attention collapse found: similar blocks, unique blocks, and words for it."""
+"""What a study of attention collapse leaves: of layers, of pairs of layers, and as a record."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from keymix.analysis.collapse_layers import LayerReading
-from keymix.analysis.collapse_pairs import PairSimilarity
-from keymix.analysis.collapse_words import Verdict, verdict_of
+from keymix.analysis.study_record import ModelOnImages, StudyRecord
+from keymix.records import to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReading:
+    """What was read of one layer of attention and of the block that it sits in.
+
+    Attributes:
+        path: Of the layer.
+        block: Number of the layer in the model, from 1.
+        stage: Stage of a hierarchical model, from 0.
+        attention: Name of the mixer, or of the class of the host's own attention.
+        group: Number of the layers with which this one's columns can be compared; None without a
+            map.
+        missing: Why there is no map, None if there is one.
+        heads: Heads of the map.
+        keys: Keys M that a query sees.
+        entropy: Mean entropy of the rows after the softmax, nats.
+        entropy_by_head: The same, a head.
+        entropy_normalised: Entropy over ln M: 1 for even attention.
+        sink: Share of all attention that the token gets which receives most; mean over heads and
+            images (windows, where there are).
+        sink_in_prefix: Of those tokens the share that are prefix tokens; None too where nobody
+            knows how many there are.
+        uneven: Why there is neither entropy nor sink, None if there are.
+        head_similarity: Mean Eq. 2 between every two heads.
+        heads_similar: Share of their columns above the threshold.
+        nearest: Share of columns whose mean cosine with those of the nearest blocks is above the
+            threshold (Fig. 3a).
+        feature_similarity: Mean cosine of the block's tokens with those of the last block of its
+            stage.
+        effective_rank: Mean effective rank of the tokens after the block.
+        full_rank: The most that it could be, min(N, C).
+        theta: Re-attention's matrix ``[h][h]``: row h feeds head h' of column h'.
+    """
+
+    path: str
+    block: int
+    stage: int
+    attention: str
+    group: int | None
+    missing: str | None
+    heads: int | None
+    keys: int | None
+    entropy: float | None
+    entropy_by_head: tuple[float, ...] | None
+    entropy_normalised: float | None
+    sink: float | None
+    sink_in_prefix: float | None
+    uneven: str | None
+    head_similarity: float | None
+    heads_similar: float | None
+    nearest: float | None
+    feature_similarity: float | None
+    effective_rank: float | None
+    full_rank: int | None
+    theta: tuple[tuple[float, ...], ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairReading:
+    """`PairSimilarity` as a record has it: None in place of NaN."""
+
+    first: str
+    second: str
+    mean: float | None
+    centred: float | None
+    by_head: tuple[float | None, ...]
+    similar_fraction: float | None
+    columns: int
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSimilarity:
+    """How alike the maps of two layers are, over images, heads and tokens.
+
+    Attributes:
+        first: Path of layer p.
+        second: Path of layer q.
+        mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
+        by_head: The same mean a head.
+        centred: Mean cosine after each column's mean was taken off: what they share beyond even
+            attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
+        similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
+        columns: Columns that entered: images x windows x heads x tokens.
+        left_out: Columns of zero length in either map, which have no cosine.
+    """
+
+    first: str
+    second: str
+    mean: float
+    centred: float
+    by_head: tuple[float, ...]
+    similar_fraction: float
+    columns: int
+    left_out: int
+
+    def reading(self) -> PairReading:
+        """Return it as a record has it: None in place of NaN."""
+        return PairReading(
+            first=self.first,
+            second=self.second,
+            mean=or_none(self.mean),
+            centred=or_none(self.centred),
+            by_head=tuple(or_none(v) for v in self.by_head),
+            similar_fraction=or_none(self.similar_fraction),
+            columns=self.columns,
+            left_out=self.left_out,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON takes it: NaN becomes None."""
+        return dict(to_json(self.reading()))
+
+
+def or_none(value: float) -> float | None:
+    """Return a number as JSON takes it: NaN becomes None."""
+    return None if math.isnan(value) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,146 +148,94 @@ class Unique:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collapse:
-    """How alike a model's attention maps are, and what its tokens become.
+class Verdict:
+    """What was found, in words.
 
     Attributes:
-        layers: One entry a layer that was chosen, in the model's order, also without a map.
-        pairs: Every two layers that can be compared, the earlier first.
-        groups: Paths of the layers among which columns can be compared.
-        apart: What cannot be compared within a stage, and why, in words.
+        collapsed: Whether neighbouring blocks are alike both by Eq. 7 and, from
+            :data:`PATTERN` on, in their centred cosine; None where that cannot be said.
+        headline: The finding.
+        evidence: What it rests on, a sentence each.
+        caveats: What it does not say.
+    """
+
+    collapsed: bool | None
+    headline: str
+    evidence: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCount:
+    """Blocks for which something holds.
+
+    Attributes:
+        blocks: Their numbers, from 1.
+        count: How many they are.
+        of: Of how many.
+        share: The quotient; None of none.
+    """
+
+    blocks: tuple[int, ...]
+    count: int
+    of: int
+    share: float | None
+
+    @classmethod
+    def among(cls, blocks: tuple[int, ...], of: int) -> BlockCount:
+        """Count blocks."""
+        share = len(blocks) / of if of else None
+        return cls(blocks=blocks, count=len(blocks), of=of, share=share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollapseReading:
+    """What `keymix.collapse` found, with all that follows from it.
+
+    Attributes:
+        images: Images that were read.
         threshold: Cosine tau above which two columns count as similar.
         similar: Share of similar columns above which a block is like the one before.
         unique: Share below which a block is "unique".
-        nearest: How many nearest blocks a block was held against.
-        images: Images that were read.
-        takes_shared_from: Whether the model is of a class that takes ``shared_from=``.
+        nearest: How many nearest blocks a block was compared with.
+        verdict: What it comes to, in words.
+        similar_blocks: Blocks like the one before.
+        blocks_like_nearest: Blocks like the nearest ones.
+        unique_blocks: The last unique block of each group.
+        shared_from: What ``shared_from=`` would be by the rule; None for nothing.
+        groups: Paths of the layers among which columns can be compared.
+        apart: What cannot be compared within a stage, and why, in words.
+        layers: One entry a layer.
+        pairs: Every two layers that can be compared.
     """
 
-    layers: tuple[LayerReading, ...]
-    pairs: tuple[PairSimilarity, ...]
-    groups: tuple[tuple[str, ...], ...]
-    apart: tuple[str, ...]
+    images: int
     threshold: float
     similar: float
     unique: float
     nearest: int
-    images: int
-    takes_shared_from: bool
-
-    @cached_property
-    def _by_ends(self) -> Mapping[tuple[str, str], PairSimilarity]:
-        return {(pair.first, pair.second): pair for pair in self.pairs}
-
-    @cached_property
-    def blocks(self) -> Mapping[str, int]:
-        """Number of each layer in the model, from 1."""
-        return {layer.path: layer.block for layer in self.layers}
-
-    def pair(self, first: str, second: str) -> PairSimilarity:
-        """Return the similarity of two layers of one group, the earlier first."""
-        return self._by_ends[first, second]
-
-    @property
-    def neighbours(self) -> tuple[PairSimilarity, ...]:
-        """The pairs of each layer and the next of its group, in the order of the later one."""
-        found = [
-            self.pair(first, second)
-            for group in self.groups
-            for first, second in itertools.pairwise(group)
-        ]
-        return tuple(sorted(found, key=lambda pair: self.blocks[pair.second]))
-
-    @property
-    def with_maps(self) -> tuple[LayerReading, ...]:
-        """The layers that have a map."""
-        return tuple(layer for layer in self.layers if layer.group is not None)
-
-    @property
-    def similar_blocks(self) -> tuple[int, ...]:
-        """Numbers of the blocks like the one before: Eq. 7 above `similar` (appendix D)."""
-        return tuple(
-            self.blocks[pair.second]
-            for pair in self.neighbours
-            if pair.similar_fraction > self.similar
-        )
-
-    @property
-    def blocks_like_nearest(self) -> tuple[int, ...]:
-        """Numbers of the blocks whose ratio with the nearest ones is above `unique` (Fig. 3a)."""
-        return tuple(
-            layer.block
-            for layer in self.layers
-            if layer.nearest is not None and layer.nearest > self.unique
-        )
-
-    @property
-    def unique_blocks(self) -> tuple[Unique, ...]:
-        """The last unique block of each group, and the blocks that could take its map.
-
-        A block is unique whose similarity (Eq. 7) with the one before is below `unique`; the first
-        of a group always is.
-        """
-        found = []
-        for group in self.groups:
-            at = 0
-            for i in range(1, len(group)):
-                if not self.pair(group[i - 1], group[i]).similar_fraction > self.unique:
-                    at = i
-            later = group[at + 1 :]
-            shares = [self.pair(group[at], path).similar_fraction for path in later]
-            found.append(
-                Unique(
-                    block=self.blocks[group[at]],
-                    path=group[at],
-                    sharing=tuple(self.blocks[path] for path in later),
-                    least=min(shares) if shares else None,
-                )
-            )
-        return tuple(found)
-
-    @property
-    def shared_from(self) -> int | None:
-        """What ``shared_from=`` of keymix's DeepViT family would be by the rule; None for nothing.
-
-        The number, from 0, of the first block that takes the map of the one before. Only where all
-        layers of the model can be compared with one another.
-        """
-        if len(self.groups) != 1 or len(self.groups[0]) != len(self.layers):
-            return None
-        (last,) = self.unique_blocks
-        return last.block if last.sharing and self.blocks[self.groups[0][0]] == 1 else None
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """What it comes to, in words."""
-        return verdict_of(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        with_maps = len(self.with_maps)
-        similar, near = self.similar_blocks, self.blocks_like_nearest
-        return {
-            "images": self.images,
-            "threshold": self.threshold,
-            "similar": self.similar,
-            "unique": self.unique,
-            "nearest": self.nearest,
-            "verdict": self.verdict.to_dict(),
-            "similar_blocks": _counted(similar, with_maps),
-            "blocks_like_nearest": _counted(near, with_maps),
-            "unique_blocks": [
-                {"block": u.block, "path": u.path, "sharing": list(u.sharing), "least": u.least}
-                for u in self.unique_blocks
-            ],
-            "shared_from": self.shared_from,
-            "groups": [list(group) for group in self.groups],
-            "apart": list(self.apart),
-            "layers": [layer.to_dict() for layer in self.layers],
-            "pairs": [pair.to_dict() for pair in self.pairs],
-        }
+    verdict: Verdict
+    similar_blocks: BlockCount
+    blocks_like_nearest: BlockCount
+    unique_blocks: tuple[Unique, ...]
+    shared_from: int | None
+    groups: tuple[tuple[str, ...], ...]
+    apart: tuple[str, ...]
+    layers: tuple[LayerReading, ...]
+    pairs: tuple[PairReading, ...]
 
 
-def _counted(blocks: tuple[int, ...], of: int) -> dict[str, Any]:
-    share = len(blocks) / of if of else None
-    return {"blocks": list(blocks), "count": len(blocks), "of": of, "share": share}
+@dataclass(frozen=True, kw_only=True)
+class CollapseStudy(CollapseReading, ModelOnImages):
+    """What was found of one model of a record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollapseRecord(StudyRecord):
+    """The content of ``collapse.json``.
+
+    Attributes:
+        studies: One entry a model.
+    """
+
+    studies: tuple[CollapseStudy, ...]

@@ -4,28 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from keymix.analysis.complexity_orders import OrderRow, order_rows
-from keymix.analysis.complexity_scaling import Progress, ScalingRow, measure_at
+from keymix.analysis.complexity_orders import order_rows
+from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint, Setting
+from keymix.analysis.complexity_scaling import Progress, measure_at
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
     Candidate,
-    Setting,
     candidates,
     check_site,
     near_square,
     usable_device,
 )
 from keymix.analysis.complexity_tables import (
-    FormulaRow,
-    KeyValueRow,
     Ledger,
-    RatioPoint,
-    WeightRow,
     formula_rows,
     key_value_rows,
     ratio_points,
@@ -33,9 +28,6 @@ from keymix.analysis.complexity_tables import (
 )
 from keymix.errors import UserError
 from keymix.mixers.registry import get_mixer_class, import_file
-
-FORMAT = 1
-"""Version of the record (``Complexity.to_dict()["format"]``)."""
 
 TOKENS = (49, 196, 784)
 """Where latency and memory are measured: the last three stages of a 224-pixel image."""
@@ -45,58 +37,6 @@ SWEEP = (16, 36, 64, 144, 256, 576, 1024, 2304, 4096)
 
 HEAD_DIMS = (4, 8, 16, 32, 64, 96, 128)
 """Widths of the figure are so many channels a head."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixerEntry:
-    """A mixer of the study.
-
-    Attributes:
-        label: How it is written.
-        name: Its canonical name.
-        domain: ``"dense"`` or ``"spiking"``.
-        control: Whether it is a control.
-        reason: Why it could not be counted at the tables' site; None if it was.
-    """
-
-    label: str
-    name: str
-    domain: str
-    control: bool
-    reason: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complexity:
-    """What a study found, so far or in all.
-
-    Attributes:
-        setting: Sizes and conditions.
-        mixers: Which mixers, and the reason of those that could not be counted.
-        formulas: SKA Table 6: formulas beside counts.
-        by_tokens: SKA Fig. 4, left: multiply-adds a parameter against N.
-        by_dim: SKA Fig. 4, right: the same against D.
-        weights: SKA Table 7 for every mixer.
-        key_value: Table 1 of key-value attention.
-        orders: QKFormer's Table 1: orders of growth beside counts of the attention alone.
-        scaling: Latency and peak memory against N.
-        complete: Whether all tokens asked for have been measured.
-    """
-
-    setting: Setting
-    mixers: tuple[MixerEntry, ...]
-    formulas: tuple[FormulaRow, ...]
-    by_tokens: tuple[RatioPoint, ...]
-    by_dim: tuple[RatioPoint, ...]
-    weights: tuple[WeightRow, ...]
-    key_value: tuple[KeyValueRow, ...]
-    orders: tuple[OrderRow, ...]
-    scaling: tuple[ScalingRow, ...] = ()
-    complete: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return {"format": FORMAT, **asdict(self)}
 
 
 def _ignore(told: str, share: float) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.attention_operation import attention_operation
-from keymix.analysis.complexity_sites import Setting, near_square
+from keymix.analysis.complexity_record import OrderRow, Setting
+from keymix.analysis.complexity_sites import near_square
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build
 
@@ -209,47 +210,6 @@ def work(name: str, options: dict[str, Any], tokens: int, dim: int, num_heads: i
     with torch.no_grad(), watch:
         operation.run(parts)
     return Work(macs=watch.macs, entries=watch.entries, formed=sum(watch.formed[:-1]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderRow:
-    """QKFormer's Table 1: orders as printed, beside what our mixer's attention takes.
-
-    Attributes:
-        mixer: The mixer here, with its options.
-        printed: Its name in the paper.
-        time: Time complexity, as printed.
-        space: Space complexity, as printed.
-        macs_text: Our formula of multiply-adds.
-        entries_text: Our formula of additions, masks and scales.
-        formed_text: Our formula of numbers formed on the way.
-        macs: Counted multiply-adds.
-        entries: Counted additions, masks and scales.
-        formed: Counted numbers formed on the way.
-        time_by_tokens: Exponent of N of all operations, from N to 2 N.
-        time_by_dim: Exponent of D, from D to 2 D.
-        space_by_tokens: Exponent of N of the numbers formed.
-        space_by_dim: Exponent of D of the numbers formed.
-        sites: At how many pairs of N and D formulas and counts were compared.
-        disagree: The pairs (N, D) where they differ.
-    """
-
-    mixer: str
-    printed: str
-    time: str
-    space: str
-    macs_text: str
-    entries_text: str
-    formed_text: str
-    macs: int
-    entries: int
-    formed: int
-    time_by_tokens: float
-    time_by_dim: float
-    space_by_tokens: float
-    space_by_dim: float
-    sites: int
-    disagree: tuple[tuple[int, int], ...]
 
 
 def order_rows(sizes: Setting) -> tuple[OrderRow, ...]:

@@ -5,75 +5,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from keymix.analysis.attention import inference_mode_of
+from keymix.analysis.complexity_record import BASELINE, ScalingRow
 from keymix.analysis.complexity_sites import Candidate, Counted, attempt, counted, near_square
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak
 from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
-from keymix.analysis.timing import Verdict
 from keymix.errors import UserError
 from keymix.mixers.base import Grid
-
-BASELINE = "softmax"
-"""What the others' latency and memory are given in multiples of."""
 
 MIB = 2**20
 _SHARE = 0.8  # of the free memory that a mixer may take
 
 Progress = Callable[[str, float], None]
 """Told what is being done, and the share that is done of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingRow:
-    """What one mixer took at one number of tokens, or why it was not measured.
-
-    Attributes:
-        mixer: Its label.
-        tokens: Tokens N.
-        grid: Rows and columns they lie on.
-        params: Trainable parameters; None if they could not be counted.
-        macs: Multiply-adds; None if they could not be counted.
-        activation_bytes: Bytes kept for the backward pass of one image; None if not counted.
-        latency_ms: Median time of a forward pass of one image, milliseconds.
-        latency_q1_ms: First quartile.
-        latency_q3_ms: Third quartile.
-        latency_ratio: As a multiple of softmax attention's at the same tokens: median of the
-            rounds' ratios; None where the machine was too busy.
-        latency_p: P-value of the test that the two differ.
-        latency_verdict: What `keymix.analysis.timing.compare` says of the two, at one level for all
-            mixers at these tokens, each number of tokens having its own; None for softmax attention
-            itself.
-        images_per_s: Images a second in batches.
-        peak_inference_mib: Memory a forward pass of a batch adds, MiB.
-        peak_training_mib: The same of forward and backward.
-        peak_ratio: Peak of training as a multiple of softmax attention's.
-        peak_note: How the peak was measured, or why it is None.
-        reason: Why nothing was measured; None if it was.
-    """
-
-    mixer: str
-    tokens: int
-    grid: Grid
-    params: int | None = None
-    macs: int | None = None
-    activation_bytes: int | None = None
-    latency_ms: float | None = None
-    latency_q1_ms: float | None = None
-    latency_q3_ms: float | None = None
-    latency_ratio: float | None = None
-    latency_p: float | None = None
-    latency_verdict: Verdict | None = None
-    images_per_s: float | None = None
-    peak_inference_mib: float | None = None
-    peak_training_mib: float | None = None
-    peak_ratio: float | None = None
-    peak_note: str | None = None
-    reason: str | None = None
 
 
 def needed_bytes(cost: Counted, batch_size: int) -> int:

@@ -132,39 +132,6 @@ def make(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """At which sizes mixers were looked at, and how they were measured.
-
-    Attributes:
-        dim: Width D of the tokens.
-        num_heads: Heads.
-        at: Tokens N of the tables of formulas.
-        pos_dim: Channels m of the code of index pairs.
-        tokens: Tokens at which latency and memory are measured.
-        sweep_tokens: Tokens of the left half of the figure.
-        sweep_dims: Widths of its right half.
-        repeats: Rounds behind a median.
-        batch_size: Images a batch, for memory and images per second.
-        device: Where.
-        threads: CPU threads within an operation.
-        time_steps: Steps T of spiking mixers.
-    """
-
-    dim: int
-    num_heads: int
-    at: int
-    pos_dim: int
-    tokens: tuple[int, ...]
-    sweep_tokens: tuple[int, ...]
-    sweep_dims: tuple[int, ...]
-    repeats: int
-    batch_size: int
-    device: str
-    threads: int
-    time_steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A mixer to look at, with its options.
 

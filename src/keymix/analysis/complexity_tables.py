@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from keymix.analysis.complexity_formulas import KEY_VALUE_TABLE_1, TABLE_6, Formula, KeyValueFormula
+from keymix.analysis.complexity_record import (
+    FormulaRow,
+    KeyValueRow,
+    RatioPoint,
+    Setting,
+    WeightRow,
+)
 from keymix.analysis.complexity_sites import (
     Candidate,
     Counted,
-    Setting,
     attempt,
     candidates,
     counted,
@@ -58,46 +64,6 @@ class Ledger:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormulaRow:
-    """SKA Table 6: a formula beside the count of the mixer without biases.
-
-    Attributes:
-        mixer: The mixer's name here.
-        printed: Its name in the paper.
-        macs_text: The paper's formula of multiply-adds.
-        params_text: The paper's formula of parameters.
-        ratio_text: The paper's formula of their ratio.
-        macs: What the formula gives.
-        params: What the formula gives.
-        ratio: What the formula gives.
-        macs_counted: What was counted.
-        params_counted: What was counted, biases left out.
-        biases: Biases that no option switches off, by name, not in ``params_counted``.
-        sites: At how many pairs of N and D formula and count were compared.
-        disagree: The pairs (N, D) where they differ.
-    """
-
-    mixer: str
-    printed: str
-    macs_text: str
-    params_text: str
-    ratio_text: str
-    macs: int
-    params: int
-    ratio: float
-    macs_counted: int
-    params_counted: int
-    biases: dict[str, int]
-    sites: int
-    disagree: tuple[tuple[int, int], ...]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether formula and count are equal at every site."""
-        return not self.disagree
-
-
 def formula_rows(ledger: Ledger, sizes: Setting) -> tuple[FormulaRow, ...]:
     """Compare the formulas of Table 6 with counts at the tables' site and all of the figure's."""
     return tuple(_formula_row(ledger, sizes, formula) for formula in TABLE_6)
@@ -140,31 +106,6 @@ def _named(name: str, sizes: Setting) -> Candidate:
     return candidates(name, dim=sizes.dim, num_heads=sizes.num_heads)[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatioPoint:
-    """SKA Fig. 4: multiply-adds a parameter of a mixer without biases.
-
-    Attributes:
-        mixer: Its label.
-        tokens: N.
-        dim: D.
-        params: Trainable parameters, with biases that no option switches off; None if unknown.
-        macs: Multiply-adds; None if unknown.
-        ratio: Multiply-adds a parameter; None without parameters.
-        formula: The paper's ratio, for the paper's four mixers.
-        reason: Why there is no ratio; None if there is.
-    """
-
-    mixer: str
-    tokens: int
-    dim: int
-    params: int | None
-    macs: int | None
-    ratio: float | None
-    formula: float | None
-    reason: str | None
-
-
 def ratio_points(
     ledger: Ledger, candidate: Candidate, sites: Sequence[tuple[int, int]]
 ) -> list[RatioPoint]:
@@ -189,34 +130,6 @@ def ratio_points(
             )
         )
     return points
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightRow:
-    """SKA Table 7 for a mixer, read off its operations.
-
-    Attributes:
-        mixer: Its label.
-        sharing: ``"spatially global"`` where a learned kernel slides over the grid, else ``"no"``.
-        kernels: Sizes of such kernels.
-        dynamic: Matrix products both of whose factors the tokens give.
-        params_a_token: Parameters that one more token adds, on average from the fewest to the most
-            tokens of the figure; None if they could not be counted.
-        printed: The mixer's name in Table 7, if it is there.
-        printed_sharing: What Table 7 says of it.
-        printed_dynamic: What Table 7 says of it.
-        reason: Why nothing was read off; None if it was.
-    """
-
-    mixer: str
-    sharing: str | None = None
-    kernels: tuple[str, ...] = ()
-    dynamic: int | None = None
-    params_a_token: float | None = None
-    printed: str | None = None
-    printed_sharing: str | None = None
-    printed_dynamic: int | None = None
-    reason: str | None = None
 
 
 def weight_rows(
@@ -252,37 +165,6 @@ def _a_token(ledger: Ledger, candidate: Candidate, few: int, many: int) -> float
         return None
     grown, tokens = large.params - small.params, many - few
     return grown / tokens if grown % tokens else grown // tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyValueRow:
-    """Table 1 of key-value attention: the paper's formula beside counts.
-
-    Attributes:
-        mixer: The mixer here, with its options.
-        printed: Its name in the paper.
-        macs_text: The paper's formula of multiply-adds.
-        params_text: The paper's formula of parameters.
-        macs: What the formula gives.
-        params: What the formula gives.
-        macs_counted: The same parts counted: projections of Q and K, and the code of positions.
-        params_counted: The same parts counted, the bias of the code's projection left out.
-        biases: Biases that no option switches off, by name, not in ``params_counted``.
-        macs_total: Multiply-adds of the whole mixer: V, both products, output projection too.
-        params_total: Parameters of the whole mixer without switchable biases.
-    """
-
-    mixer: str
-    printed: str
-    macs_text: str
-    params_text: str
-    macs: int
-    params: int
-    macs_counted: int
-    params_counted: int
-    biases: dict[str, int]
-    macs_total: int
-    params_total: int
 
 
 def key_value_rows(ledger: Ledger, sizes: Setting) -> tuple[KeyValueRow, ...]:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from keymix.errors import UserError, unknown
+from keymix.records import to_json
 
 HOROWITZ = (
     "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, "
@@ -35,7 +36,7 @@ class Energy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""
-        return asdict(self)
+        return dict(to_json(self))
 
 
 # A multiply-add is a multiplication and an addition of the source's table, pJ

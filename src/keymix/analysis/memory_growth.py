@@ -8,9 +8,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +26,11 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.memory import MIB, available_bytes
+from keymix.analysis.memory_record import GrowthRow, MemoryGrowth
 from keymix.errors import UserError
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build, get_mixer_class, import_file
 from keymix.mixers.spiking_self import Order
-
-FORMAT = 1
-"""Version of the record (``MemoryGrowth.to_dict()["format"]``)."""
 
 MIXERS = "qk_token,spiking_self"
 SIDES = tuple(range(10, 201, 10))
@@ -68,64 +65,6 @@ At C = 256, T = B = 1, float32. The numbers fit MiB.
 PAPER_DIM = 256
 _PRINTED = {"qk_token": 0, "spiking_self": 1, "spiking_self(order=quadratic)": 1}
 _SHARE = 0.8  # of the free memory that an attention may take
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrowthRow:
-    """What one mixer's attention took at one number of tokens, or why it was not measured.
-
-    Attributes:
-        mixer: Its label.
-        side: Square root of the tokens N.
-        tokens: N.
-        mib: Peak of memory allocated beyond queries, keys and values, MiB.
-        ratio: The peak as a multiple of the first mixer's.
-        paper_mib: What Table 8 prints; None where it says nothing.
-        paper_ratio: The table's multiple of QKTA.
-        seconds: Time the pass took under measurement.
-        reason: Why nothing was measured; None if it was.
-    """
-
-    mixer: str
-    side: int
-    tokens: int
-    mib: float | None = None
-    ratio: float | None = None
-    paper_mib: float | None = None
-    paper_ratio: float | None = None
-    seconds: float | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryGrowth:
-    """What a study found, so far or in all.
-
-    Attributes:
-        mixers: Labels of the mixers; others are given as multiples of the first.
-        dim: Width C.
-        num_heads: Heads.
-        sides: Square roots of the numbers of tokens.
-        order: Order of SSA's product where the mixer does not name one.
-        device: Where it was measured.
-        how: What was read.
-        rows: The measurements.
-        complete: Whether all sides asked for have been measured.
-    """
-
-    mixers: tuple[str, ...]
-    dim: int
-    num_heads: int
-    sides: tuple[int, ...]
-    order: Order
-    device: str
-    how: str
-    rows: tuple[GrowthRow, ...] = ()
-    complete: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return {"format": FORMAT, **asdict(self)}
 
 
 def _ignore(told: str, share: float) -> None:

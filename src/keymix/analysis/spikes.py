@@ -16,14 +16,15 @@ from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.outputs import Varies
 from keymix.analysis.spikes_firing import (
     TABLE7,
-    Firing,
     FiringTally,
     by_stage,
     neuron_paths,
     points_of,
 )
 from keymix.analysis.spikes_operations import Operation, OperationCounter
+from keymix.analysis.spikes_record import EnergyBounds, Firing, SpikeReading, StageRates, Twin
 from keymix.errors import UserError
+from keymix.records import to_json
 
 __all__ = ["SpikeStudy", "spike_study"]
 
@@ -157,37 +158,41 @@ class SpikeStudy:
         macs = sum(op.macs for op in self.operations if op.path in self.repeated)
         return macs * (1 - 1 / self.time_steps) * self.cost.mac
 
+    def reading(self) -> SpikeReading:
+        """Return it as a record has it, with all that follows from it."""
+        energy = EnergyBounds.of(self.energy)
+        return SpikeReading(
+            images=self.images,
+            time_steps=self.time_steps,
+            batch_norm=self.batch_norm,
+            cost=self.cost,
+            rate=self.rate,
+            silent=self.silent,
+            varies=self.varies,
+            sops=self.sops,
+            macs=self.macs,
+            energy=energy,
+            twin=Twin(
+                macs=self.twin_macs,
+                energy=self.twin_energy,
+                ratio=None if self.dead or not energy.middle else self.twin_energy / energy.middle,
+            ),
+            notes=self.notes,
+            once=self.once,
+            repeated=self.repeated,
+            saved_once=self.saved_once,
+            table=tuple(
+                StageRates(mixer=mixer, stage=stage, rates=rates)
+                for (mixer, stage), rates in by_stage(self.firings).items()
+            ),
+            paper=TABLE7,
+            firings=self.firings,
+            operations=tuple(op.reading(self.cost) for op in self.operations),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""
-        low, middle, high = self.energy
-        return {
-            "images": self.images,
-            "time_steps": self.time_steps,
-            "batch_norm": self.batch_norm,
-            "cost": self.cost.to_dict(),
-            "rate": self.rate,
-            "silent": self.silent,
-            "varies": self.varies,
-            "sops": self.sops,
-            "macs": self.macs,
-            "energy": {"low": low, "middle": middle, "high": high},
-            "twin": {
-                "macs": self.twin_macs,
-                "energy": self.twin_energy,
-                "ratio": None if self.dead or not middle else self.twin_energy / middle,
-            },
-            "notes": list(self.notes),
-            "once": list(self.once),
-            "repeated": list(self.repeated),
-            "saved_once": self.saved_once,
-            "table": [
-                {"mixer": mixer, "stage": stage, "rates": rates}
-                for (mixer, stage), rates in by_stage(self.firings).items()
-            ],
-            "paper": {role: list(rates) for role, rates in TABLE7.items()},
-            "firings": [firing.to_dict() for firing in self.firings],
-            "operations": [op.to_dict(self.cost) for op in self.operations],
-        }
+        return dict(to_json(self.reading()))
 
 
 def _no_spike(paths: Sequence[str], layers: int) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis.spikes_record import Firing
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
 
@@ -47,42 +47,6 @@ TABLE7: Mapping[str, tuple[float, float]] = {
     MLP[1]: (0.2733, 0.1869),
 }
 """QKFormer's Table 7 (App. A.3), stages 1 and 2: HST-10-768 trained on ImageNet, 224 pixels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Firing:
-    """The spikes of one layer of neurons, or of what goes into a projection.
-
-    Attributes:
-        path: The module whose output it is; of a projection, whose input.
-        inward: Whether it is what goes into a projection, which no neuron gave as it is.
-        role: Its name in the paper, such as ``"Q"``; None outside of blocks.
-        mixer: The mixer that it belongs to, by name; None for none.
-        stage: The model's stage from 1; None where paths do not tell.
-        block: The block from 1, over all stages; None outside of blocks.
-        rate: Spikes per neuron per step, mean over images, steps and neurons.
-        by_step: The same at each time step.
-        neurons: How many there are for one image.
-        silent: Share of neurons that fired in no step of no image; None where images do not lie
-            on the second axis.
-        largest: Largest value; above 1 where it is not one spike at a time.
-    """
-
-    path: str
-    inward: bool
-    role: str | None
-    mixer: str | None
-    stage: int | None
-    block: int | None
-    rate: float
-    by_step: tuple[float, ...]
-    neurons: int
-    silent: float | None
-    largest: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return {**asdict(self), "by_step": list(self.by_step)}
 
 
 @dataclass(frozen=True)

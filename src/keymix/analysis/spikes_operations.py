@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.energy import Energy
 from keymix.analysis.operations import formula, is_free, uncounted
+from keymix.analysis.spikes_record import EnergyBounds, InputValues, Kind, OperationReading, What
 from keymix.analysis.spikes_uses import conv_macs, conv_uses, met
-from keymix.analysis.spikes_values import Kind, Values
+from keymix.analysis.spikes_values import Values
+from keymix.records import to_json
 
 aten = torch.ops.aten
-
-What = Literal["conv", "linear", "product", "sum", "norm", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,15 @@ class Operation:
         multiplied = 0.0 if self.what == "sum" else self.acs_low * cost.mac
         return self.acs_low * cost.ac, middle, max(middle, multiplied)
 
+    def reading(self, cost: Energy) -> OperationReading:
+        """Return it as a record has it, with its energy."""
+        values = None if self.values is None else InputValues(**self.values)
+        energy = EnergyBounds.of(self.energy(cost))
+        return OperationReading(**{**vars(self), "values": values}, energy=energy)
+
     def to_dict(self, cost: Energy) -> dict[str, Any]:
         """Return plain data, as JSON takes it, with the energy beside."""
-        low, middle, high = self.energy(cost)
-        return {**asdict(self), "energy": {"low": low, "middle": middle, "high": high}}
+        return dict(to_json(self.reading(cost)))
 
 
 class _Factor:

@@ -14,10 +14,12 @@ from keymix.analysis.capture import cannot_take, unwrapped
 from keymix.analysis.layer_choice import chosen_numbers
 from keymix.analysis.spikes import checked_neurons, undisturbed
 from keymix.analysis.spikes_firing import points_of
+from keymix.analysis.spikes_record import RasterReading
 from keymix.errors import UserError
 from keymix.hosts.layers import by_name
 from keymix.mixers.base import Grid
 from keymix.mixers.qk_token import QKTokenAttention
+from keymix.records import to_json
 
 SEGMENT = 100
 """Tokens that a raster shows unless told otherwise; the paper's number."""
@@ -53,21 +55,25 @@ class Raster:
     keys: Tensor
     masked: Tensor
 
+    def reading(self) -> RasterReading:
+        """Return it as a record has it: spikes are texts of 0 and 1, one a row."""
+        return RasterReading(
+            path=self.path,
+            stage=self.stage,
+            block=self.block,
+            head=self.head,
+            heads=self.heads,
+            step=self.step,
+            start=self.start,
+            grid=self.grid,
+            attention=_rows(self.attention),
+            keys=_rows(self.keys),
+            masked=_rows(self.masked),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it; spikes are texts of 0 and 1, one a row."""
-        return {
-            "path": self.path,
-            "stage": self.stage,
-            "block": self.block,
-            "head": self.head,
-            "heads": self.heads,
-            "step": self.step,
-            "start": self.start,
-            "grid": list(self.grid),
-            "attention": _rows(self.attention),
-            "keys": _rows(self.keys),
-            "masked": _rows(self.masked),
-        }
+        return dict(to_json(self.reading()))
 
 
 def spike_rasters(
@@ -209,5 +215,5 @@ def _segment(tokens: tuple[int, int] | None, number: int) -> tuple[int, int]:
     return start, count
 
 
-def _rows(spikes: Tensor) -> list[str]:
-    return ["".join("1" if s else "0" for s in row) for row in spikes.tolist()]
+def _rows(spikes: Tensor) -> tuple[str, ...]:
+    return tuple("".join("1" if s else "0" for s in row) for row in spikes.tolist())

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Kind = Literal["binary", "counts", "real"]
-"""``"binary"``: 0 and 1. ``"counts"``: whole numbers from 0 on, such as sums of spikes."""
+from keymix.analysis.spikes_record import Kind
 
 LARGEST = 8
 """Histograms count values up to here one by one; the last cell holds all from here on."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,18 @@ from keymix.cli import console, models_and_images, out_folder
 from keymix.cli.frames import refuse_frames, spikes_instead
 from keymix.cli.parser import VerbParser
 from keymix.errors import NoAttentionMap, UserError
+from keymix.records import to_json
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from keymix.analysis.attention_record import AttentionModel, AttentionRecord
     from keymix.analysis.overlay import Asking, Look
     from keymix.cli.models_and_images import Loaded
 
 SUMMARY = "where a model looks: maps over photos or whole, heads, rollout"
 RECORD, PAGE, MAPS = "attention.json", "attention.html", "maps.npz"
-FORMAT = 1
 
 _DESCRIPTION = """\
 Draw where models look: the attention maps of their layers over photos, or whole as matrices. It
@@ -133,16 +133,15 @@ def main(argv: list[str]) -> int:
         loaded = _models(given)
         refuse_frames(loaded)
         models_and_images.warn_of_random(loaded, console.note)
-        record, arrays = _looked(loaded, given, queries)
-        record["command"] = shlex.join(["keymix", "analyze", "attention", *argv])
-        written = _write(record, arrays, folder)
+        record, arrays = _looked(loaded, given, queries, argv)
+        record = _write(record, arrays, folder)
         done = True
     if given.json:
-        console.say(json.dumps(record, ensure_ascii=False))
+        console.say(json.dumps(to_json(record), ensure_ascii=False))
     else:
         _tell(record)
-    console.note(f"{folder / PAGE} shows it; {written} PNG and {MAPS} lie beside it")
-    return console.tell_broken(record["left_out"].values())
+    console.note(f"{folder / PAGE} shows it; {len(record.figures)} PNG and {MAPS} lie beside it")
+    return console.tell_broken(record.left_out.values())
 
 
 def _models(given: argparse.Namespace) -> list[Loaded]:
@@ -199,13 +198,18 @@ def _layers(text: str | None) -> list[str] | None:
 
 
 def _looked(
-    loaded: Sequence[Loaded], given: argparse.Namespace, queries: Sequence[Asking]
-) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    loaded: Sequence[Loaded],
+    given: argparse.Namespace,
+    queries: Sequence[Asking],
+    argv: list[str],
+) -> tuple[AttentionRecord, dict[str, np.ndarray[Any, Any]]]:
     """Look at every model: the record and its arrays."""
+    from keymix.analysis.attention_record import AttentionRecord
     from keymix.analysis.overlay import look
+    from keymix.analysis.study_record import joined
 
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    models: list[dict[str, Any]] = []
+    models: list[AttentionModel] = []
     asked: tuple[Asking, ...] = tuple(queries)
     left_out: dict[str, str] = {}
     names: tuple[str, ...] = ()
@@ -234,25 +238,26 @@ def _looked(
         models.append(_model(i, one, seen, arrays))
         if given.view == "image":
             arrays[f"m{i}.photos"] = shown.numpy()
-    if given.rollout and all(m["rollout"] is None for m in models):
-        raise UserError(f"{models[0]['label']}: no rollout: {models[0]['no_rollout']}")
+    if given.rollout and all(m.rollout is None for m in models):
+        raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")
     for m in models:
-        if m["no_rollout"] is not None:
-            console.note(f"{m['label']}: no rollout: {m['no_rollout']}")
-    return {
-        "format": FORMAT,
-        **out_folder.stamp(),
-        "stage": given.stage,
-        "heads": given.heads,
-        "view": given.view,
-        "scale": given.scale,
-        "rollout": given.rollout,
-        "queries": [_named(query) for query in asked],
-        "origin": origin,
-        "images": list(names),
-        "left_out": left_out,
-        "models": models,
-    }, arrays
+        if m.no_rollout is not None:
+            console.note(f"{m.label}: no rollout: {m.no_rollout}")
+    record = joined(
+        AttentionRecord,
+        out_folder.frame("analyze", "attention", *argv),
+        stage=given.stage,
+        heads=given.heads,
+        view=given.view,
+        scale=given.scale,
+        rollout=given.rollout,
+        queries=tuple(_named(query) for query in asked),
+        origin=origin,
+        images=names,
+        left_out=left_out,
+        models=tuple(models),
+    )
+    return record, arrays
 
 
 def _named(query: Asking) -> str:
@@ -289,59 +294,64 @@ def _photos(
 
 def _model(
     i: int, one: Loaded, seen: Look, arrays: dict[str, np.ndarray[Any, Any]]
-) -> dict[str, Any]:
+) -> AttentionModel:
     """Record a model; its arrays go to the others."""
+    from keymix.analysis.attention_record import AttentionLayer, AttentionModel, RolledOut
     from keymix.analysis.capture import At
 
-    def place(query: Asking, layout: Any) -> list[int] | None:
+    def place(query: Asking, layout: Any) -> tuple[int, int] | None:
         if not isinstance(query, At):
             return None
-        return list(divmod(query.token(layout) - layout.prefix, layout.grid[1]))
+        row, column = divmod(query.token(layout) - layout.prefix, layout.grid[1])
+        return row, column
 
     layers = []
     for each in seen.layers:
         key = f"m{i}.layer{each.number}"
         arrays[key] = each.weights
-        told = {
-            "number": each.number,
-            "path": each.path,
-            "array": key,
-            "heads": each.weights.shape[1],
-            "heads_read": each.heads,
-            "keys": each.keys,
-            "even": list(each.even),
-        }
+        made = AttentionLayer(
+            number=each.number,
+            path=each.path,
+            array=key,
+            heads=each.weights.shape[1],
+            heads_read=each.heads,
+            keys=each.keys,
+            even=each.even,
+        )
         if each.prefix is not None and each.layout is not None:
-            told |= {
-                "grid": list(each.layout.grid),
-                "key_grid": list(each.layout.key_grid),
-                "places": [place(query, each.layout) for query in seen.queries],
-                "peak": float((each.weights.max((-2, -1)) * each.even).mean()),
-                "prefix_share": float(each.prefix.mean()) if each.layout.prefix else None,
-            }
-        layers.append(told)
+            made = replace(
+                made,
+                grid=each.layout.grid,
+                key_grid=each.layout.key_grid,
+                places=tuple(place(query, each.layout) for query in seen.queries),
+                peak=float((each.weights.max((-2, -1)) * each.even).mean()),
+                prefix_share=float(each.prefix.mean()) if each.layout.prefix else None,
+            )
+        layers.append(made)
     rolled = None
     if seen.rollout is not None:
         layout = seen.layers[0].layout
         assert layout is not None  # it was rolled out over it
         arrays[f"m{i}.rollout"] = seen.rollout
         tokens = layout.prefix + layout.grid[0] * layout.grid[1]
-        rolled = {"array": f"m{i}.rollout", "tokens": tokens, "layers": seen.rolled, "of": seen.of}
-    return {
-        "label": one.label,
-        "name": one.name,
-        "weights": one.weights,
-        "random": one.weights == models_and_images.RANDOM,
-        "photos": f"m{i}.photos",
-        "layers": layers,
-        "missing": seen.missing,
-        "rollout": rolled,
-        "no_rollout": seen.no_rollout,
-    }
+        rolled = RolledOut(array=f"m{i}.rollout", tokens=tokens, layers=seen.rolled, of=seen.of)
+    return AttentionModel(
+        label=one.label,
+        name=one.name,
+        weights=one.weights,
+        random=one.weights == models_and_images.RANDOM,
+        photos=f"m{i}.photos",
+        layers=tuple(layers),
+        missing=seen.missing,
+        rollout=rolled,
+        no_rollout=seen.no_rollout,
+    )
 
 
-def _write(record: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> int:
-    """Write all files; pictures of a look before go."""
+def _write(
+    record: AttentionRecord, arrays: Mapping[str, np.ndarray[Any, Any]], folder: Path
+) -> AttentionRecord:
+    """Write all files; pictures of a look before go. Return the record with its figures."""
     from keymix.report.attention import figures, render
     from keymix.train.files import write_arrays, write_bytes, write_text
 
@@ -350,16 +360,16 @@ def _write(record: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], f
         console.note(f"drew {each.file}")
         drawn.append(each)
     before = _pictures_of(folder)
-    record["figures"] = [each.file for each in drawn]
+    record = replace(record, figures=tuple(each.file for each in drawn))
     for each in drawn:
         write_bytes(folder / each.file, each.png)
     write_arrays(folder / MAPS, arrays)
-    told = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    told = json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"
     for name, text in ((PAGE, render(record, drawn)), (RECORD, told)):
         write_text(folder / name, text)
-    for stale in before - set(record["figures"]):
+    for stale in before - set(record.figures):
         (folder / stale).unlink(missing_ok=True)
-    return len(drawn)
+    return record
 
 
 def _pictures_of(folder: Path) -> set[str]:
@@ -377,22 +387,22 @@ def _pictures_of(folder: Path) -> set[str]:
     return {name for name in drawn if is_name(name) and name.endswith(".png")}
 
 
-def _tell(record: Mapping[str, Any]) -> None:
+def _tell(record: AttentionRecord) -> None:
     """Print a row a layer."""
     heads = ["model", "layer", "path", "strongest, x even", "on prefix tokens, %"]
     rows = []
-    for model in record["models"]:
-        for layer in model["layers"]:
-            peak, share = layer.get("peak"), layer.get("prefix_share")
+    for model in record.models:
+        for layer in model.layers:
+            peak, share = layer.peak, layer.prefix_share
             rows.append(
                 [
-                    model["label"],
-                    str(layer["number"]),
-                    layer["path"],
+                    model.label,
+                    str(layer.number),
+                    layer.path,
                     "" if peak is None else f"{peak:.3g}",
                     "" if share is None else f"{100 * share:.1f}",
                 ]
             )
-        for path, why in model["missing"].items():
-            console.note(f"{model['label']}: {path} has no map: {why}")
+        for path, why in model.missing.items():
+            console.note(f"{model.label}: {path} has no map: {why}")
     console.table(heads, rows, left=3)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console, out_folder
 from keymix.cli.frames import refuse_frames, spikes_instead
@@ -22,8 +21,10 @@ from keymix.cli.models_and_images import (
 )
 from keymix.cli.parser import VerbParser
 from keymix.errors import one_line
+from keymix.records import to_json
 
 if TYPE_CHECKING:
+    from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
     from keymix.cli.models_and_images import Images, Loaded
 
 SUMMARY = "do deep layers repeat their attention: DeepViT's similarity, entropy, sinks, rank"
@@ -117,14 +118,17 @@ def main(argv: list[str]) -> int:
     images = [load_images(one, given.images, limit=given.limit) for one in loaded]
     warn_of_random(loaded, console.note)
 
+    from keymix.analysis.collapse_record import CollapseRecord
+    from keymix.analysis.study_record import joined
     from keymix.train.signals import interruptible
 
     stands = "nothing was written" if folder is None else f"{given.out!r} is as it was"
-    record: dict[str, Any] = {}
-    with interruptible(lambda: stands), out_folder.made(folder, lambda: bool(record)):
-        studies = [_study(*pair, given) for pair in zip(loaded, images, strict=True)]
-        command = shlex.join(["keymix", "analyze", "collapse", *argv])
-        record |= {"studies": studies, "command": command, **out_folder.stamp()}
+    made: list[CollapseRecord] = []
+    with interruptible(lambda: stands), out_folder.made(folder, lambda: bool(made)):
+        studies = tuple(_study(*pair, given) for pair in zip(loaded, images, strict=True))
+        frame = out_folder.frame("analyze", "collapse", *argv)
+        made.append(joined(CollapseRecord, frame, studies=studies))
+    (record,) = made
     if folder is not None:
         _write(record, folder)
     _tell(record, as_json=given.json)
@@ -137,9 +141,11 @@ def main(argv: list[str]) -> int:
     return console.tell_broken(why for each in images for why in each.left_out.values())
 
 
-def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[str, Any]:
+def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> CollapseStudy:
     """Measure one model."""
     from keymix.analysis.collapse import collapse
+    from keymix.analysis.collapse_record import CollapseStudy
+    from keymix.analysis.study_record import joined
     from keymix.train.model import device_of_this_machine
 
     layers = None
@@ -158,39 +164,40 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
             progress=progress,
         )
     loaded.model.to("cpu")
-    return {
-        "label": loaded.label,
-        "name": loaded.name,
-        "weights": loaded.weights,
-        "random": loaded.weights == RANDOM,
-        "origin": images.origin,
-        "left_out": dict(images.left_out),
-        **found.to_dict(),
-    }
+    return joined(
+        CollapseStudy,
+        found.reading(),
+        label=loaded.label,
+        name=loaded.name,
+        weights=loaded.weights,
+        random=loaded.weights == RANDOM,
+        origin=images.origin,
+        left_out=dict(images.left_out),
+    )
 
 
-def _tell(record: Mapping[str, Any], *, as_json: bool) -> None:
+def _tell(record: CollapseRecord, *, as_json: bool) -> None:
     if as_json:
-        console.say(json.dumps(record, ensure_ascii=False))
+        console.say(json.dumps(to_json(record), ensure_ascii=False))
     elif console.out.is_terminal:
-        for study in record["studies"]:
+        for study in record.studies:
             _tell_person(study)
     else:
-        _tell_pipe(record["studies"])
-        for study in record["studies"]:
-            console.note(one_line(f"{study['label']}: {study['verdict']['headline']}"))
+        _tell_pipe(record.studies)
+        for study in record.studies:
+            console.note(one_line(f"{study.label}: {study.verdict.headline}"))
 
 
-def _tell_person(study: Mapping[str, Any]) -> None:
-    verdict = study["verdict"]
-    console.out.print(one_line(study["label"]), style="bold", markup=False)
-    told = [verdict["headline"], *verdict["evidence"], *verdict["caveats"]]
-    if study["random"]:
+def _tell_person(study: CollapseStudy) -> None:
+    verdict = study.verdict
+    console.out.print(one_line(study.label), style="bold", markup=False)
+    told = [verdict.headline, *verdict.evidence, *verdict.caveats]
+    if study.random:
         told.append("Random weights: this says nothing of a trained model.")
     console.say("\n".join(f"  {one_line(line)}" for line in told) + "\n")
 
 
-def _tell_pipe(studies: list[dict[str, Any]]) -> None:
+def _tell_pipe(studies: Sequence[CollapseStudy]) -> None:
     """Print a line a block, numbers raw."""
     from keymix.report.collapse import COLUMNS, rows_of
 
@@ -199,9 +206,9 @@ def _tell_pipe(studies: list[dict[str, Any]]) -> None:
         ["model", "path", *headings],
         [
             [
-                study["label"],
-                row["path"],
-                *("" if raw is None else f"{raw:.6g}" for raw, _ in row["cells"]),
+                study.label,
+                row.path,
+                *("" if raw is None else f"{raw:.6g}" for raw, _ in row.cells),
             ]
             for study in studies
             for row in rows_of(study)
@@ -209,7 +216,7 @@ def _tell_pipe(studies: list[dict[str, Any]]) -> None:
     )
 
 
-def _write(record: Mapping[str, Any], folder: Path) -> None:
+def _write(record: CollapseRecord, folder: Path) -> None:
     from keymix.report.collapse import files, render
     from keymix.train.files import write_text
 
@@ -217,7 +224,7 @@ def _write(record: Mapping[str, Any], folder: Path) -> None:
     for stale in folder.glob("collapse-*.svg"):
         if stale.name not in made:
             stale.unlink()
-    texts = {RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n", **made}
+    texts = {RECORD: json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n", **made}
     for name, text in {**texts, PAGE: render(record)}.items():
         write_text(folder / name, text)
 

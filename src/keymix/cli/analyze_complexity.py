@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from keymix.cli import console, out_folder
 from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError, one_line
+from keymix.records import to_json
 
 if TYPE_CHECKING:
-    from keymix.analysis.complexity import Complexity
+    from keymix.analysis.complexity_record import Complexity, ComplexityRecord
     from keymix.analysis.complexity_scaling import Progress
 
 SUMMARY = "the papers' formulas of cost beside counts; latency and memory against tokens"
@@ -109,7 +109,6 @@ def main(argv: list[str]) -> int:
     from keymix.train.signals import interruptible
 
     known: list[Complexity] = []
-    command = shlex.join(["keymix", "analyze", "complexity", *argv])
     with (
         interruptible(lambda: _stands(known, given.out)),
         out_folder.made(folder, lambda: bool(known)),
@@ -134,9 +133,9 @@ def main(argv: list[str]) -> int:
                 known[:] = [part]
         except KeyboardInterrupt:
             if known:
-                _deliver(known[-1], command, folder, given)
+                _deliver(known[-1], argv, folder, given)
             raise
-    _deliver(known[-1], command, folder, given)
+    _deliver(known[-1], argv, folder, given)
     return 0
 
 
@@ -165,31 +164,29 @@ def _stands(known: list[Complexity], out: str | None) -> str:
     return f"{out!r} holds what {measured}; the same command with --overwrite measures all"
 
 
-def _record(study: Complexity, command: str) -> dict[str, Any]:
-    made = out_folder.stamp()
-    lines = made["environment"]
+def _record(study: Complexity, argv: list[str]) -> ComplexityRecord:
+    from keymix.analysis.complexity_record import ComplexityRecord
+    from keymix.analysis.study_record import joined
+
+    frame = out_folder.frame("analyze", "complexity", *argv)
+    lines = {**frame.environment, "threads": str(study.setting.threads)}
     if study.setting.device == "cpu":
         lines.pop("device", None)
-    return {
-        **study.to_dict(),
-        "command": command,
-        "created": made["created"],
-        "environment": {**lines, "threads": str(study.setting.threads)},
-    }
+    return joined(ComplexityRecord, study, frame, environment=lines)
 
 
 def _deliver(
-    study: Complexity, command: str, folder: Path | None, given: argparse.Namespace
+    study: Complexity, argv: list[str], folder: Path | None, given: argparse.Namespace
 ) -> None:
     """Write the files and tell the result."""
     from keymix.report.complexity_tables import tables
 
-    record = _record(study, command)
+    record = _record(study, argv)
     if folder is not None:
         _write(record, folder)
     shown = [table for table in tables(record) if table.shown]
     if given.json:
-        console.say(json.dumps(record, ensure_ascii=False))
+        console.say(json.dumps(to_json(record), ensure_ascii=False))
     elif given.markdown:
         console.say("\n".join(f"{table.title}\n\n{table.markdown()}" for table in shown).rstrip())
     elif console.out.is_terminal:
@@ -214,13 +211,13 @@ def word(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
-def _write(record: dict[str, Any], folder: Path) -> None:
+def _write(record: ComplexityRecord, folder: Path) -> None:
     from keymix.report.complexity import render
     from keymix.report.complexity_tables import tables
     from keymix.train.files import write_text
 
     csvs = {f"complexity-{table.key}.csv": table.csv() for table in tables(record) if table.saved}
-    texts = {RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n", **csvs}
+    texts = {RECORD: json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n", **csvs}
     for stale in folder.glob("complexity-*.csv"):
         if stale.name not in texts:
             stale.unlink()

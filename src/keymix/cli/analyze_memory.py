@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console, out_folder
 from keymix.cli.analyze_complexity import watching, word
 from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError
+from keymix.records import to_json
 
 if TYPE_CHECKING:
-    from keymix.analysis.memory_growth import MemoryGrowth
+    from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
 
 SUMMARY = "peak memory of attention against tokens, beside QKFormer's Table 8"
 RECORD, PAGE, CSV = "memory.json", "memory.html", "memory.csv"
@@ -97,7 +97,6 @@ def main(argv: list[str]) -> int:
     from keymix.train.signals import interruptible
 
     known: list[MemoryGrowth] = []
-    command = shlex.join(["keymix", "analyze", "memory", *argv])
     with (
         interruptible(lambda: _stands(known, given.out)),
         out_folder.made(folder, lambda: bool(known)),
@@ -118,9 +117,9 @@ def main(argv: list[str]) -> int:
                 known[:] = [part]
         except KeyboardInterrupt:
             if known:
-                _deliver(known[-1], command, folder, given)
+                _deliver(known[-1], argv, folder, given)
             raise
-    _deliver(known[-1], command, folder, given)
+    _deliver(known[-1], argv, folder, given)
     return 0
 
 
@@ -163,20 +162,23 @@ def _stands(known: list[MemoryGrowth], out: str | None) -> str:
 
 
 def _deliver(
-    study: MemoryGrowth, command: str, folder: Path | None, given: argparse.Namespace
+    study: MemoryGrowth, argv: list[str], folder: Path | None, given: argparse.Namespace
 ) -> None:
     """Write the files and tell the result."""
+    from keymix.analysis.memory_record import MemoryRecord
+    from keymix.analysis.study_record import joined
     from keymix.report import memory
 
-    made = out_folder.stamp()
+    frame = out_folder.frame("analyze", "memory", *argv)
+    lines = dict(frame.environment)
     if study.device == "cpu":
-        made["environment"].pop("device", None)
-    record: dict[str, Any] = {**study.to_dict(), "command": command, **made}
+        lines.pop("device", None)
+    record = joined(MemoryRecord, study, frame, environment=lines)
     if folder is not None:
         _write(record, folder)
     shown = memory.table(record)
     if given.json:
-        console.say(json.dumps(record, ensure_ascii=False))
+        console.say(json.dumps(to_json(record), ensure_ascii=False))
     elif given.markdown:
         console.say(f"{shown.title}\n\n{shown.markdown()}".rstrip())
     elif console.out.is_terminal:
@@ -191,10 +193,10 @@ def _deliver(
         console.note(f"{folder / PAGE} shows it; {RECORD} and {CSV} lie beside it")
 
 
-def _write(record: dict[str, Any], folder: Path) -> None:
+def _write(record: MemoryRecord, folder: Path) -> None:
     from keymix.report import memory
     from keymix.train.files import write_text
 
-    write_text(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / RECORD, json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n")
     write_text(folder / CSV, memory.rows(record).csv())
     write_text(folder / PAGE, memory.render(record))

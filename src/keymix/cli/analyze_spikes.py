@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,12 @@ from keymix.cli.models_and_images import (
 )
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, one_line
+from keymix.records import to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
     from keymix.cli.models_and_images import Images, Loaded
 
 SUMMARY = "what spikes come to: firing rates, rasters, synaptic operations, energy"
@@ -131,14 +132,17 @@ def main(argv: list[str]) -> int:
     images = [_shown(one, given) for one in loaded]
     warn_of_random(loaded, console.note)
 
+    from keymix.analysis.spikes_record import SpikesRecord
+    from keymix.analysis.study_record import joined
     from keymix.train.signals import interruptible
 
     stands = "nothing was written" if folder is None else f"{given.out!r} is as it was"
-    record: dict[str, Any] = {}
-    with interruptible(lambda: stands), out_folder.made(folder, lambda: bool(record)):
-        studies = [_study(*pair, given) for pair in zip(loaded, images, strict=True)]
-        command = shlex.join(["keymix", "analyze", "spikes", *argv])
-        record |= {"studies": studies, "command": command, **out_folder.stamp()}
+    made: list[SpikesRecord] = []
+    with interruptible(lambda: stands), out_folder.made(folder, lambda: bool(made)):
+        studies = tuple(_study(*pair, given) for pair in zip(loaded, images, strict=True))
+        frame = out_folder.frame("analyze", "spikes", *argv)
+        made.append(joined(SpikesRecord, frame, studies=studies))
+    (record,) = made
     if folder is not None:
         _write(record, folder)
     _tell(record, as_json=given.json)
@@ -188,13 +192,17 @@ def _shown(loaded: Loaded, given: argparse.Namespace) -> Images:
     return load_images(loaded, given.images, limit=given.limit)
 
 
-def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[str, Any]:
+def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> SpikesStudy:
     """Measure one model."""
     from keymix.analysis.spikes import spike_study
+    from keymix.analysis.spikes_record import SpikesStudy
+    from keymix.analysis.study_record import joined
     from keymix.train.model import device_of_this_machine
 
     model = loaded.model.to(device_of_this_machine())
-    rasters = _rasters(loaded, images, given)  # first, since what is wrong there shows at once
+    raster_image, photo, rasters = _rasters(
+        loaded, images, given
+    )  # first, since what is wrong there shows at once
     with _watching(loaded.label, len(images), images.kind) as progress:
         found = spike_study(
             model,
@@ -205,23 +213,25 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
             progress=progress,
         )
     loaded.model.to("cpu")
-    told = found.to_dict()
-    return {
-        "label": loaded.label,
-        "name": loaded.name,
-        "weights": loaded.weights,
-        "random": loaded.weights == RANDOM,
-        "origin": images.origin,
-        "left_out": dict(images.left_out),
-        **told,
-        "notes": [*_at_chance(loaded), *told["notes"]],
-        **rasters,
-    }
+    return joined(
+        SpikesStudy,
+        found.reading(),
+        label=loaded.label,
+        name=loaded.name,
+        weights=loaded.weights,
+        random=loaded.weights == RANDOM,
+        origin=images.origin,
+        left_out=dict(images.left_out),
+        notes=(*_at_chance(loaded), *found.notes),
+        raster_image=raster_image,
+        photo=photo,
+        rasters=rasters,
+    )
 
 
 def _at_chance(loaded: Loaded) -> list[str]:
     """Say of a run that its test accuracy is not above chance, if that is so."""
-    from keymix.analysis.chance import no_better_than_chance
+    from keymix.analysis.statistics import no_better_than_chance
 
     if loaded.run is None or not loaded.run.done:
         return []
@@ -236,8 +246,10 @@ def _at_chance(loaded: Loaded) -> list[str]:
     ]
 
 
-def _rasters(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[str, Any]:
-    """Read the spikes of the token attention on one image."""
+def _rasters(
+    loaded: Loaded, images: Images, given: argparse.Namespace
+) -> tuple[str | None, str | None, tuple[RasterReading, ...]]:
+    """Read the spikes of the token attention on one image: its name, itself, and the rasters."""
     from keymix.analysis.spikes_raster import spike_rasters
     from keymix.report.pictures import image_uri
 
@@ -250,11 +262,10 @@ def _rasters(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[
         step=given.step,
         tokens=given.segment,
     )
-    return {
-        "raster_image": Path(images.names[number]).name if found else None,
-        "photo": image_uri(images.picture(pixels).numpy()) if found else None,
-        "rasters": [raster.to_dict() for raster in found],
-    }
+    if not found:
+        return None, None, ()
+    photo = image_uri(images.picture(pixels).numpy())
+    return Path(images.names[number]).name, photo, tuple(raster.reading() for raster in found)
 
 
 def _raster_image(images: Images, number: int | None) -> tuple[int, Tensor]:
@@ -269,35 +280,35 @@ def _raster_image(images: Images, number: int | None) -> tuple[int, Tensor]:
     return number, images.pixels(number)
 
 
-def _tell(record: Mapping[str, Any], *, as_json: bool) -> None:
+def _tell(record: SpikesRecord, *, as_json: bool) -> None:
     if as_json:
-        console.say(json.dumps(record, ensure_ascii=False))
+        console.say(json.dumps(to_json(record), ensure_ascii=False))
     elif console.out.is_terminal:
         _tell_person(record)
     else:
         _tell_pipe(record)
 
 
-def _tell_person(record: Mapping[str, Any]) -> None:
+def _tell_person(record: SpikesRecord) -> None:
     from keymix.report.spikes_tables import headline, tables
 
-    for study in record["studies"]:
-        console.out.print(one_line(study["label"]), style="bold", markup=False)
-        told = [headline(study), *study["notes"]]
-        if study["random"]:
+    for study in record.studies:
+        console.out.print(one_line(study.label), style="bold", markup=False)
+        told = [headline(study), *study.notes]
+        if study.random:
             told.append("Random weights: this says nothing of a trained model.")
         console.say("\n".join(f"  {one_line(line)}" for line in told) + "\n")
     for table in tables(record):
         if table.shown:
             console.table(table.headings(), table.cells(), title=table.title, left=table.leading())
-    cost = record["studies"][0]["cost"]
+    cost = record.studies[0].cost
     console.say(
-        f"{cost['mac']:g} pJ a multiply-add, {cost['ac']:g} pJ an addition ({cost['name']}); "
+        f"{cost.mac:g} pJ a multiply-add, {cost.ac:g} pJ an addition ({cost.name}); "
         "memory access is not counted. --out DIR writes every layer and every assumption."
     )
 
 
-def _tell_pipe(record: Mapping[str, Any]) -> None:
+def _tell_pipe(record: SpikesRecord) -> None:
     """Print the totals and the rates by stage, each line led by its table's name."""
     from keymix.report.spikes_tables import headline, tables
 
@@ -305,9 +316,9 @@ def _tell_pipe(record: Mapping[str, Any]) -> None:
         if table.key in PIPED:
             for line in table.plain():
                 console.line((table.key, *map(_word, line)))
-    for study in record["studies"]:
-        for told in (headline(study), *study["notes"]):
-            console.note(one_line(f"{study['label']}: {told}"))
+    for study in record.studies:
+        for told in (headline(study), *study.notes):
+            console.note(one_line(f"{study.label}: {told}"))
 
 
 def _word(value: Any) -> str:
@@ -316,7 +327,7 @@ def _word(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
-def _write(record: Mapping[str, Any], folder: Path) -> None:
+def _write(record: SpikesRecord, folder: Path) -> None:
     from keymix.report.spikes import files, render
     from keymix.train.files import write_text
 
@@ -325,7 +336,7 @@ def _write(record: Mapping[str, Any], folder: Path) -> None:
         for stale in folder.glob(pattern):
             if stale.name not in made:
                 stale.unlink()
-    texts = {RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n", **made}
+    texts = {RECORD: json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n", **made}
     for name, text in {**texts, PAGE: render(record)}.items():
         write_text(folder / name, text)
 

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.analysis.study_record import StudyRecord
 
 
 def checked(name: str, record: str, *, overwrite: bool) -> Path:
@@ -65,12 +69,18 @@ def made(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]:
                     path.rmdir()
 
 
-def stamp() -> dict[str, Any]:
-    """Say when and on what a record was made."""
+def frame(*words: str) -> StudyRecord:
+    """Say by which command, when and on what a record is made.
+
+    Args:
+        words: The command line after ``keymix``.
+    """
+    from keymix.analysis.study_record import StudyRecord
     from keymix.compare import environments
     from keymix.train.environment import environment
 
-    return {
-        "created": time.strftime("%Y-%m-%d %H:%M %Z"),
-        "environment": environments.lines(environment()),
-    }
+    return StudyRecord(
+        command=shlex.join(["keymix", *words]),
+        created=time.strftime("%Y-%m-%d %H:%M %Z"),
+        environment=environments.lines(environment()),
+    )

@@ -10,21 +10,21 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console
+from keymix.cli import console, out_folder
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from keymix.cli.swap_folder import Folder
     from keymix.cli.swap_source import Source
     from keymix.mixers.spec import MixerSpec
-    from keymix.surgery.report import SwapReport
     from keymix.surgery.search_record import Search, Step
+    from keymix.surgery.swap_record import BothScores, SwapRecord, SwapSetting
 
 IMAGES = 256
 """Calibration images where nobody says how many."""
@@ -144,8 +144,8 @@ def main(argv: list[str]) -> int:
         if record is not None:
             console.note(f"{str(folder.path)!r} is done; --overwrite swaps again")
         else:
-            record = _swap(given, spec, source, folder, folder.begin(setting))
-            record["command"] = shlex.join(["keymix", "swap", *argv])
+            known = folder.begin(setting)
+            record = _swap(given, spec, source, folder, known, setting, argv)
             folder.finish(record)
     _tell(record, folder.path, as_json=given.json)
     return 0
@@ -161,28 +161,39 @@ def _refuse_idle(given: argparse.Namespace) -> None:
         raise UserError("--init fresh starts keys anew, and a search calibrates them: leave it out")
 
 
-def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> dict[str, Any]:
-    """What a search that goes on must have in common with its beginning."""
-    names = ("layers", "init", "estimate", "images", "held_out", "search", "budget", "cost")
-    told = {name: getattr(given, name) for name in names}
-    return {
-        "model": given.model,
-        "mixer": spec.label,
-        "weights": source.weights,
-        "data": source.data.spec,
-        **{name: source.seen[name] for name in ("image_size", "mean", "std")},
-        **told,
-    }
+def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> SwapSetting:
+    from keymix.surgery.swap_record import SwapSetting
+
+    return SwapSetting(
+        model=given.model,
+        mixer=spec.label,
+        weights=source.weights,
+        data=source.data.spec,
+        image_size=tuple(source.seen["image_size"]),
+        mean=tuple(source.seen["mean"]),
+        std=tuple(source.seen["std"]),
+        layers=given.layers,
+        init=given.init,
+        estimate=given.estimate,
+        images=given.images,
+        held_out=given.held_out,
+        search=given.search,
+        budget=given.budget,
+        cost=given.cost,
+    )
 
 
 def _swap(
     given: argparse.Namespace,
     spec: MixerSpec,
     source: Source,
-    folder: Any,
+    folder: Folder,
     known: Search | None,
-) -> dict[str, Any]:
+    setting: SwapSetting,
+    argv: list[str],
+) -> SwapRecord:
     """Swap, measure and write the model; return the record."""
+    from keymix.analysis.study_record import joined
     from keymix.hosts.layers import find_layers
     from keymix.surgery.attention_cost import attention_costs
     from keymix.surgery.held_out import HeldOut
@@ -190,6 +201,7 @@ def _swap(
     from keymix.surgery.search import drawing
     from keymix.surgery.search_record import sentence, undefined
     from keymix.surgery.statistics import gather
+    from keymix.surgery.swap_record import LayerTable, SwapRecord
 
     model, layers = source.model, given.layers
     calibration: Tensor | None = None
@@ -251,24 +263,26 @@ def _swap(
     told = (
         sentence(before, after, len(places)) if why is None else undefined(after, len(places), why)
     )
-    record: dict[str, Any] = {
-        "sentence": told,
-        "model": source.name,
-        "mixer": spec.label,
-        "weights": source.weights,
-        "calibration": 0 if calibration is None else len(calibration),
-        "held_out": len(held.labels),
-        "before": asdict(before),
-        "after": asdict(after),
-        "before_ms": after.original_ms,
-        "test": test,
-        "next": _next(source, folder.path),
-        "search": None if found is None else found.to_dict(),
-        "basis": None if found is None else found.basis(),
-        "report": report.to_dict(),
-        "layers": _layers(report),
-    }
-    return record
+    return joined(
+        SwapRecord,
+        out_folder.frame("swap", *argv),
+        sentence=told,
+        model=source.name,
+        mixer=spec.label,
+        weights=source.weights,
+        calibration=0 if calibration is None else len(calibration),
+        held_out=len(held.labels),
+        before=before,
+        after=after,
+        before_ms=after.original_ms,
+        test=test,
+        next=_next(source, folder.path),
+        search=found,
+        basis=None if found is None else found.basis(),
+        report=report,
+        layers=LayerTable.of(report),
+        setting=setting,
+    )
 
 
 def _same_step(found: Search, held: Any, swapped: nn.Module) -> Step | None:
@@ -278,12 +292,6 @@ def _same_step(found: Search, held: Any, swapped: nn.Module) -> Step | None:
     loss, right = held.score(swapped)
     same = abs(loss - step.loss) <= 1e-4 * step.loss
     return step if same and float(right.double().mean()) == step.top1 else None
-
-
-def _layers(report: SwapReport) -> dict[str, Any]:
-    heads, rows = report.table()
-    notes = [f"{row.path}: {note}" for row in report.rows for note in row.notes]
-    return {"heads": heads, "rows": rows, "notes": [*notes, *report.notes]}
 
 
 def _write_models(
@@ -298,9 +306,10 @@ def _write_models(
     write(folder, recipe_of(source.recipe, swapped), swapped, source.seen, images)
 
 
-def _test(source: Source, model: nn.Module, swapped: nn.Module) -> dict[str, Any]:
+def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     """Loss and accuracies of both models on the test split."""
     from keymix.data.loaders import Loader
+    from keymix.surgery.swap_record import BothScores, TestScores
     from keymix.train.model import device_of_this_machine
     from keymix.train.run_data import relabelled
     from keymix.train.scoring import score
@@ -321,11 +330,12 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> dict[str, Any
             num_classes=len(source.seen["classes"]),
             device=device,
         )
-        told[name] = {**scored.metrics, "images": len(scored.index)}
-    return told
+        metrics: dict[str, Any] = {**scored.metrics, "images": len(scored.index)}
+        told[name] = TestScores(**metrics)
+    return BothScores(**told)
 
 
-def _next(source: Source, folder: Path) -> list[str]:
+def _next(source: Source, folder: Path) -> tuple[str, ...]:
     teacher = str(folder / "original") if source.run is None else source.name
     out = str(folder)
     schedule = source.recipe.schedule
@@ -334,29 +344,29 @@ def _next(source: Source, folder: Path) -> list[str]:
     recover = ["keymix", "train", out, "--model.weights", out, "--schedule.epochs", "1", *shorter]
     recover += ["--loss.distill", "0.5", "--loss.distill_teacher", teacher]
     recover += ["--out", f"{out}-recovered"]
-    return [shlex.join(["keymix", "eval", out]), shlex.join(recover)]
+    return shlex.join(["keymix", "eval", out]), shlex.join(recover)
 
 
-def _tell(record: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+def _tell(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     if as_json:
-        console.say(json.dumps({"folder": str(folder), **record}, ensure_ascii=False))
+        whole = {"folder": str(folder), **record.to_dict()}
+        console.say(json.dumps(whole, ensure_ascii=False))
         return
     from keymix.report.swap import told_latency
 
-    layers = record["layers"]
-    console.table(layers["heads"], layers["rows"], left=7)
-    console.say(record["sentence"])
+    console.table(record.layers.heads, record.layers.rows, left=7)
+    console.say(record.sentence)
     console.note(
-        f"In brackets: 95 % interval over {record['held_out']} held-out images. Latency of one "
-        f"image: {told_latency(record['after'])}."
+        f"In brackets: 95 % interval over {record.held_out} held-out images. Latency of one "
+        f"image: {told_latency(record.after)}."
     )
-    for note in layers["notes"]:
+    for note in record.layers.notes:
         console.note(note)
-    if record["test"] is not None:
-        before, after = (100 * record["test"][name]["top1"] for name in ("before", "after"))
+    if record.test is not None:
+        before, after = 100 * record.test.before.top1, 100 * record.test.after.top1
         console.say(f"test top-1 {before:.2f} % before, {after:.2f} % after")
     console.note(f"{folder / 'report.html'} shows it. Then:")
-    for line in record["next"]:
+    for line in record.next:
         console.note(f"  {line}")
 
 

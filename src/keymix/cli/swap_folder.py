@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from keymix.cli import out_folder
 from keymix.errors import UserError
+from keymix.records import from_json, to_json
 
 if TYPE_CHECKING:
     from keymix.surgery.search_record import Search
+    from keymix.surgery.swap_record import SwapRecord, SwapSetting
+
+R = TypeVar("R")
 
 SEARCH, STEPS, PAGE = "search.json", "search.csv", "report.html"
 
@@ -32,7 +35,7 @@ class Folder:
         from keymix.train.lock import LOCK
 
         self.path, self._overwrite = path, overwrite
-        self._setting: dict[str, Any] = {}
+        self._setting: SwapSetting | None = None
         self._kept: Search | None = None
         name = str(path)
         if path.exists() and not path.is_dir():
@@ -43,7 +46,7 @@ class Folder:
                 f"the folder {name!r} is not empty and holds no swap: name another with --out."
             )
 
-    def finished(self, setting: dict[str, Any], *, test: bool) -> dict[str, Any] | None:
+    def finished(self, setting: SwapSetting, *, test: bool) -> SwapRecord | None:
         """Return the record of a finished swap that is there, if it is the one asked for.
 
         Args:
@@ -51,23 +54,24 @@ class Folder:
             test: Whether the record must hold the test split's scores.
 
         Raises:
-            UserError: If another swap is there.
+            UserError: If another swap is there, or a damaged one.
         """
+        from keymix.surgery.swap_record import SwapRecord
         from keymix.train import files
 
         path = self.path / files.SWAP
         if self._overwrite or not path.exists():
             return None
-        record: dict[str, Any] = files.read_json(path)
-        if "sentence" not in record:  # it was begun, and stopped
+        there = files.read_json(path)
+        if "sentence" not in there:  # it was begun, and stopped
             return None
-        if record.get("setting") != setting or (test and record.get("test") is None):
+        if there.get("setting") != to_json(setting) or (test and there.get("test") is None):
             raise UserError(
                 f"--out {str(self.path)!r} holds a swap: name another or add --overwrite."
             )
-        return record
+        return _opened(SwapRecord, there, path)
 
-    def begin(self, setting: dict[str, Any]) -> Search | None:
+    def begin(self, setting: SwapSetting) -> Search | None:
         """Return what an earlier, stopped search found there.
 
         Args:
@@ -76,7 +80,7 @@ class Folder:
         Raises:
             UserError: If it was of another.
         """
-        from keymix.surgery.search_record import Search
+        from keymix.surgery.swap_record import SearchRecord
         from keymix.train import files
 
         self._setting = setting
@@ -85,39 +89,37 @@ class Folder:
             for name in (SEARCH, STEPS, PAGE, files.SWAP):
                 (self.path / name).unlink(missing_ok=True)
             return None
-        there = files.read_json(path)
-        try:
-            differing = [key for key in setting if there["setting"][key] != setting[key]]
-            earlier = Search.from_dict(there["search"])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{str(path)!r} is damaged ({error!r}): add --overwrite.") from None
+        known = _opened(SearchRecord, files.read_json(path), path)
+        there, here = to_json(known.setting), to_json(setting)
+        differing = [key for key in here if there[key] != here[key]]
         if differing:
             told = "; ".join(
-                f"{key} is {there['setting'][key]!r} there, {setting[key]!r} here"
-                for key in differing
+                f"{key} is {there[key]!r} there, {here[key]!r} here" for key in differing
             )
             raise UserError(
                 f"the folder {str(self.path)!r} holds another search: {told}. Name another folder "
                 "with --out, or throw that search away with --overwrite."
             )
-        self._kept = earlier
-        return earlier
+        self._kept = known.search
+        return known.search
 
     def keep(self, search: Search) -> None:
         """Write what is known of a search."""
         from keymix.report.swap import steps_csv
+        from keymix.surgery.swap_record import SearchRecord
         from keymix.train import files
 
-        record = search.to_dict()
-        files.write_json(self.path / SEARCH, {"setting": self._setting, "search": record})
-        files.write_text(self.path / STEPS, steps_csv(record))
+        assert self._setting is not None  # a search was begun
+        record = SearchRecord(setting=self._setting, search=search)
+        files.write_json(self.path / SEARCH, record.to_dict())
+        files.write_text(self.path / STEPS, steps_csv(search))
         self._kept = search
 
     def claim(self) -> None:
         """Mark the folder as a swap's before models lie in it: one that was killed may go on."""
         from keymix.train import files
 
-        files.write_json(self.path / files.SWAP, {"setting": self._setting})
+        files.write_json(self.path / files.SWAP, {"setting": to_json(self._setting)})
 
     def stands(self) -> str:
         """Say what is kept when a signal ends the work."""
@@ -129,12 +131,18 @@ class Folder:
             "--overwrite) to go on"
         )
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: SwapRecord) -> None:
         """Write the page and, last of all, ``swap.json``."""
         from keymix.report.swap import render
         from keymix.train import files
 
-        record |= {"setting": self._setting, **out_folder.stamp()}
         files.write_text(self.path / PAGE, render(record))
-        told = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        told = json.dumps(record.to_dict(), indent=2, ensure_ascii=False) + "\n"
         files.write_text(self.path / files.SWAP, told)
+
+
+def _opened(cls: type[R], values: Any, path: Path) -> R:
+    try:
+        return from_json(cls, values, where=repr(str(path)))
+    except UserError as error:
+        raise UserError(f"{error}: add --overwrite.") from None

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study of attention collapse as one offline HTML page and SVG files: from its plain record."""
+"""A study of attention collapse as one offline HTML page and SVG files: from its record."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy, PairReading
 from keymix.report import plots
 from keymix.report.collapse_charts import curves, pairs_maps, theta_map
 from keymix.report.heat import STYLE, as_file
 from keymix.report.page import render_page
 from keymix.report.plots import Look
 from keymix.report.views.payload import as_element_text
-
-Record = Mapping[str, Any]
 
 SCRIPTS = ("core", "tables")
 
@@ -37,21 +36,19 @@ COLUMNS = (
 """Columns of the table of blocks: key, heading, how it is written, factor."""
 
 
-def render(record: Record) -> str:
+def render(record: CollapseRecord) -> str:
     """Render a study's record.
 
     Args:
-        record: ``studies``, one a model: ``label``, ``name``, ``weights``, ``random``, ``origin``
-            and ``left_out`` of its images, and what ``keymix.collapse(...).to_dict()`` returns;
-            beside them ``command``, ``created`` and ``environment`` (lines by name).
+        record: The content of ``collapse.json``.
 
     Returns:
         The HTML document.
     """
-    studies = {study["label"]: study for study in record["studies"]}
+    studies = {study.label: study for study in record.studies}
     looks = _looks(studies)
     view = {
-        "r": {**record, "baseline": None},
+        "r": record,
         "looks": looks,
         "studies": studies,
         "charts": curves(studies, looks),
@@ -60,16 +57,16 @@ def render(record: Record) -> str:
         "columns": COLUMNS,
         "rows": {label: rows_of(study) for label, study in studies.items()},
         "heat_style": Markup(STYLE),
-        "first": record["studies"][0],
+        "first": record.studies[0],
     }
     entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
     payload = as_element_text({"mixers": entries})
     return render_page("collapse.html.j2", view, payload=payload, scripts=SCRIPTS)
 
 
-def files(record: Record) -> dict[str, str]:
+def files(record: CollapseRecord) -> dict[str, str]:
     """Return every chart as a file of its own, by its name."""
-    studies = {study["label"]: study for study in record["studies"]}
+    studies = {study.label: study for study in record.studies}
     looks = _looks(studies)
     made = {f"collapse-{c.key}.svg": as_file(c.svg, looks) for c in curves(studies, looks)}
     used: set[str] = set()
@@ -81,7 +78,7 @@ def files(record: Record) -> dict[str, str]:
     return made
 
 
-def _looks(studies: Mapping[str, Any]) -> dict[str, Look]:
+def _looks(studies: Mapping[str, CollapseStudy]) -> dict[str, Look]:
     return plots.looks(list(studies), baseline="")
 
 
@@ -96,25 +93,38 @@ def _word(label: str, used: set[str]) -> str:
     return word
 
 
-def rows_of(study: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return what the table says of each block: its path, and raw value and text a column."""
-    before = {}
-    pairs = {(pair["first"], pair["second"]): pair for pair in study["pairs"]}
-    for group in study["groups"]:
+@dataclass(frozen=True)
+class BlockRow:
+    """What the table says of a block.
+
+    Attributes:
+        path: Of its layer.
+        cells: Raw value and text, one a column.
+    """
+
+    path: str
+    cells: tuple[tuple[float | None, str], ...]
+
+
+def rows_of(study: CollapseStudy) -> list[BlockRow]:
+    """Return what the table says of each block."""
+    before: dict[str, PairReading] = {}
+    pairs = {(pair.first, pair.second): pair for pair in study.pairs}
+    for group in study.groups:
         for first, second in itertools.pairwise(group):
             before[second] = pairs[first, second]
     rows = []
-    for layer in study["layers"]:
-        pair = before.get(layer["path"])
-        values = {
-            **layer,
-            "before": pair and pair["similar_fraction"],
-            "before_mean": pair and pair["mean"],
-            "before_centred": pair and pair["centred"],
+    for layer in study.layers:
+        pair = before.get(layer.path)
+        own = {
+            "before": None if pair is None else pair.similar_fraction,
+            "before_mean": None if pair is None else pair.mean,
+            "before_centred": None if pair is None else pair.centred,
         }
-        cells = [
-            (values[key], "–" if values[key] is None else form.format(factor * values[key]))
-            for key, _, form, factor in COLUMNS
-        ]
-        rows.append({"path": layer["path"], "cells": cells})
+        values = [own[key] if key in own else getattr(layer, key) for key, *_ in COLUMNS]
+        cells = tuple(
+            (value, "–" if value is None else form.format(factor * value))
+            for value, (_, _, form, factor) in zip(values, COLUMNS, strict=True)
+        )
+        rows.append(BlockRow(layer.path, cells))
     return rows

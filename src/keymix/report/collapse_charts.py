@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
+from keymix.analysis.collapse_record import CollapseStudy, LayerReading
 from keymix.report import plots
 from keymix.report.heat import heat_map
 from keymix.report.plots import Line, Look
-
-Study = Mapping[str, Any]
-Value = Callable[[Mapping[str, Any]], float | None]
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,10 @@ class Chart:
     caption: str
 
 
-def curves(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> list[Chart]:
+def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw every measure over the blocks, models overlaid, leaving out what nobody has."""
     first = next(iter(studies.values()))
-    tau, k = f"{first['threshold']:g}", first["nearest"]
+    tau, k = f"{first.threshold:g}", first.nearest
     drawn = [
         _over_blocks(
             "adjacent",
@@ -125,38 +122,39 @@ def curves(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> list[Char
     return [chart for chart in drawn if chart is not None]
 
 
-def _neighbours(study: Study, key: str) -> list[list[tuple[int, float]]]:
+def _neighbours(study: CollapseStudy, key: str) -> list[list[tuple[int, float]]]:
     """Return number of the later block and value, a list a group."""
-    blocks = {layer["path"]: layer["block"] for layer in study["layers"]}
-    values = {(pair["first"], pair["second"]): pair[key] for pair in study["pairs"]}
+    blocks = {layer.path: layer.block for layer in study.layers}
+    values = {(pair.first, pair.second): getattr(pair, key) for pair in study.pairs}
     return [
         [
             (blocks[second], values[first, second])
             for first, second in itertools.pairwise(group)
             if values[first, second] is not None
         ]
-        for group in study["groups"]
+        for group in study.groups
     ]
 
 
-def _rank_share(layer: Mapping[str, Any]) -> float | None:
+def _rank_share(layer: LayerReading) -> float | None:
     """Return a block's effective rank over the most that it can be."""
-    rank = layer["effective_rank"]
-    return None if rank is None else float(rank / layer["full_rank"])
+    if layer.effective_rank is None or layer.full_rank is None:
+        return None
+    return float(layer.effective_rank / layer.full_rank)
 
 
-def _most(studies: Mapping[str, Study]) -> str:
+def _most(studies: Mapping[str, CollapseStudy]) -> str:
     """Name the most that the rank can be, a model; in stages it differs."""
     told = []
     for label, study in studies.items():
-        of = dict.fromkeys(layer["full_rank"] for layer in study["layers"] if layer["full_rank"])
+        of = dict.fromkeys(layer.full_rank for layer in study.layers if layer.full_rank)
         told += [f"{' / '.join(map(str, of))} in {label}"] if of else []
     return ", ".join(told)
 
 
 def _of_layers(
     key: str,
-    studies: Mapping[str, Study],
+    studies: Mapping[str, CollapseStudy],
     looks: Mapping[str, Look],
     field: str,
     y_label: str,
@@ -168,17 +166,17 @@ def _of_layers(
     found = {}
     for label, study in studies.items():
         stages: dict[int, list[tuple[int, float]]] = {}
-        for layer in study["layers"]:
-            value = _rank_share(layer) if field == "rank_share" else layer[field]
+        for layer in study.layers:
+            value = _rank_share(layer) if field == "rank_share" else getattr(layer, field)
             if value is not None:
-                stages.setdefault(layer["stage"], []).append((layer["block"], value))
+                stages.setdefault(layer.stage, []).append((layer.block, value))
         found[label] = list(stages.values())
     return _over_blocks(key, studies, looks, found, y_label, caption, percent=percent, holds=holds)
 
 
 def _over_blocks(
     key: str,
-    studies: Mapping[str, Study],
+    studies: Mapping[str, CollapseStudy],
     looks: Mapping[str, Look],
     found: Mapping[str, Sequence[Sequence[tuple[int, float]]]],
     y_label: str,
@@ -195,7 +193,7 @@ def _over_blocks(
     ]
     if not lines:
         return None
-    deepest = max(layer["block"] for study in studies.values() for layer in study["layers"])
+    deepest = max(layer.block for study in studies.values() for layer in study.layers)
     svg = plots.curves(
         lines,
         x_label="block",
@@ -208,12 +206,12 @@ def _over_blocks(
     return Chart(key, svg, caption)
 
 
-def _by_depth(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> Chart | None:
+def _by_depth(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> Chart | None:
     """Draw the share of similar blocks by the depth of the models, where there are several."""
     lines = [
-        Line(label, looks[label], [float(len(study["layers"]))], [study["similar_blocks"]["share"]])
+        Line(label, looks[label], [float(len(study.layers))], [study.similar_blocks.share])
         for label, study in studies.items()
-        if study["similar_blocks"]["share"] is not None and study["pairs"]
+        if study.similar_blocks.share is not None and study.pairs
     ]
     if len(lines) < 2:
         return None
@@ -233,9 +231,9 @@ def _by_depth(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> Chart 
     return Chart("depth", svg, caption)
 
 
-def pairs_maps(study: Study) -> list[Chart]:
+def pairs_maps(study: CollapseStudy) -> list[Chart]:
     """Draw the mean cosine of every two layers of a model, as it is and centred."""
-    if not study["pairs"]:
+    if not study.pairs:
         return []
     return [
         _pairs_map(study, "pairs", "mean", "Mean cosine of the columns of every two maps (Eq. 2)."),
@@ -243,30 +241,29 @@ def pairs_maps(study: Study) -> list[Chart]:
     ]
 
 
-def _pairs_map(study: Study, key: str, field: str, caption: str) -> Chart:
-    at = {layer["path"]: i for i, layer in enumerate(study["layers"])}
+def _pairs_map(study: CollapseStudy, key: str, field: str, caption: str) -> Chart:
+    at = {layer.path: i for i, layer in enumerate(study.layers)}
     values: list[list[float | None]] = [[None] * len(at) for _ in at]
-    for group in study["groups"]:
+    for group in study.groups:
         for path in group:
             values[at[path]][at[path]] = 1.0
-    for pair in study["pairs"]:
-        i, j = at[pair["first"]], at[pair["second"]]
-        values[i][j] = values[j][i] = pair[field]
-    names = [str(layer["block"]) for layer in study["layers"]]
+    for pair in study.pairs:
+        i, j = at[pair.first], at[pair.second]
+        values[i][j] = values[j][i] = getattr(pair, field)
+    names = [str(layer.block) for layer in study.layers]
     svg = heat_map(values, names=names, label="block", name=caption, signed=field == "centred")
     return Chart(key, svg, caption)
 
 
-def theta_map(study: Study) -> Chart | None:
+def theta_map(study: CollapseStudy) -> Chart | None:
     """Draw Theta of the last block that has one, rows the heads that it takes."""
-    found = [layer for layer in study["layers"] if layer["theta"] is not None]
+    found = [(layer.block, layer.theta) for layer in study.layers if layer.theta is not None]
     if not found:
         return None
-    last = found[-1]
-    rows = last["theta"]
+    block, rows = found[-1]
     high = max(abs(value) for row in rows for value in row) or 1.0
     caption = (
-        f"Θ of block {last['block']} (Fig. 8c): how much of each head (row) goes into each new one "
+        f"Θ of block {block} (Fig. 8c): how much of each head (row) goes into each new one "
         "(column)."
     )
     names = [str(i + 1) for i in range(len(rows))]

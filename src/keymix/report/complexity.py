@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study of cost as one offline HTML page: from its plain record, no torch."""
+"""A study of cost as one offline HTML page: from its record, no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from keymix.analysis.complexity_record import (
+    BASELINE,
+    Complexity,
+    ComplexityRecord,
+    RatioPoint,
+    ScalingRow,
+)
 from keymix.report import plots
 from keymix.report.complexity_tables import Table, tables
 from keymix.report.log_plots import log_curves, outside
@@ -15,38 +22,47 @@ from keymix.report.page import render_page
 from keymix.report.plots import Line, Look
 from keymix.report.views.payload import as_element_text
 
-Record = Mapping[str, Any]
-
 SCRIPTS = ("core", "tables")
-BASELINE = "softmax"
 
 
-def render(record: Record) -> str:
+@dataclass(frozen=True)
+class LogChart:
+    """A chart with logarithmic axes.
+
+    Attributes:
+        svg: The drawing.
+        below: Label and largest value of each curve that lies below it.
+    """
+
+    svg: Markup
+    below: list[tuple[str, float]]
+
+
+def render(record: ComplexityRecord) -> str:
     """Render a study's record.
 
     Args:
-        record: What ``keymix.complexity(...).to_dict()`` returns, with ``command``, ``created``
-            and ``environment`` (lines by name) beside it.
+        record: The content of ``complexity.json``.
 
     Returns:
         The HTML document.
     """
     looks = plots.looks(
-        [entry["label"] for entry in record["mixers"]],
+        [entry.label for entry in record.mixers],
         baseline=BASELINE,
-        controls=[entry["label"] for entry in record["mixers"] if entry["control"]],
+        controls=[entry.label for entry in record.mixers if entry.control],
     )
     entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
     view = {
-        "r": {**record, "baseline": BASELINE},
+        "r": record,
         "looks": looks,
         "tables": {table.key: table for table in tables(record)},
         "names": _names,
         "ratios": _ratio_charts(record, looks),
         "scaling": _scaling_charts(record, looks),
-        "spiking": any(entry["domain"] == "spiking" for entry in record["mixers"]),
+        "spiking": any(entry.domain == "spiking" for entry in record.mixers),
         "without": _without_parameters(record),
-        "notes": sorted({row["peak_note"] for row in record["scaling"] if row["peak_note"]}),
+        "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),
     }
     payload = as_element_text({"mixers": entries})
     return render_page("complexity.html.j2", view, payload=payload, scripts=SCRIPTS)
@@ -58,24 +74,23 @@ def _names(table: Table) -> int:
     return keys.index("mixer")
 
 
-def _ratio_charts(record: Record, looks: Mapping[str, Look]) -> list[Mapping[str, Any]]:
-    setting = record["setting"]
+def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:
+    setting = record.setting
     charts = []
-    for key, axis, x_label in (
-        ("by_tokens", "tokens", f"tokens N, at D = {setting['dim']}"),
-        ("by_dim", "dim", f"width D, at N = {setting['at']}"),
+    for points, axis, x_label in (
+        (record.by_tokens, "tokens", f"tokens N, at D = {setting.dim}"),
+        (record.by_dim, "dim", f"width D, at N = {setting.at}"),
     ):
-        points = record[key]
         lines = _lines(points, looks, axis, "ratio")
-        printed = {p["mixer"] for p in points if p["formula"] is not None}
+        printed = {p.mixer for p in points if p.formula is not None}
         charts.append(
             _chart(lines, x_label, "multiply-adds a parameter", marked=printed.__contains__)
         )
-    return [chart for chart in charts if chart]
+    return [chart for chart in charts if chart is not None]
 
 
-def _scaling_charts(record: Record, looks: Mapping[str, Look]) -> list[Mapping[str, Any]]:
-    rows, batch = record["scaling"], record["setting"]["batch_size"]
+def _scaling_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:
+    rows, batch = record.scaling, record.setting.batch_size
     images = "one image" if batch == 1 else f"a batch of {batch}"
     charts = []
     for key, y_label in (
@@ -84,15 +99,17 @@ def _scaling_charts(record: Record, looks: Mapping[str, Look]) -> list[Mapping[s
         ("peak_inference_mib", f"peak memory of inference on {images}, MiB"),
     ):
         charts.append(_chart(_lines(rows, looks, "tokens", key), "tokens N", y_label))
-    return [chart for chart in charts if chart]
+    return [chart for chart in charts if chart is not None]
 
 
 def _lines(
-    rows: Sequence[Mapping[str, Any]], looks: Mapping[str, Look], x: str, y: str
+    rows: Sequence[RatioPoint | ScalingRow], looks: Mapping[str, Look], x: str, y: str
 ) -> list[Line]:
     lines = []
     for label, look in looks.items():
-        mine = sorted((r[x], r[y]) for r in rows if r["mixer"] == label and r[y])
+        mine = sorted(
+            (getattr(r, x), getattr(r, y)) for r in rows if r.mixer == label and getattr(r, y)
+        )
         if mine:
             xs, ys = zip(*mine, strict=True)
             lines.append(Line(label, look, xs, ys))
@@ -105,10 +122,10 @@ def _chart(
     y_label: str,
     *,
     marked: Callable[[str], bool] = lambda label: True,
-) -> Mapping[str, Any]:
-    """Draw a chart and say which curves lie below it; empty if there is nothing to draw."""
+) -> LogChart | None:
+    """Draw a chart and say which curves lie below it; None if there is nothing to draw."""
     if not lines:
-        return {}
+        return None
     name = f"{y_label} against {x_label}"
     drawn: Markup = log_curves(
         lines,
@@ -117,10 +134,10 @@ def _chart(
         name=name[0].upper() + name[1:],
         marked=[line.label for line in lines if marked(line.label)],
     )
-    return {"svg": drawn, "below": [(line.label, max(line.ys)) for line in outside(lines)]}
+    return LogChart(drawn, [(line.label, max(line.ys)) for line in outside(lines)])
 
 
-def _without_parameters(record: Record) -> list[str]:
+def _without_parameters(record: Complexity) -> list[str]:
     """List the mixers that have no ratio, since they have no parameters."""
-    none = {p["mixer"] for p in record["by_tokens"] if p["params"] == 0}
+    none = {p.mixer for p in record.by_tokens if p.params == 0}
     return sorted(none)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from keymix.analysis.complexity_record import Complexity, ScalingRow
 from keymix.analysis.timing import LEVEL, SHORT
 from keymix.report import csv_cells, formats
 
-Record = Mapping[str, Any]
 Kind = Literal["text", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
 
 _LONG = {
@@ -117,30 +117,30 @@ class Table:
         return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + "\n"
 
 
-def tables(record: Record) -> list[Table]:
+def tables(record: Complexity) -> list[Table]:
     """Make all tables of a study's record.
 
     Args:
-        record: What ``keymix.complexity(...).to_dict()`` returns.
+        record: The study.
     """
-    setting = record["setting"]
-    here = f"N = {setting['at']}, D = {setting['dim']}"
+    setting = record.setting
+    here = f"N = {setting.at}, D = {setting.dim}"
     made = [
         _formulas(record, here),
-        _pivot(record, "tokens", f"D = {setting['dim']}"),
-        _pivot(record, "dim", f"N = {setting['at']}"),
+        _pivot(record, "tokens", f"D = {setting.dim}"),
+        _pivot(record, "dim", f"N = {setting.at}"),
         _ratios(record),
         _weights(record),
         _key_value(record, here),
         _orders(record, here),
     ]
-    if record["scaling"]:
+    if record.scaling:
         made += [_scaling(record), _multiples(record)]
     missing = _missing(record)
     return [*made, *(table for table in (missing,) if table.rows)]
 
 
-def _formulas(record: Record, here: str) -> Table:
+def _formulas(record: Complexity, here: str) -> Table:
     columns = (
         Column("mixer", "mixer"),
         Column("in the paper", "printed"),
@@ -156,19 +156,19 @@ def _formulas(record: Record, here: str) -> Table:
     )
     rows = [
         (
-            row["mixer"],
-            row["printed"],
-            _gives(row["macs_text"], row["macs"]),
-            row["macs_counted"],
-            _gives(row["params_text"], row["params"]),
-            row["params_counted"],
-            sum(row["biases"].values()),
-            _gives(row["ratio_text"], row["ratio"]),
-            f"{row['sites'] - len(row['disagree'])} of {row['sites']}",
-            *(row[c.key] for c in columns[9:-1]),
-            "; ".join(f"N={n} D={d}" for n, d in row["disagree"]),
+            row.mixer,
+            row.printed,
+            _gives(row.macs_text, row.macs),
+            row.macs_counted,
+            _gives(row.params_text, row.params),
+            row.params_counted,
+            sum(row.biases.values()),
+            _gives(row.ratio_text, row.ratio),
+            f"{row.sites - len(row.disagree)} of {row.sites}",
+            *(getattr(row, c.key) for c in columns[9:-1]),
+            "; ".join(f"N={n} D={d}" for n, d in row.disagree),
         )
-        for row in record["formulas"]
+        for row in record.formulas
     ]
     return Table("formulas", f"SKA Table 6 at {here}", columns, rows)
 
@@ -183,14 +183,14 @@ def _gives(formula: str, value: float) -> str:
     return f"{formula} = {told}"
 
 
-def _pivot(record: Record, axis: str, fixed: str) -> Table:
-    points = record["by_tokens" if axis == "tokens" else "by_dim"]
-    sizes = list(dict.fromkeys(p[axis] for p in points))
+def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
+    points = record.by_tokens if axis == "tokens" else record.by_dim
+    sizes = list(dict.fromkeys(getattr(p, axis) for p in points))
     letter = "N" if axis == "tokens" else "D"
     columns = [Column("mixer", "mixer")]
     columns += [Column(f"{letter} = {size}", f"{axis}_{size}", "ratio") for size in sizes]
-    found = {(p["mixer"], p[axis]): p["ratio"] for p in points}
-    names = dict.fromkeys(p["mixer"] for p in points)
+    found = {(p.mixer, getattr(p, axis)): p.ratio for p in points}
+    names = dict.fromkeys(p.mixer for p in points)
     rows = [
         (name, *(found[name, size] for size in sizes))
         for name in names
@@ -200,33 +200,33 @@ def _pivot(record: Record, axis: str, fixed: str) -> Table:
     return Table(f"ratio_by_{axis}", title, columns, rows, saved=False)
 
 
-def _spiking(record: Record) -> frozenset[str]:
+def _spiking(record: Complexity) -> frozenset[str]:
     """Name the spiking mixers, which run all time steps."""
-    return frozenset(each["label"] for each in record["mixers"] if each["domain"] == "spiking")
+    return frozenset(each.label for each in record.mixers if each.domain == "spiking")
 
 
-def _over(record: Record) -> str:
+def _over(record: Complexity) -> str:
     """Say over how many steps spiking mixers are counted and timed, where there are any."""
-    steps = record["setting"]["time_steps"]
+    steps = record.setting.time_steps
     return f"; spiking mixers over T = {steps} steps" if _spiking(record) else ""
 
 
-def _steps_of(record: Record, mixer: str) -> int:
-    return record["setting"]["time_steps"] if mixer in _spiking(record) else 1
+def _steps_of(record: Complexity, mixer: str) -> int:
+    return record.setting.time_steps if mixer in _spiking(record) else 1
 
 
-def _ratios(record: Record) -> Table:
+def _ratios(record: Complexity) -> Table:
     keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "formula", "reason")
     columns = [Column("", key) for key in ("axis", *keys, "time_steps")]
     rows = [
-        (axis, *(point[key] for key in keys), _steps_of(record, point["mixer"]))
-        for axis, points in (("tokens", record["by_tokens"]), ("dim", record["by_dim"]))
+        (axis, *(getattr(point, key) for key in keys), _steps_of(record, point.mixer))
+        for axis, points in (("tokens", record.by_tokens), ("dim", record.by_dim))
         for point in points
     ]
     return Table("ratios", "", columns, rows, shown=False)
 
 
-def _weights(record: Record) -> Table:
+def _weights(record: Complexity) -> Table:
     columns = (
         Column("mixer", "mixer"),
         Column("weights shared over the image", "sharing"),
@@ -239,13 +239,16 @@ def _weights(record: Record) -> Table:
         *_csv_only("reason"),
     )
     rows = [
-        [{**row, "kernels": ", ".join(row["kernels"])}[column.key] for column in columns]
-        for row in record["weights"]
+        [
+            ", ".join(row.kernels) if column.key == "kernels" else getattr(row, column.key)
+            for column in columns
+        ]
+        for row in record.weights
     ]
     return Table("weights", "SKA Table 7, read off the operations", columns, rows)
 
 
-def _key_value(record: Record, here: str) -> Table:
+def _key_value(record: Complexity, here: str) -> Table:
     columns = (
         Column("in the paper", "printed"),
         Column("mixer", "mixer"),
@@ -260,24 +263,24 @@ def _key_value(record: Record, here: str) -> Table:
     )
     rows = [
         (
-            row["printed"],
-            row["mixer"],
-            _gives(row["macs_text"], row["macs"]),
-            row["macs_counted"],
-            row["macs_total"],
-            _gives(row["params_text"], row["params"]),
-            row["params_counted"],
-            sum(row["biases"].values()),
-            row["params_total"],
-            *(row[c.key] for c in columns[9:]),
+            row.printed,
+            row.mixer,
+            _gives(row.macs_text, row.macs),
+            row.macs_counted,
+            row.macs_total,
+            _gives(row.params_text, row.params),
+            row.params_counted,
+            sum(row.biases.values()),
+            row.params_total,
+            *(getattr(row, c.key) for c in columns[9:]),
         )
-        for row in record["key_value"]
+        for row in record.key_value
     ]
-    title = f"Table 1 of key-value attention at {here}, m = {record['setting']['pos_dim']}"
+    title = f"Table 1 of key-value attention at {here}, m = {record.setting.pos_dim}"
     return Table("key_value", title, columns, rows)
 
 
-def _orders(record: Record, here: str) -> Table:
+def _orders(record: Complexity, here: str) -> Table:
     columns = (
         Column("in the paper", "printed"),
         Column("mixer", "mixer"),
@@ -294,26 +297,26 @@ def _orders(record: Record, here: str) -> Table:
     )
     rows = [
         (
-            row["printed"],
-            row["mixer"],
-            row["time"],
-            _gives(row["macs_text"], row["macs"]) if row["macs"] else "none",
-            _gives(row["entries_text"], row["entries"]),
-            f"N^{row['time_by_tokens']:.2f} D^{row['time_by_dim']:.2f}",
-            row["space"] or None,
-            _gives(row["formed_text"], row["formed"]),
-            f"N^{row['space_by_tokens']:.2f} D^{row['space_by_dim']:.2f}",
-            f"{row['sites'] - len(row['disagree'])} of {row['sites']}",
-            *(row[c.key] for c in columns[10:]),
+            row.printed,
+            row.mixer,
+            row.time,
+            _gives(row.macs_text, row.macs) if row.macs else "none",
+            _gives(row.entries_text, row.entries),
+            f"N^{row.time_by_tokens:.2f} D^{row.time_by_dim:.2f}",
+            row.space or None,
+            _gives(row.formed_text, row.formed),
+            f"N^{row.space_by_tokens:.2f} D^{row.space_by_dim:.2f}",
+            f"{row.sites - len(row.disagree)} of {row.sites}",
+            *(getattr(row, c.key) for c in columns[10:]),
         )
-        for row in record["orders"]
+        for row in record.orders
     ]
-    heads = record["setting"]["num_heads"]
+    heads = record.setting.num_heads
     return Table("orders", f"QKFormer Table 1, T = 1, at {here}, h = {heads}", columns, rows)
 
 
-def _scaling(record: Record) -> Table:
-    batch = record["setting"]["batch_size"]
+def _scaling(record: Complexity) -> Table:
+    batch = record.setting.batch_size
     columns = (
         Column("mixer", "mixer"),
         Column("tokens", "tokens", "whole"),
@@ -330,63 +333,63 @@ def _scaling(record: Record) -> Table:
         *_csv_only("params", "activation_bytes", "peak_note", "reason", "time_steps"),
     )
     rows = []
-    for row in record["scaling"]:
-        ends = (row["latency_q1_ms"], row["latency_q3_ms"])
-        told = None if ends[0] is None else "–".join(map(formats.milliseconds, ends))
-        values = {**row, "grid": "x".join(map(str, row["grid"])), "quartiles": told}
-        values["time_steps"] = _steps_of(record, row["mixer"])
-        values["times_softmax"] = _times_softmax(row)
-        rows.append([values.get(column.key) for column in columns])
+    for row in record.scaling:
+        made = {
+            "grid": "x".join(map(str, row.grid)),
+            "quartiles": None
+            if row.latency_q1_ms is None
+            else "–".join(map(formats.milliseconds, (row.latency_q1_ms, row.latency_q3_ms))),
+            "time_steps": _steps_of(record, row.mixer),
+            "times_softmax": _times_softmax(row),
+        }
+        rows.append([made[c.key] if c.key in made else getattr(row, c.key) for c in columns])
     title = f"Latency of one image and peak memory{_over(record)}{_abbreviated(record)}"
     return Table("scaling", title, columns, rows)
 
 
-def _times_softmax(row: Record) -> float | str | None:
+def _times_softmax(row: ScalingRow) -> float | str | None:
     """Return a latency as a multiple of softmax attention's, or why none is given."""
-    return SHORT.get(row["latency_verdict"], row["latency_ratio"])
+    return SHORT.get(row.latency_verdict, row.latency_ratio)
 
 
-def _abbreviated(record: Record) -> str:
+def _abbreviated(record: Complexity) -> str:
     """Say what stands for multiples that are not given, where there are any."""
-    told = {_times_softmax(row) for row in record["scaling"]}
+    told = {_times_softmax(row) for row in record.scaling}
     return "".join(f"; {short}: {_LONG[short]}" for short in _LONG if short in told)
 
 
-def _multiples(record: Record) -> Table:
+def _multiples(record: Complexity) -> Table:
     """Make latency and memory a column a number of tokens, as multiples of softmax attention's."""
-    rows = record["scaling"]
-    sizes = list(dict.fromkeys(row["tokens"] for row in rows))
-    measures = (("latency", "latency_ratio"), ("memory", "peak_ratio"))
+    rows = record.scaling
+    sizes = list(dict.fromkeys(row.tokens for row in rows))
+    measures = (("latency", _times_softmax), ("memory", lambda row: row.peak_ratio))
     columns = [Column("mixer", "mixer")]
     columns += [
         Column(f"{name}, N = {size}", f"{name}_{size}", "ratio")
         for name, _ in measures
         for size in sizes
     ]
-    found = {
-        (row["mixer"], row["tokens"]): {**row, "latency_ratio": _times_softmax(row)} for row in rows
-    }
-    names = dict.fromkeys(row["mixer"] for row in rows)
+    found = {(row.mixer, row.tokens): row for row in rows}
+    names = dict.fromkeys(row.mixer for row in rows)
     cells = [
-        (name, *(found[name, size][key] for _, key in measures for size in sizes)) for name in names
+        (name, *(value(found[name, size]) for _, value in measures for size in sizes))
+        for name in names
     ]
     kept = [row for row in cells if any(value is not None for value in row[1:])]
     base = [found["softmax", size] for size in sizes] if ("softmax", sizes[0]) in found else []
-    ms = ", ".join(formats.milliseconds(row["latency_ms"]) for row in base)
-    mib = ", ".join(formats.mib(row["peak_training_mib"]) for row in base)
+    ms = ", ".join(formats.milliseconds(row.latency_ms) for row in base)
+    mib = ", ".join(formats.mib(row.peak_training_mib) for row in base)
     title = f"Latency and memory of training as multiples of softmax's ({ms} ms; {mib} MiB)"
     title += _over(record) + _abbreviated(record)
     return Table("multiples", title, columns, kept, shown=bool(kept), saved=False)
 
 
-def _missing(record: Record) -> Table:
+def _missing(record: Complexity) -> Table:
     """List who is not counted or not measured, where, and why."""
-    found = [(e["label"], "counts", e["reason"]) for e in record["mixers"] if e["reason"]]
-    found += [(r["mixer"], "weights", r["reason"]) for r in record["weights"] if r["reason"]]
+    found = [(e.label, "counts", e.reason) for e in record.mixers if e.reason]
+    found += [(r.mixer, "weights", r.reason) for r in record.weights if r.reason]
     found += [
-        (row["mixer"], f"{row['tokens']:,} tokens", row["reason"])
-        for row in record["scaling"]
-        if row["reason"]
+        (row.mixer, f"{row.tokens:,} tokens", row.reason) for row in record.scaling if row.reason
     ]
     columns = (Column("mixer", "mixer"), Column("where", "where"), Column("why not", "reason"))
     return Table("missing", "Could not be built, counted or run", columns, found)

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from markupsafe import Markup
 
+from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
 from keymix.report import plots
 from keymix.report.complexity_tables import Column, Table
 from keymix.report.log_plots import log_curves
@@ -15,20 +13,18 @@ from keymix.report.page import render_page
 from keymix.report.plots import Line
 from keymix.report.views.payload import as_element_text
 
-Record = Mapping[str, Any]
-
 SCRIPTS = ("core", "tables")
 
 
-def table(record: Record) -> Table:
+def table(record: MemoryGrowth) -> Table:
     """Make the table that people read: a row a number of tokens, a column a mixer.
 
     Args:
-        record: What ``MemoryGrowth.to_dict()`` returns.
+        record: The study.
     """
-    mixers = record["mixers"]
-    found = {(row["side"], row["mixer"]): row for row in record["rows"]}
-    printed = [m for m in mixers if any(r["paper_mib"] for r in record["rows"] if r["mixer"] == m)]
+    mixers = record.mixers
+    found = {(row.side, row.mixer): row for row in record.rows}
+    printed = [m for m in mixers if any(r.paper_mib for r in record.rows if r.mixer == m)]
     others = mixers[1:]
     columns = [Column("√N", "side", "whole"), Column("N", "tokens", "whole")]
     columns += [Column(f"{m}, MiB", f"{m}_mib", "mib") for m in mixers]
@@ -37,23 +33,23 @@ def table(record: Record) -> Table:
     ratios = [m for m in printed if m != mixers[0]] if mixers[0] in printed else []
     columns += [Column(f"{m}, × in the paper", f"{m}_paper_ratio", "ratio") for m in ratios]
     rows = []
-    for side in dict.fromkeys(row["side"] for row in record["rows"]):
+    for side in dict.fromkeys(row.side for row in record.rows):
         here = {m: found[side, m] for m in mixers}
         rows.append(
             [
                 side,
                 side * side,
-                *(here[m]["mib"] for m in mixers),
-                *(here[m]["paper_mib"] for m in printed),
-                *(here[m]["ratio"] for m in others),
-                *(here[m]["paper_ratio"] for m in ratios),
+                *(here[m].mib for m in mixers),
+                *(here[m].paper_mib for m in printed),
+                *(here[m].ratio for m in others),
+                *(here[m].paper_ratio for m in ratios),
             ]
         )
-    title = f"Peak memory of attention alone, C = {record['dim']}, {_heads(record)}, float32"
+    title = f"Peak memory of attention alone, C = {record.dim}, {_heads(record)}, float32"
     return Table("memory", title, columns, rows)
 
 
-def rows(record: Record) -> Table:
+def rows(record: MemoryGrowth) -> Table:
     """Make the table of files: a row a measurement, all that is known of it.
 
     Args:
@@ -61,15 +57,15 @@ def rows(record: Record) -> Table:
     """
     keys = ("mixer", "side", "tokens", "mib", "ratio", "paper_mib", "paper_ratio")
     columns = [Column("", key) for key in (*keys, "seconds", "reason")]
-    return Table("rows", "", columns, [[row[c.key] for c in columns] for row in record["rows"]])
+    cells = [[getattr(row, column.key) for column in columns] for row in record.rows]
+    return Table("rows", "", columns, cells)
 
 
-def render(record: Record) -> str:
+def render(record: MemoryRecord) -> str:
     """Render a study's record.
 
     Args:
-        record: What ``MemoryGrowth.to_dict()`` returns, with ``command``, ``created`` and
-            ``environment`` (lines by name) beside it.
+        record: The content of ``memory.json``.
 
     Returns:
         The HTML document.
@@ -79,29 +75,29 @@ def render(record: Record) -> str:
         "heads": _heads(record),
         "table": table(record),
         "chart": _chart(record),
-        "missing": [row for row in record["rows"] if row["reason"]],
-        "printed": any(row["paper_mib"] for row in record["rows"]),
+        "missing": [row for row in record.rows if row.reason],
+        "printed": any(row.paper_mib for row in record.rows),
     }
     payload = as_element_text({"mixers": []})
     return render_page("memory.html.j2", view, payload=payload, scripts=SCRIPTS)
 
 
-def _heads(record: Record) -> str:
-    count = record["num_heads"]
+def _heads(record: MemoryGrowth) -> str:
+    count = record.num_heads
     return "1 head" if count == 1 else f"{count} heads"
 
 
-def _chart(record: Record) -> Markup | None:
+def _chart(record: MemoryGrowth) -> Markup | None:
     """Draw ours as curves and the paper's beside them; None if nothing was measured."""
     series: dict[str, list[tuple[int, float]]] = {}
     for key, suffix in (("mib", ""), ("paper_mib", ", paper")):
-        for row in record["rows"]:
-            if row[key]:
-                series.setdefault(f"{row['mixer']}{suffix}", []).append((row["side"], row[key]))
+        for row in record.rows:
+            if value := getattr(row, key):
+                series.setdefault(f"{row.mixer}{suffix}", []).append((row.side, value))
     if not series:
         return None
     papers = [label for label in series if label.endswith(", paper")]
-    looks = plots.looks(list(series), baseline=record["mixers"][0], controls=papers)
+    looks = plots.looks(list(series), baseline=record.mixers[0], controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
     drawn: Markup = log_curves(
         lines,

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study of spikes as one offline HTML page, SVG and CSV files: from its plain record."""
+"""A study of spikes as one offline HTML page, SVG and CSV files: from its record."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy
 from keymix.report import plots, spikes_rasters
 from keymix.report.heat import as_file
 from keymix.report.page import render_page
@@ -17,32 +18,27 @@ from keymix.report.spikes_charts import along_blocks, along_steps, energy_by_par
 from keymix.report.spikes_tables import headline, neurons, operations, tables
 from keymix.report.views.payload import as_element_text
 
-Record = Mapping[str, Any]
-
 SCRIPTS = ("core", "tables")
 
 
-def render(record: Record) -> str:
+def render(record: SpikesRecord) -> str:
     """Render a study's record.
 
     Args:
-        record: ``studies``, one a model: ``label``, ``name``, ``weights``, ``random``, ``origin``
-            and ``left_out`` of its images, what ``keymix.spike_study(...).to_dict()`` returns,
-            ``rasters``, the ``photo`` that they are of (a data URI, or None) and its name
-            ``raster_image``; beside them ``command``, ``created`` and ``environment`` (lines by
-            name).
+        record: The content of ``spikes.json``.
 
     Returns:
         The HTML document.
     """
-    studies = {s["label"]: {**s, "headline": headline(s)} for s in record["studies"]}
+    studies = {study.label: study for study in record.studies}
     looks = _looks(studies)
     made = tables(record)
     view = {
-        "r": {**record, "baseline": None},
+        "r": record,
         "looks": looks,
         "studies": studies,
-        "first": record["studies"][0],
+        "headlines": {label: headline(study) for label, study in studies.items()},
+        "first": record.studies[0],
         "totals": made[0],
         "rates": [table for table in made if table.key == "rates_by_stage"],
         "beside_paper": any(
@@ -64,9 +60,9 @@ def render(record: Record) -> str:
     return render_page("spikes.html.j2", view, payload=payload, scripts=SCRIPTS)
 
 
-def files(record: Record) -> dict[str, str]:
+def files(record: SpikesRecord) -> dict[str, str]:
     """Return every chart and every table as a file of its own, by its name."""
-    studies = {study["label"]: study for study in record["studies"]}
+    studies = {study.label: study for study in record.studies}
     looks = _looks(studies)
     charts = [*along_blocks(studies, looks), *along_steps(studies, looks)]
     charts.append(energy_by_part(studies, looks))
@@ -76,7 +72,7 @@ def files(record: Record) -> dict[str, str]:
         name = word if len(studies) == 1 else f"{i}-{word}"
         for j, drawn in enumerate(_drawn(study), start=1):
             for key in ("raster", "image"):
-                svg = as_file(drawn[key], style=spikes_rasters.STYLE)
+                svg = as_file(getattr(drawn, key), style=spikes_rasters.STYLE)
                 made[f"spikes-{key}-{name}-{j}.svg"] = svg
     for table in tables(record):
         if table.saved:
@@ -84,17 +80,34 @@ def files(record: Record) -> dict[str, str]:
     return made
 
 
-def _drawn(study: Mapping[str, Any]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class DrawnRaster:
+    """A raster, drawn twice.
+
+    Attributes:
+        title: Which head of which block at which step.
+        path: Of the mixer.
+        raster: Spikes as dots.
+        image: A_t on the image.
+    """
+
+    title: str
+    path: str
+    raster: Markup
+    image: Markup
+
+
+def _drawn(study: SpikesStudy) -> list[DrawnRaster]:
     return [
-        {
-            "title": spikes_rasters.title(found),
-            "path": found["path"],
-            "raster": spikes_rasters.raster(found),
-            "image": spikes_rasters.on_image(found, study["photo"]),
-        }
-        for found in study["rasters"]
+        DrawnRaster(
+            title=spikes_rasters.title(found),
+            path=found.path,
+            raster=spikes_rasters.raster(found),
+            image=spikes_rasters.on_image(found, study.photo),
+        )
+        for found in study.rasters
     ]
 
 
-def _looks(studies: Mapping[str, Any]) -> dict[str, Look]:
+def _looks(studies: Mapping[str, SpikesStudy]) -> dict[str, Look]:
     return plots.looks(list(studies), baseline="")

@@ -9,12 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from keymix.analysis.spikes_record import Firing, SpikesStudy
 from keymix.report import formats, plots
 from keymix.report.plots import Line, Look
 from keymix.report.spikes_tables import parts
 from keymix.report.svg import Scale, canvas, el, shorten, text, ticks
-
-Study = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Chart:
     caption: str
 
 
-def along_blocks(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> list[Chart]:
+def along_blocks(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw the rate of each part along the blocks, models overlaid, where there are several."""
     charts = []
     for role in _roles(studies):
@@ -43,9 +42,9 @@ def along_blocks(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> lis
     return charts
 
 
-def along_steps(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> list[Chart]:
+def along_steps(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw the rate at each time step, of all neurons and of each part, models overlaid."""
-    if all(study["time_steps"] == 1 for study in studies.values()):
+    if all(study.time_steps == 1 for study in studies.values()):
         return []
     charts = []
     for role in (None, *_roles(studies)):
@@ -56,36 +55,34 @@ def along_steps(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> list
     return charts
 
 
-def _roles(studies: Mapping[str, Study]) -> list[str]:
-    found = dict.fromkeys(
-        firing["role"] for study in studies.values() for firing in study["firings"]
-    )
+def _roles(studies: Mapping[str, SpikesStudy]) -> list[str]:
+    found = dict.fromkeys(firing.role for study in studies.values() for firing in study.firings)
     return sorted((role for role in found if role), key=lambda role: role.startswith("MLP"))
 
 
 def _lines(
-    studies: Mapping[str, Study], looks: Mapping[str, Look], role: str | None, points: Any
+    studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look], role: str | None, points: Any
 ) -> list[Line]:
     lines = []
     for label, study in studies.items():
-        mine = [f for f in study["firings"] if f["role"] == role or role is None]
+        mine = [f for f in study.firings if f.role == role or role is None]
         if role is None:
-            mine = [f for f in mine if not f["inward"]]
-        if mine:
-            lines.append(Line(label, looks[label], *zip(*points(mine), strict=True)))
+            mine = [f for f in mine if not f.inward]
+        if at := points(mine):
+            lines.append(Line(label, looks[label], *zip(*at, strict=True)))
     return lines
 
 
-def _by_block(firings: list[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    return [(float(firing["block"]), firing["rate"]) for firing in firings]
+def _by_block(firings: list[Firing]) -> list[tuple[float, float]]:
+    return [(float(f.block), f.rate) for f in firings if f.block is not None]
 
 
-def _by_step(firings: list[Mapping[str, Any]]) -> list[tuple[float, float]]:
+def _by_step(firings: list[Firing]) -> list[tuple[float, float]]:
     """Average over neurons, at each step that all layers have."""
-    steps = min(len(firing["by_step"]) for firing in firings)
-    neurons = sum(firing["neurons"] for firing in firings)
+    steps = min((len(firing.by_step) for firing in firings), default=0)
+    neurons = sum(firing.neurons for firing in firings)
     return [
-        (step + 1.0, sum(f["by_step"][step] * f["neurons"] for f in firings) / neurons)
+        (step + 1.0, sum(f.by_step[step] * f.neurons for f in firings) / neurons)
         for step in range(steps)
     ]
 
@@ -105,11 +102,11 @@ def _chart(key: str, lines: list[Line], x_label: str, caption: str) -> Chart:
     return Chart(key, svg, caption)
 
 
-def energy_by_part(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> Chart:
+def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> Chart:
     """Draw the energy of each part of the models: a dot, and a line from least to most."""
-    every = {label: {p["name"]: p for p in parts(study)} for label, study in studies.items()}
+    every = {label: {part.name: part for part in parts(study)} for label, study in studies.items()}
     names = list(dict.fromkeys(name for found in every.values() for name in found))
-    most = max((p["high"] for found in every.values() for p in found.values()), default=0.0) or 1.0
+    most = max((p.high for found in every.values() for p in found.values()), default=0.0) or 1.0
     unit, size = _unit(most)
     left, wide, row = 96.0, 420.0, 13.0
     block = row * len(studies) + 8
@@ -128,10 +125,10 @@ def energy_by_part(studies: Mapping[str, Study], looks: Mapping[str, Look]) -> C
             if name not in found:
                 continue
             part, at, colour = found[name], top + (j + 0.5) * row, looks[label].colour
-            low, middle, high = (x(part[key] / size) for key in ("low", "middle", "high"))
-            told = f"{label}, {name}: {formats.energy(part['middle'])}"
-            if part["high"] > part["low"]:
-                told += f" ({formats.energy(part['low'])} to {formats.energy(part['high'])})"
+            low, middle, high = (x(value / size) for value in (part.low, part.middle, part.high))
+            told = f"{label}, {name}: {formats.energy(part.middle)}"
+            if part.high > part.low:
+                told += f" ({formats.energy(part.low)} to {formats.energy(part.high)})"
             drawn += [
                 el("line", x1=low, x2=high, y1=at, y2=at, class_=f"images {colour}"),
                 el(

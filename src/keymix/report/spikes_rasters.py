@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from keymix.analysis.spikes_record import RasterReading
 from keymix.report.svg import canvas, el, number, text
 
 STYLE = """\
@@ -22,23 +22,23 @@ LINE, GAP = 10.0, 12.0
 STEPS, SIDE, APART = 4, 100.0, 8.0
 
 
-def raster(found: Mapping[str, Any]) -> Markup:
+def raster(found: RasterReading) -> Markup:
     """Draw A_t, K and X' of a segment of tokens, a column a token.
 
     Args:
-        found: What :meth:`keymix.analysis.spikes_raster.Raster.to_dict` returns.
+        found: The spikes.
     """
-    channels, count = len(found["keys"]), len(found["keys"][0])
+    channels, count = len(found.keys), len(found.keys[0])
     cell = (WIDTH - LEFT - 4) / count
-    start = found["start"]
-    segment = found["attention"][found["step"]][start : start + count]
+    start = found.start
+    segment = found.attention[found.step][start : start + count]
     height = min(cell, 180 / channels)
     top = TOP
     drawn: list[Markup] = []
     for name, rows, row in (
         ("A_t", [segment], LINE),
-        ("K", found["keys"], height),
-        ("X'", found["masked"], height),
+        ("K", found.keys, height),
+        ("X'", found.masked, height),
     ):
         drawn += _panel(name, rows, top, cell, row)
         top += row * len(rows) + GAP
@@ -51,13 +51,13 @@ def raster(found: Mapping[str, Any]) -> Markup:
     return canvas(WIDTH, foot + 36, title(found), *drawn)
 
 
-def title(found: Mapping[str, Any]) -> str:
+def title(found: RasterReading) -> str:
     """Say which head of which block at which step a raster shows."""
-    stage = f"stage {found['stage']}, " if found["stage"] else ""
-    block = f"block {found['block']}" if found["block"] else found["path"]
+    stage = f"stage {found.stage}, " if found.stage else ""
+    block = f"block {found.block}" if found.block else found.path
     return (
-        f"{stage}{block}, head {found['head'] + 1} of {found['heads']}, "
-        f"step {found['step'] + 1} of {len(found['attention'])}"
+        f"{stage}{block}, head {found.head + 1} of {found.heads}, "
+        f"step {found.step + 1} of {len(found.attention)}"
     )
 
 
@@ -87,15 +87,15 @@ def _dots(rows: Sequence[str], left: float, top: float, width: float, height: fl
     return "".join(steps)
 
 
-def on_image(found: Mapping[str, Any], photo: str | None) -> Markup:
+def on_image(found: RasterReading, photo: str | None) -> Markup:
     """Lay A_t on the image, a picture a time step.
 
     Args:
-        found: What :meth:`keymix.analysis.spikes_raster.Raster.to_dict` returns.
+        found: The spikes.
         photo: The image as a data URI; None draws the spikes alone.
     """
-    rows, columns = found["grid"]
-    every = found["attention"]
+    rows, columns = found.grid
+    every = found.attention
     across = min(STEPS, len(every))
     side_y = SIDE * rows / columns
     parts: list[Markup] = []

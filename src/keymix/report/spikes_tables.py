@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy, StageRates
 from keymix.report import formats
 from keymix.report.complexity_tables import Column, Table
-
-Record = Mapping[str, Any]
-Study = Mapping[str, Any]
 
 KINDS = {"binary": "0 and 1", "counts": "above 1", "real": "real numbers"}
 WHATS = {
@@ -26,37 +24,37 @@ ONES = 4
 """Values that the table of inputs has a column of their own for; larger ones share the next."""
 
 
-def headline(study: Study) -> str:
+def headline(study: SpikesStudy) -> str:
     """Say in a sentence or two what a study comes to."""
-    energy, twin = study["energy"], study["twin"]
+    energy, twin = study.energy, study.twin
     bounds = ""
-    if energy["high"] > energy["low"]:
-        low, high = formats.energy(energy["low"]), formats.energy(energy["high"])
+    if energy.high > energy.low:
+        low, high = formats.energy(energy.low), formats.energy(energy.high)
         bounds = f" (between {low} and {high})"
     told = (
-        f"{study['rate']:.4f} spikes per neuron and step over {study['time_steps']} steps. An "
-        f"image takes {formats.count(study['sops'])} synaptic operations and "
-        f"{formats.count(study['macs'])} multiply-adds, {formats.energy(energy['middle'])}{bounds}."
+        f"{study.rate:.4f} spikes per neuron and step over {study.time_steps} steps. An "
+        f"image takes {formats.count(study.sops)} synaptic operations and "
+        f"{formats.count(study.macs)} multiply-adds, {formats.energy(energy.middle)}{bounds}."
     )
-    if twin["ratio"] is None:
+    if twin.ratio is None:
         return told  # next to a network that hardly fires any other looks wasteful
-    times = f"{twin['ratio']:.{1 if twin['ratio'] >= 1 else 2}f}"
+    times = f"{twin.ratio:.{1 if twin.ratio >= 1 else 2}f}"
     return (
-        f"{told} The same network without spikes makes {formats.count(twin['macs'])} "
-        f"multiply-adds, {formats.energy(twin['energy'])}: {times} times as much."
+        f"{told} The same network without spikes makes {formats.count(twin.macs)} "
+        f"multiply-adds, {formats.energy(twin.energy)}: {times} times as much."
     )
 
 
-def tables(record: Record) -> list[Table]:
+def tables(record: SpikesRecord) -> list[Table]:
     """Make all tables of a record.
 
     Args:
         record: As :func:`keymix.report.spikes.render` takes it.
     """
-    studies = record["studies"]
+    studies = record.studies
     return [
         totals(studies),
-        *(rates_of(study, several=len(studies) > 1) for study in studies if study["table"]),
+        *(rates_of(study, several=len(studies) > 1) for study in studies if study.table),
         _rates(studies),
         _steps(studies),
         neurons(studies),
@@ -64,7 +62,7 @@ def tables(record: Record) -> list[Table]:
     ]
 
 
-def totals(studies: Sequence[Study]) -> Table:
+def totals(studies: Sequence[SpikesStudy]) -> Table:
     """One row a model: rate, operations, energy, and the twin without spikes."""
     columns = (
         Column("model", "model"),
@@ -83,10 +81,10 @@ def totals(studies: Sequence[Study]) -> Table:
     )
     rows = [
         [
-            study["label"],
-            *(study[key] for key in ("images", "time_steps", "rate", "silent", "sops", "macs")),
-            *(study["energy"][key] for key in ("middle", "low", "high")),
-            *(study["twin"][key] for key in ("macs", "energy", "ratio")),
+            study.label,
+            *(getattr(study, column.key) for column in columns[1:7]),
+            *(study.energy.middle, study.energy.low, study.energy.high),
+            *(study.twin.macs, study.twin.energy, study.twin.ratio),
         ]
         for study in studies
     ]
@@ -94,27 +92,25 @@ def totals(studies: Sequence[Study]) -> Table:
     return Table("total", title, columns, rows, shown=len(studies) > 1)
 
 
-def rates_of(study: Study, *, several: bool) -> Table:
+def rates_of(study: SpikesStudy, *, several: bool) -> Table:
     """Rates by stage as the paper's Table 7, its figures beside ours."""
-    entries = study["table"]
-    roles = list(dict.fromkeys(role for entry in entries for role in entry["rates"]))
+    entries = study.table
+    roles = list(dict.fromkeys(role for entry in entries for role in entry.rates))
     roles.sort(key=lambda role: role.startswith("MLP"))
     columns = [Column("spikes", "role")]
-    keys: list[tuple[Mapping[str, Any], int | None]] = []
+    keys: list[tuple[StageRates, int | None]] = []
     for i, entry in enumerate(entries):
-        mixer = f", {entry['mixer']}" if entry["mixer"] else ""
-        columns.append(Column(f"stage {entry['stage']}{mixer}", f"stage_{i}", "rate"))
+        mixer = f", {entry.mixer}" if entry.mixer else ""
+        columns.append(Column(f"stage {entry.stage}{mixer}", f"stage_{i}", "rate"))
         keys.append((entry, None))
         if _in_paper(entry):
-            columns.append(Column(f"paper, stage {entry['stage']}", f"paper_{i}", "rate"))
-            keys.append((entry, entry["stage"] - 1))
+            columns.append(Column(f"paper, stage {entry.stage}", f"paper_{i}", "rate"))
+            keys.append((entry, entry.stage - 1))
     rows = [
         [
             role,
             *(
-                entry["rates"].get(role)
-                if at is None
-                else study["paper"].get(role, (None,) * 2)[at]
+                entry.rates.get(role) if at is None else study.paper.get(role, (None,) * 2)[at]
                 for entry, at in keys
             ),
         ]
@@ -123,18 +119,18 @@ def rates_of(study: Study, *, several: bool) -> Table:
     title = "Firing rates, spikes per neuron and step, mean over the blocks of a stage"
     return Table(
         "rates_by_stage",
-        f"{study['label']}: {title[0].lower()}{title[1:]}" if several else title,
+        f"{study.label}: {title[0].lower()}{title[1:]}" if several else title,
         columns,
         rows,
         saved=False,
     )
 
 
-def _in_paper(entry: Mapping[str, Any]) -> bool:
-    return entry["mixer"] == "qk_token" and entry["stage"] in (1, 2)
+def _in_paper(entry: StageRates) -> bool:
+    return entry.mixer == "qk_token" and entry.stage in (1, 2)
 
 
-def _rates(studies: Sequence[Study]) -> Table:
+def _rates(studies: Sequence[SpikesStudy]) -> Table:
     columns = (
         Column("model", "model"),
         Column("mixer", "mixer"),
@@ -145,23 +141,23 @@ def _rates(studies: Sequence[Study]) -> Table:
     )
     rows = [
         [
-            study["label"],
-            entry["mixer"],
-            entry["stage"],
+            study.label,
+            entry.mixer,
+            entry.stage,
             role,
             rate,
-            study["paper"][role][entry["stage"] - 1]
-            if _in_paper(entry) and role in study["paper"]
+            study.paper[role][entry.stage - 1]
+            if _in_paper(entry) and role in study.paper
             else None,
         ]
         for study in studies
-        for entry in study["table"]
-        for role, rate in entry["rates"].items()
+        for entry in study.table
+        for role, rate in entry.rates.items()
     ]
     return Table("rates", "Firing rates by stage", columns, rows, shown=False)
 
 
-def _steps(studies: Sequence[Study]) -> Table:
+def _steps(studies: Sequence[SpikesStudy]) -> Table:
     columns = (
         Column("model", "model"),
         Column("layer", "path"),
@@ -169,15 +165,15 @@ def _steps(studies: Sequence[Study]) -> Table:
         Column("rate", "rate", "rate"),
     )
     rows = [
-        [study["label"], firing["path"], step, rate]
+        [study.label, firing.path, step, rate]
         for study in studies
-        for firing in study["firings"]
-        for step, rate in enumerate(firing["by_step"])
+        for firing in study.firings
+        for step, rate in enumerate(firing.by_step)
     ]
     return Table("steps", "Firing rates by time step", columns, rows, shown=False)
 
 
-def neurons(studies: Sequence[Study]) -> Table:
+def neurons(studies: Sequence[SpikesStudy]) -> Table:
     """One row a layer of neurons."""
     columns = (
         Column("model", "model", where="csv"),
@@ -192,14 +188,14 @@ def neurons(studies: Sequence[Study]) -> Table:
     )
     keys = ("path", "role", "stage", "block", "neurons", "rate", "silent", "largest")
     rows = [
-        [study["label"], *(firing[key] for key in keys)]
+        [study.label, *(getattr(firing, key) for key in keys)]
         for study in studies
-        for firing in study["firings"]
+        for firing in study.firings
     ]
     return Table("neurons", "Layers of neurons", columns, rows, shown=False)
 
 
-def operations(studies: Sequence[Study]) -> Table:
+def operations(studies: Sequence[SpikesStudy]) -> Table:
     """One row an operation: the values that drive it, and what it costs."""
     columns = (
         Column("model", "model", where="csv"),
@@ -217,22 +213,20 @@ def operations(studies: Sequence[Study]) -> Table:
         Column("at least", "energy_low_pj", "energy", where="csv"),
         Column("at most", "energy_high_pj", "energy"),
     )
-    rows = []
-    for study in studies:
-        for op in study["operations"]:
-            values = op["values"] or {"mean": None, "shares": None}
-            rows.append(
-                [
-                    study["label"],
-                    op["path"],
-                    WHATS[op["what"]],
-                    KINDS[op["input"]],
-                    *_shares(values["shares"]),
-                    values["mean"],
-                    *(op[key] for key in ("dense", "macs", "acs", "acs_low")),
-                    *(op["energy"][key] for key in ("middle", "low", "high")),
-                ]
-            )
+    rows = [
+        [
+            study.label,
+            op.path,
+            WHATS[op.what],
+            KINDS[op.input],
+            *_shares(None if op.values is None else op.values.shares),
+            None if op.values is None else op.values.mean,
+            *(op.dense, op.macs, op.acs, op.acs_low),
+            *(op.energy.middle, op.energy.low, op.energy.high),
+        ]
+        for study in studies
+        for op in study.operations
+    ]
     return Table(
         "operations", "What goes into every layer, and what it costs", columns, rows, False
     )
@@ -245,14 +239,28 @@ def _shares(shares: Sequence[float] | None) -> list[float | None]:
     return [*padded[:ONES], sum(shares[ONES:], 0.0)]
 
 
-def parts(study: Study) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Part:
+    """A part of a model and the energy of its operations, pJ."""
+
+    name: str
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
+
+
+def parts(study: SpikesStudy) -> list[Part]:
     """Add operations up by the part of the model they are in: stages, and what is beside them."""
-    found: dict[str, dict[str, Any]] = {}
-    for op in study["operations"]:
-        name = part_of(op["path"])
-        part = found.setdefault(name, {"name": name, "low": 0.0, "middle": 0.0, "high": 0.0})
-        for key in ("low", "middle", "high"):
-            part[key] += op["energy"][key]
+    found: dict[str, Part] = {}
+    for op in study.operations:
+        name = part_of(op.path)
+        part = found.get(name, Part(name))
+        found[name] = Part(
+            name,
+            part.low + op.energy.low,
+            part.middle + op.energy.middle,
+            part.high + op.energy.high,
+        )
     return list(found.values())
 
 

@@ -1,115 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A swap as one offline HTML page, and the steps of its search as CSV: from its plain record."""
+"""A swap as one offline HTML page, and the steps of its search as CSV: from its record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from markupsafe import Markup
 
-from keymix.analysis.timing import WORDS
+from keymix.analysis.timing import WORDS, Verdict
 from keymix.report import csv_cells
 from keymix.report.formats import points
 from keymix.report.page import render_page
 from keymix.report.plots import Line, Look, curves
 from keymix.report.views.payload import as_element_text
-
-Record = Mapping[str, Any]
+from keymix.surgery.search_record import Search, Step
+from keymix.surgery.swap_record import SwapRecord
 
 SCRIPTS = ("core", "tables")
-STEPS = (
-    "step",
-    "layer",
-    "share",
-    "loss",
-    "top1",
-    "change",
-    "change_low",
-    "change_high",
-    "params",
-    "macs",
-    "latency_ms",
-    "original_ms",
-    "latency_change",
-    "latency_q1",
-    "latency_q3",
-    "latency_p",
-    "latency_verdict",
-)
-"""Columns of the steps in the CSV file. `change` is that of `top1`, a fraction too, with its 95 %
-interval; that of the latency and the quartiles next to it are of the ratios, round by round, less
-1. `latency_p` and `latency_verdict` are of the test for a difference, empty where there was none:
-in the first step, and in searches of a version without it. Where the machine was too busy, in the
-first step too, `latency_verdict` is ``busy``, and times and change are empty."""
 
-_TIMES = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
+_Value = Callable[["StepRow"], Any]
 
 
-def steps(search: Record) -> list[dict[str, Any]]:
-    """Return a search's steps as rows, by the names of `STEPS`.
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """A step of a search as a row of the CSV file and of the page.
+
+    Attributes:
+        step: Its number, from 0.
+        layer: Path of the layer that it adds; None for the original model.
+        share: Of the attention's cost that its layers hold.
+        loss: On the held-out images.
+        top1: Accuracy on them, a fraction.
+        change: Of that against the original, a fraction.
+        change_low: Lower end of its 95 % interval.
+        change_high: Upper end.
+        params: Parameters of the whole model.
+        macs: Multiply-adds of one image.
+        latency_ms: Of one image; None, as all times are, where the machine was too busy.
+        original_ms: The same of the original.
+        latency_change: Of the rounds' ratios, less 1, as are the quartiles.
+        latency_q1: First quartile.
+        latency_q3: Third quartile.
+        latency_p: Of the test for a difference; None where there was none: in the first step, and
+            in searches of a version without it.
+        latency_verdict: What the test says; ``"busy"`` where the machine was too busy.
+    """
+
+    step: int
+    layer: str | None
+    share: float
+    loss: float
+    top1: float
+    change: float
+    change_low: float
+    change_high: float
+    params: int
+    macs: int
+    latency_ms: float | None
+    original_ms: float | None
+    latency_change: float | None
+    latency_q1: float | None
+    latency_q3: float | None
+    latency_p: float | None
+    latency_verdict: Verdict | None
+
+
+STEPS = tuple(item.name for item in fields(StepRow))
+"""Columns of the steps in the CSV file."""
+
+
+def steps(search: Search) -> list[StepRow]:
+    """Return a search's steps as rows.
 
     Args:
-        search: What ``keymix.surgery.search(...).to_dict()`` returns, finished or not.
+        search: Finished or not.
     """
-    rows = []
-    for number, step in enumerate(search["steps"]):
-        last = step["layers"][-1] if step["layers"] else None
-        row: dict[str, Any] = {
-            **{name: step[name] for name in STEPS if name in step},
-            "step": number,
-            "layer": None if last is None else search["attention"][last]["path"],
-            "change": step["top1"] - search["steps"][0]["top1"],
-            "latency_change": step["latency_ratio"] - 1,
-            "latency_q1": step["latency_ratio_q1"] - 1,
-            "latency_q3": step["latency_ratio_q3"] - 1,
-            "latency_p": step.get("latency_p"),
-            "latency_verdict": step.get("latency_verdict"),
-        }
-        if not shows_times(step):
-            row |= dict.fromkeys(_TIMES)
-        rows.append(row)
-    return rows
+    return [_row(search, number) for number in range(len(search.steps))]
 
 
-def steps_csv(search: Record) -> str:
+def _row(search: Search, number: int) -> StepRow:
+    step = search.steps[number]
+    timed = shows_times(step)
+    return StepRow(
+        step=number,
+        layer=search.attention[step.layers[-1]].path if step.layers else None,
+        share=step.share,
+        loss=step.loss,
+        top1=step.top1,
+        change=step.top1 - search.steps[0].top1,
+        change_low=step.change_low,
+        change_high=step.change_high,
+        params=step.params,
+        macs=step.macs,
+        latency_ms=step.latency_ms if timed else None,
+        original_ms=step.original_ms if timed else None,
+        latency_change=step.latency_ratio - 1 if timed else None,
+        latency_q1=step.latency_ratio_q1 - 1 if timed else None,
+        latency_q3=step.latency_ratio_q3 - 1 if timed else None,
+        latency_p=step.latency_p,
+        latency_verdict=step.latency_verdict,
+    )
+
+
+def steps_csv(search: Search) -> str:
     """Write a search's steps as CSV."""
-    return csv_cells.write(STEPS, [[row[name] for name in STEPS] for row in steps(search)])
+    return csv_cells.write(STEPS, [[getattr(row, name) for name in STEPS] for row in steps(search)])
 
 
-def shows_times(step: Record) -> bool:
+def shows_times(step: Step) -> bool:
     """Whether the times of a step and of the original were measured well enough to be shown."""
-    return bool(step.get("latency_verdict") != "busy")
+    return step.latency_verdict != "busy"
 
 
-def told_latency(step: Record) -> str:
+def told_latency(step: Step) -> str:
     """Say how much longer or shorter one image takes than in the original, with the quartiles."""
-    if (verdict := step.get("latency_verdict")) != "different":
-        return WORDS[verdict]
+    if step.latency_verdict != "different":
+        return WORDS[step.latency_verdict]
     change, low, high = (
-        points(step[name] - 1) for name in ("latency_ratio", "latency_ratio_q1", "latency_ratio_q3")
+        points(ratio - 1)
+        for ratio in (step.latency_ratio, step.latency_ratio_q1, step.latency_ratio_q3)
     )
     return f"{change} % (quartiles of the rounds {low} to {high} %)"
 
 
-def render(record: Record) -> str:
+def render(record: SwapRecord) -> str:
     """Render a swap's record.
 
     Args:
-        record: What ``keymix swap`` writes to ``swap.json``, with ``search``, ``environment``
-            (lines by name), ``command`` and ``created`` in it, and the heads and rows of the
-            layers' table in ``layers``.
+        record: The content of ``swap.json``.
 
     Returns:
         The HTML document.
     """
-    search = record["search"]
+    search = record.search
     view = {
         "r": record,
         "steps": [] if search is None else steps(search),
-        "latency": told_latency(record["after"]),
-        "timed": shows_times(record["after"]),
+        "latency": told_latency(record.after),
+        "timed": shows_times(record.after),
         "words": WORDS,
         "charts": [] if search is None else _charts(search),
         "looks": {},
@@ -117,26 +147,37 @@ def render(record: Record) -> str:
     return render_page("swap.html.j2", view, payload=as_element_text({}), scripts=SCRIPTS)
 
 
-def _charts(search: Record) -> list[tuple[Markup, str]]:
-    rows, met = steps(search), search["met"]
+def _charts(search: Search) -> list[tuple[Markup, str]]:
+    rows = steps(search)
+    start, met = rows[0].top1, search.met
     drawn = []
-    start = rows[0]["top1"]
-    for row in rows:
-        row |= {"top1_low": start + row["change_low"], "top1_high": start + row["change_high"]}
-    for name, label, percent, low, high in (
-        ("top1", "top-1 on held-out images, %", True, "top1_low", "top1_high"),
-        ("loss", "loss on held-out images", False, "", ""),
-        ("latency_change", "latency change, %", True, "latency_q1", "latency_q3"),
-    ):
-        known = [row for row in rows if row[name] is not None]
+    curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
+        (
+            "top1",
+            "top-1 on held-out images, %",
+            True,
+            lambda row: row.top1,
+            lambda row: (start + row.change_low, start + row.change_high),
+        ),
+        ("loss", "loss on held-out images", False, lambda row: row.loss, None),
+        (
+            "latency_change",
+            "latency change, %",
+            True,
+            lambda row: row.latency_change,
+            lambda row: (row.latency_q1, row.latency_q3),
+        ),
+    )
+    for name, label, percent, value, ends in curves_of:
+        known = [row for row in rows if value(row) is not None]
         if not known:
             continue
-        lines = [_line("every step", "c0", known, name)]
-        if low:
-            ends = ([row[each] for row in known] for each in (low, high))
-            lines[0] = replace(lines[0], low=next(ends), high=next(ends))
-        if met is not None and rows[met][name] is not None:
-            lines.append(_line("the budget", "ink", [rows[met]], name))
+        lines = [_line("every step", "c0", known, value)]
+        if ends is not None:
+            low, high = zip(*map(ends, known), strict=True)
+            lines[0] = replace(lines[0], low=low, high=high)
+        if met is not None and value(rows[met]) is not None:
+            lines.append(_line("the budget", "ink", [rows[met]], value))
         chart = curves(
             lines,
             x_label="share of the attention’s cost that is swapped, %",
@@ -159,7 +200,7 @@ _BANDS = {
 }
 
 
-def _line(label: str, colour: str, rows: Sequence[Record], name: str) -> Line:
-    xs = [100 * row["share"] for row in rows]
+def _line(label: str, colour: str, rows: Sequence[StepRow], value: _Value) -> Line:
+    xs = [100 * row.share for row in rows]
     marker = "circle" if colour == "c0" else "diamond"
-    return Line(label, Look(colour, marker, label), xs, [row[name] for row in rows])
+    return Line(label, Look(colour, marker, label), xs, [value(row) for row in rows])

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from keymix.records import to_json
 
 SAYS_NOTHING = "the model's outputs do not vary from image to image"
 """What is said of a model that nothing can move."""
@@ -126,7 +128,7 @@ class SwapReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""
-        return asdict(self)
+        return dict(to_json(self))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return heads and rows of text, for a terminal; a dash where there is nothing to say."""

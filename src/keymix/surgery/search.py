@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis.statistics import Z
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import find_layers
@@ -24,7 +25,7 @@ from keymix.surgery.images import Images
 from keymix.surgery.operation import swap
 from keymix.surgery.plans import shadow
 from keymix.surgery.report import SAYS_NOTHING
-from keymix.surgery.search_record import COSTS, Cost, Search, Trial
+from keymix.surgery.search_record import COSTS, FORMAT, Cost, Search, Trial
 from keymix.surgery.statistics import Estimate, Statistics, gather
 
 Progress = Callable[[str, float], None]
@@ -112,6 +113,7 @@ def search(
         budget=wanted,
         images=len(images),
         candidates=candidates,
+        format=FORMAT,
     )
     if known is not None:
         told = _same(known, told, held, model)
@@ -241,4 +243,23 @@ def _same(known: Search, asked: Search, held: HeldOut, model: nn.Module) -> Sear
                 f"the earlier search began at a held-out loss of {there:.6g}, this one at "
                 f"{here:.6g}: it is of another model or of other images; search anew"
             )
-    return known
+    return known if known.format == FORMAT else _with_bonett_price(known)
+
+
+def _with_bonett_price(known: Search) -> Search:
+    """Replace the intervals of format 1, which were Agresti and Min's.
+
+    They added half an image to each of the four outcomes of n pairs, Bonett and Price one to each
+    of two: the center is the same, and the squared half-widths are (z / (n + 2))² apart.
+    """
+    steps = []
+    for step in known.steps:
+        if not step.layers:  # the original itself
+            steps.append(step)
+            continue
+        center = (step.top1 - known.steps[0].top1) * known.images / (known.images + 2)
+        before = max(center - step.change_low, step.change_high - center)  # one end may be cut off
+        half = math.hypot(before, Z / (known.images + 2))
+        low, high = max(-1.0, center - half), min(1.0, center + half)
+        steps.append(replace(step, change_low=low, change_high=high))
+    return replace(known, steps=tuple(steps), format=FORMAT)

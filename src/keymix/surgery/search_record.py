@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from keymix.analysis.timing import WORDS, Verdict
+from keymix.records import from_json, to_json
 
 Cost = Literal["params", "macs", "latency"]
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
+
+FORMAT = 2
+"""Version of `Search`: 1 has Agresti and Min's intervals, 2 Bonett and Price's."""
 
 _CLOSE = 1e-9  # shares are sums of quotients
 _WORDS = {"params": "parameters", "macs": "multiply-adds", "latency": "measured latency"}
@@ -117,6 +121,7 @@ class Search:
         candidates: Numbers of the layers that may be swapped.
         trials: Each candidate swapped alone, in the order of the model.
         steps: The original model, then one more layer a step until all candidates are swapped.
+        format: `FORMAT` of the version that measured it; 1 of a file that does not say.
     """
 
     mixer: str
@@ -128,6 +133,7 @@ class Search:
     candidates: tuple[int, ...] = ()
     trials: tuple[Trial, ...] = ()
     steps: tuple[Step, ...] = ()
+    format: int = 1
 
     @property
     def complete(self) -> bool:
@@ -180,24 +186,16 @@ class Search:
             "layers": list(self.layers),
             "sentence": self.sentence() if self.met is not None else None,
         }
-        return {**asdict(self), **derived}
+        return {**to_json(self), **derived}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Search:
-        """Read what `to_dict` gave."""
-        return cls(
-            mixer=values["mixer"],
-            estimate=values["estimate"],
-            cost=values["cost"],
-            budget=values["budget"],
-            images=values["images"],
-            attention=tuple(Attention(**each) for each in values["attention"]),
-            candidates=tuple(values["candidates"]),
-            trials=tuple(Trial(**each) for each in values["trials"]),
-            steps=tuple(
-                Step(**{**each, "layers": tuple(each["layers"])}) for each in values["steps"]
-            ),
-        )
+        """Read what `to_dict` gave.
+
+        Raises:
+            UserError: Naming what is missing or of another type.
+        """
+        return from_json(cls, values, where="the search")
 
 
 def sentence(before: Step, after: Step, layers: int) -> str:

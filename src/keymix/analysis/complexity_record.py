@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study of cost leaves: rows of tables, measurements, and the record. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from keymix.analysis.study_record import StudyRecord
+from keymix.analysis.timing import Verdict
+from keymix.records import to_json
+
+FORMAT = 1
+"""Version of the record (``Complexity.to_dict()["format"]``)."""
+
+BASELINE = "softmax"
+"""What the others' latency and memory are given in multiples of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """At which sizes mixers were looked at, and how they were measured.
+
+    Attributes:
+        dim: Width D of the tokens.
+        num_heads: Heads.
+        at: Tokens N of the tables of formulas.
+        pos_dim: Channels m of the code of index pairs.
+        tokens: Tokens at which latency and memory are measured.
+        sweep_tokens: Tokens of the left half of the figure.
+        sweep_dims: Widths of its right half.
+        repeats: Rounds behind a median.
+        batch_size: Images a batch, for memory and images per second.
+        device: Where.
+        threads: CPU threads within an operation.
+        time_steps: Steps T of spiking mixers.
+    """
+
+    dim: int
+    num_heads: int
+    at: int
+    pos_dim: int
+    tokens: tuple[int, ...]
+    sweep_tokens: tuple[int, ...]
+    sweep_dims: tuple[int, ...]
+    repeats: int
+    batch_size: int
+    device: str
+    threads: int
+    time_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerEntry:
+    """A mixer of the study.
+
+    Attributes:
+        label: How it is written.
+        name: Its canonical name.
+        domain: ``"dense"`` or ``"spiking"``.
+        control: Whether it is a control.
+        reason: Why it could not be counted at the tables' site; None if it was.
+    """
+
+    label: str
+    name: str
+    domain: str
+    control: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormulaRow:
+    """SKA Table 6: a formula beside the count of the mixer without biases.
+
+    Attributes:
+        mixer: The mixer's name here.
+        printed: Its name in the paper.
+        macs_text: The paper's formula of multiply-adds.
+        params_text: The paper's formula of parameters.
+        ratio_text: The paper's formula of their ratio.
+        macs: What the formula gives.
+        params: What the formula gives.
+        ratio: What the formula gives.
+        macs_counted: What was counted.
+        params_counted: What was counted, biases left out.
+        biases: Biases that no option switches off, by name, not in ``params_counted``.
+        sites: At how many pairs of N and D formula and count were compared.
+        disagree: The pairs (N, D) where they differ.
+    """
+
+    mixer: str
+    printed: str
+    macs_text: str
+    params_text: str
+    ratio_text: str
+    macs: int
+    params: int
+    ratio: float
+    macs_counted: int
+    params_counted: int
+    biases: dict[str, int]
+    sites: int
+    disagree: tuple[tuple[int, int], ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether formula and count are equal at every site."""
+        return not self.disagree
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioPoint:
+    """SKA Fig. 4: multiply-adds a parameter of a mixer without biases.
+
+    Attributes:
+        mixer: Its label.
+        tokens: N.
+        dim: D.
+        params: Trainable parameters, with biases that no option switches off; None if unknown.
+        macs: Multiply-adds; None if unknown.
+        ratio: Multiply-adds a parameter; None without parameters.
+        formula: The paper's ratio, for the paper's four mixers.
+        reason: Why there is no ratio; None if there is.
+    """
+
+    mixer: str
+    tokens: int
+    dim: int
+    params: int | None
+    macs: int | None
+    ratio: float | None
+    formula: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRow:
+    """SKA Table 7 for a mixer, read off its operations.
+
+    Attributes:
+        mixer: Its label.
+        sharing: ``"spatially global"`` where a learned kernel slides over the grid, else ``"no"``.
+        kernels: Sizes of such kernels.
+        dynamic: Matrix products both of whose factors the tokens give.
+        params_a_token: Parameters that one more token adds, on average from the fewest to the most
+            tokens of the figure; None if they could not be counted.
+        printed: The mixer's name in Table 7, if it is there.
+        printed_sharing: What Table 7 says of it.
+        printed_dynamic: What Table 7 says of it.
+        reason: Why nothing was read off; None if it was.
+    """
+
+    mixer: str
+    sharing: str | None = None
+    kernels: tuple[str, ...] = ()
+    dynamic: int | None = None
+    params_a_token: int | float | None = None
+    printed: str | None = None
+    printed_sharing: str | None = None
+    printed_dynamic: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValueRow:
+    """Table 1 of key-value attention: the paper's formula beside counts.
+
+    Attributes:
+        mixer: The mixer here, with its options.
+        printed: Its name in the paper.
+        macs_text: The paper's formula of multiply-adds.
+        params_text: The paper's formula of parameters.
+        macs: What the formula gives.
+        params: What the formula gives.
+        macs_counted: The same parts counted: projections of Q and K, and the code of positions.
+        params_counted: The same parts counted, the bias of the code's projection left out.
+        biases: Biases that no option switches off, by name, not in ``params_counted``.
+        macs_total: Multiply-adds of the whole mixer: V, both products, output projection too.
+        params_total: Parameters of the whole mixer without switchable biases.
+    """
+
+    mixer: str
+    printed: str
+    macs_text: str
+    params_text: str
+    macs: int
+    params: int
+    macs_counted: int
+    params_counted: int
+    biases: dict[str, int]
+    macs_total: int
+    params_total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderRow:
+    """QKFormer's Table 1: orders as printed, beside what our mixer's attention takes.
+
+    Attributes:
+        mixer: The mixer here, with its options.
+        printed: Its name in the paper.
+        time: Time complexity, as printed.
+        space: Space complexity, as printed.
+        macs_text: Our formula of multiply-adds.
+        entries_text: Our formula of additions, masks and scales.
+        formed_text: Our formula of numbers formed on the way.
+        macs: Counted multiply-adds.
+        entries: Counted additions, masks and scales.
+        formed: Counted numbers formed on the way.
+        time_by_tokens: Exponent of N of all operations, from N to 2 N.
+        time_by_dim: Exponent of D, from D to 2 D.
+        space_by_tokens: Exponent of N of the numbers formed.
+        space_by_dim: Exponent of D of the numbers formed.
+        sites: At how many pairs of N and D formulas and counts were compared.
+        disagree: The pairs (N, D) where they differ.
+    """
+
+    mixer: str
+    printed: str
+    time: str
+    space: str
+    macs_text: str
+    entries_text: str
+    formed_text: str
+    macs: int
+    entries: int
+    formed: int
+    time_by_tokens: float
+    time_by_dim: float
+    space_by_tokens: float
+    space_by_dim: float
+    sites: int
+    disagree: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """What one mixer took at one number of tokens, or why it was not measured.
+
+    Attributes:
+        mixer: Its label.
+        tokens: Tokens N.
+        grid: Rows and columns they lie on.
+        params: Trainable parameters; None if they could not be counted.
+        macs: Multiply-adds; None if they could not be counted.
+        activation_bytes: Bytes kept for the backward pass of one image; None if not counted.
+        latency_ms: Median time of a forward pass of one image, milliseconds.
+        latency_q1_ms: First quartile.
+        latency_q3_ms: Third quartile.
+        latency_ratio: As a multiple of softmax attention's at the same tokens: median of the
+            rounds' ratios; None where the machine was too busy.
+        latency_p: P-value of the test that the two differ.
+        latency_verdict: What `keymix.analysis.timing.compare` says of the two, at one level for all
+            mixers at these tokens, each number of tokens having its own; None for softmax attention
+            itself.
+        images_per_s: Images a second in batches.
+        peak_inference_mib: Memory a forward pass of a batch adds, MiB.
+        peak_training_mib: The same of forward and backward.
+        peak_ratio: Peak of training as a multiple of softmax attention's.
+        peak_note: How the peak was measured, or why it is None.
+        reason: Why nothing was measured; None if it was.
+    """
+
+    mixer: str
+    tokens: int
+    grid: tuple[int, int]
+    params: int | None = None
+    macs: int | None = None
+    activation_bytes: int | None = None
+    latency_ms: float | None = None
+    latency_q1_ms: float | None = None
+    latency_q3_ms: float | None = None
+    latency_ratio: float | None = None
+    latency_p: float | None = None
+    latency_verdict: Verdict | None = None
+    images_per_s: float | None = None
+    peak_inference_mib: float | None = None
+    peak_training_mib: float | None = None
+    peak_ratio: float | None = None
+    peak_note: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complexity:
+    """What a study found, so far or in all.
+
+    Attributes:
+        format: Version of the record.
+        setting: Sizes and conditions.
+        mixers: Which mixers, and the reason of those that could not be counted.
+        formulas: SKA Table 6: formulas beside counts.
+        by_tokens: SKA Fig. 4, left: multiply-adds a parameter against N.
+        by_dim: SKA Fig. 4, right: the same against D.
+        weights: SKA Table 7 for every mixer.
+        key_value: Table 1 of key-value attention.
+        orders: QKFormer's Table 1: orders of growth beside counts of the attention alone.
+        scaling: Latency and peak memory against N.
+        complete: Whether all tokens asked for have been measured.
+    """
+
+    format: int = FORMAT
+    setting: Setting
+    mixers: tuple[MixerEntry, ...]
+    formulas: tuple[FormulaRow, ...]
+    by_tokens: tuple[RatioPoint, ...]
+    by_dim: tuple[RatioPoint, ...]
+    weights: tuple[WeightRow, ...]
+    key_value: tuple[KeyValueRow, ...]
+    orders: tuple[OrderRow, ...]
+    scaling: tuple[ScalingRow, ...] = ()
+    complete: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON takes it."""
+        return dict(to_json(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComplexityRecord(Complexity, StudyRecord):
+    """The content of ``complexity.json``."""
+
+    baseline: ClassVar[str | None] = BASELINE
