@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One codec between frozen dataclasses and JSON, for every record that keymix keeps in a file.
 
-A field is a key of the same name. All fields are written; a key that is missing takes the field's
-default, so that files of earlier versions open, and a key that no field has is passed over.
+A field is a key of the same name. All fields are written but those that a record's own method
+``omitted()`` names; a key that is missing takes the field's default, so that files of earlier
+versions open, and a key that no field has is passed over.
 """
 
 from __future__ import annotations
@@ -10,16 +11,24 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from keymix.errors import UserError
 
 T = TypeVar("T")
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@runtime_checkable
+class Omitting(Protocol):
+    """A record with fields that do not stand in its file."""
+
+    def omitted(self) -> Collection[str]:
+        """Names of fields that say nothing now and equal their defaults."""
 
 
 def to_json(value: Any) -> Any:
@@ -35,7 +44,12 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+        omitted = value.omitted() if isinstance(value, Omitting) else ()
+        return {
+            item.name: to_json(getattr(value, item.name))
+            for item in fields(value)
+            if item.name not in omitted
+        }
     if isinstance(value, Mapping):
         return {_key(key): to_json(each) for key, each in value.items()}
     if isinstance(value, Sequence):
