@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keymix.analysis import overlap
-from keymix.compare.statistics_cases import by_case
+from keymix.analysis.statistics import by_case
 from keymix.data.tasks import scored_classes
 from keymix.report.views.payload import SHARES
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from keymix.compare import statistics, statistics_cases
-from keymix.compare.statistics import VERDICT_SEEDS, Interval
+from keymix.analysis import statistics
+from keymix.analysis.statistics import VERDICT_SEEDS, Interval
 from keymix.compare.verdicts import judge
 from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind
 
@@ -202,6 +202,6 @@ def _over_images(runs: Runs, base: Runs) -> Interval | None:
 
 def _over_cases(runs: Runs, base: Runs, *, classes: Sequence[str]) -> Interval | None:
     scored = next((s.scored for s in base.values()), ())
-    return statistics_cases.over_cases(
+    return statistics.over_cases(
         _each(runs, "cases"), _each(base, "cases"), scored, classes=classes
     )

@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.compare import statistics
+from keymix.analysis import statistics
 from keymix.compare.folder import SPIKES
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Reading

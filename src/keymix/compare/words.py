@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keymix.analysis.statistics import VERDICT_SEEDS
 from keymix.compare.plan import Plan
-from keymix.compare.statistics import VERDICT_SEEDS
 from keymix.compare.words_masks import SCORE, over_cases, split_by
 from keymix.data.specs import named
 from keymix.data.tasks import SEGMENTATION, scored_classes, task_of

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from keymix.analysis.statistics import wilson
 from keymix.report import class_plots
 from keymix.report.class_plots import Spread
 from keymix.report.formats import percent
@@ -19,21 +19,6 @@ Record = Mapping[str, Any]
 
 FEW = 20
 """Up to so many classes each has a row in the chart, and the table shows all at first."""
-
-Z95 = 1.959964
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of an accuracy.
-
-    Args:
-        share: The accuracy, a fraction.
-        n: Number of images, at least one.
-    """
-    z2 = Z95**2 / n
-    middle = (share + z2 / 2) / (1 + z2)
-    half = Z95 / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def by_class(record: Record, looks: Mapping[str, Look]) -> dict[str, Any] | None:

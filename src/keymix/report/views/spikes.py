@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keymix.analysis.chance import no_better_than_chance
+from keymix.analysis.statistics import no_better_than_chance
 from keymix.report import formats
 
 Record = Mapping[str, Any]
