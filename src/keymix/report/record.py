@@ -16,7 +16,7 @@ from keymix.analysis.statistics import Interval, Summary, Verdict
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.data.tasks import TaskKind
 from keymix.errors import UserError
-from keymix.records import from_json
+from keymix.records import from_json, spread
 from keymix.train.recipe import Recipe, from_record
 
 FORMAT = 2
@@ -25,6 +25,8 @@ FORMAT = 2
 Lines = Mapping[str, str]
 """An environment in short lines, by what each is about."""
 Number = int | float
+Level = Literal["stops", "falsifies", "warning"]
+"""How bad something is that the check of the data found."""
 Which = Literal["last", "best"]
 """The epoch: the last, or that which was best on validation."""
 
@@ -72,14 +74,11 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryLine(Sparse):
-    """An epoch of a run, counted from 1; of the scores that of its task."""
+class HistoryLine:
+    """An epoch of a run, counted from 1: losses and the score on validation, by their keys."""
 
     epoch: int
-    train_loss: float | None
-    val_loss: float | None
-    val_top1: float | None = None
-    val_jaccard: float | None = None
+    values: Mapping[str, float | None] = spread()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,19 +151,12 @@ class OpenRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutcomeRow(Sparse):
-    """A mixer's scores over seeds, as its task has them, and how it stands to the baseline.
+class OutcomeRow:
+    """A mixer's scores over seeds, and how it stands to the baseline.
 
     Args:
         mixer: Its label.
-        top1: Accuracy, a fraction, on the test split; so are the next.
-        top5: Top-5 accuracy.
-        val_top1: Accuracy on validation.
-        jaccard: Mean Jaccard index.
-        weighted_jaccard: With each class weighted by its true pixels.
-        dice: Mean Dice coefficient.
-        hausdorff_mm: Mean Hausdorff distance.
-        val_jaccard: Mean Jaccard index on validation.
+        scores: By name, as its task has them: those of the test split, and that on validation.
         seeds: Difference from the baseline over seeds; None without a pair of runs.
         images: Difference over test images, or cases.
         verdict: None of the baseline.
@@ -173,30 +165,12 @@ class OutcomeRow(Sparse):
     """
 
     mixer: str
-    top1: Summary | None = None
-    top5: Summary | None = None
-    val_top1: Summary | None = None
-    jaccard: Summary | None = None
-    weighted_jaccard: Summary | None = None
-    dice: Summary | None = None
-    hausdorff_mm: Summary | None = None
-    val_jaccard: Summary | None = None
+    scores: Mapping[str, Summary] = spread()
     seeds: Interval | None
     images: Interval | None
     verdict: Verdict | None
     headline: str
     detail: str
-
-    def score(self, name: str) -> Summary:
-        """Return a score over seeds.
-
-        Raises:
-            KeyError: If the row's task has no such score.
-        """
-        found = getattr(self, name)
-        if not isinstance(found, Summary):
-            raise KeyError(name)
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +233,21 @@ class CostRow(Sparse):
 
     def __post_init__(self) -> None:
         check_finite(self)
+
+    @classmethod
+    def unknown(cls, params: int, *, note: str) -> CostRow:
+        """Return the row of a model of which the parameters alone are known."""
+        return cls(
+            params=params,
+            macs=None,
+            activation_bytes=None,
+            latency_ms=None,
+            latency_low_ms=None,
+            latency_high_ms=None,
+            images_per_s=None,
+            peak_mib=None,
+            note=note,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -504,7 +493,7 @@ class Paragraph:
 class Finding:
     """Something that the check of the data found, how often, the first places, and the remedy."""
 
-    level: Literal["stops", "falsifies", "warning"]
+    level: Level
     what: str
     count: int
     where: tuple[str, ...]
