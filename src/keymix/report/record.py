@@ -19,7 +19,7 @@ from keymix.errors import UserError
 from keymix.records import from_json, spread
 from keymix.train.recipe import Recipe, from_record
 
-FORMAT = 2
+FORMAT: Literal[2] = 2
 """Version of the record that this keymix writes and shows."""
 
 Lines = Mapping[str, str]

@@ -27,7 +27,7 @@ SHARES = 65535
 def payload(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup:
     """Make the JSON that stands in the page; no text in it can end its element."""
     task = record.task_kind
-    content = {
+    content: dict[str, object] = {
         "kind": "name" if task is SEGMENTATION else "class",
         "baseline": record.baseline,
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
