@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from keymix.surgery.held_out import paired_interval
+from keymix.analysis.statistics import bonett_price
 
 STARTS = {
     "fresh": ("--init", "fresh"),
@@ -72,9 +71,10 @@ def ahead(folder: Path, fresh: Path) -> str:
     for run in (fresh, folder):
         with np.load(run / "predictions_test.npz") as kept:
             order = np.argsort(kept["index"])
-            both.append(torch.from_numpy((kept["last_pred"] == kept["target"])[order]))
-    low, high = paired_interval(*both)
-    gain = float(both[1].double().mean() - both[0].double().mean())
+            both.append((kept["last_pred"] == kept["target"])[order].astype(np.float64))
+    change = both[1] - both[0]
+    low, high, _ = bonett_price(change)
+    gain = float(change.mean())
     return f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 

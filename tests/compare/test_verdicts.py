@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from keymix.compare.statistics import Interval
+from keymix.analysis.statistics import Interval
 from keymix.compare.verdicts import judge, points
 
 

@@ -12,9 +12,9 @@ from synthetic import make_record
 
 from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import dice, jaccard, mean_jaccard
+from keymix.analysis.statistics import by_case
 from keymix.compare.mask_answers import packed
 from keymix.compare.outcome import MaskScores, caution, lead, outcome
-from keymix.compare.statistics_cases import by_case
 from keymix.data.tasks import SEGMENTATION
 from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri

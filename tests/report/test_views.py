@@ -8,7 +8,6 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
 
 from keymix.mixers.registry import aliases_of
@@ -18,17 +17,11 @@ from keymix.report.html import render
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.plots import looks
 from keymix.report.views import attention, learning, runs
-from keymix.report.views.classes import by_class, wilson
+from keymix.report.views.classes import by_class
 from keymix.report.views.payload import as_element_text
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.mark.parametrize(("right", "n"), [(0, 7), (9, 10), (36, 36), (450, 1000)])
-def test_the_interval_of_a_class_is_wilson_s(right, n):
-    expected = binomtest(right, n).proportion_ci(method="wilson")
-    assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():

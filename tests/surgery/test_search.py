@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from keymix.analysis.counting import count
+from keymix.analysis.statistics import over_images
 from keymix.analysis.timing import Paired
 from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
@@ -23,6 +24,7 @@ from keymix.models import create_model
 from keymix.report import swap as pages
 from keymix.surgery import attention_cost, held_out
 from keymix.surgery.attention_cost import attention_costs
+from keymix.surgery.held_out import HeldOut
 from keymix.surgery.operation import swap
 from keymix.surgery.search import search
 from keymix.surgery.search_record import Attention, Cost, Search, Step, Trial
@@ -355,18 +357,18 @@ def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
     assert told.order == (2, 0, 1, 3)
 
 
-def test_the_interval_is_of_paired_differences_with_half_an_image_in_each_outcome() -> None:
-    before = torch.tensor([1, 1, 1, 1, 1, 0, 0]).bool()
-    after = torch.tensor([0, 0, 0, 1, 1, 1, 0]).bool()
-    lost, won, n = 3.5, 1.5, 9  # images, half a one added to each of four outcomes
-    center = (won - lost) / n
-    error = math.sqrt(won + lost - (won - lost) ** 2 / n) / n
-    wanted = (center - 1.959964 * error, center + 1.959964 * error)
-    assert held_out.paired_interval(before, after) == pytest.approx(wanted)
-    low, high = held_out.paired_interval(before, before)
-    assert low == -high < -0.1, "seven images that agree prove little"
-    none = torch.zeros(3).bool()
-    assert held_out.paired_interval(none, ~none)[1] == 1.0
+def test_the_interval_is_that_of_a_comparison_on_the_same_answers(
+    model: nn.Module, labels: Tensor
+) -> None:
+    images_held = HeldOut(images(seed=2), labels)
+    swapped = copy.deepcopy(model)
+    swap(swapped, "static_key", init="fresh")
+    step = images_held.step(model, swapped, (0, 1, 2), 1.0)
+    after, before = (images_held.score(each)[1].numpy() for each in (swapped, model))
+    wanted = over_images({0: after}, {0: before})
+    assert wanted is not None
+    assert wanted.difference < 0
+    assert (step.change_low, step.change_high) == (wanted.low, wanted.high)
 
 
 # ---- refusals ---------------------------------------------------------------------------------

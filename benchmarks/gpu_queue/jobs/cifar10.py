@@ -26,7 +26,7 @@ from gpu_queue.training import PREDICTIONS, train_in_time
 if TYPE_CHECKING:
     import numpy as np
 
-    from keymix.compare.statistics import Interval
+    from keymix.analysis.statistics import Interval
     from keymix.train.recipe import Recipe
 
 BASELINE = "softmax"
@@ -448,7 +448,7 @@ def _differences(
     runs: Sequence[Result], mixer: str, which: str
 ) -> tuple[Interval | None, Interval | None]:
     """Compare a mixer with the baseline at the seeds of both, over seeds and over test images."""
-    from keymix.compare.statistics import over_images, over_seeds
+    from keymix.analysis.statistics import over_images, over_seeds
 
     top1, correct = (
         {name: {run["seed"]: read(run) for run in runs if run["mixer"] == name} for name in MIXERS}

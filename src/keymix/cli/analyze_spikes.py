@@ -221,7 +221,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> dict[st
 
 def _at_chance(loaded: Loaded) -> list[str]:
     """Say of a run that its test accuracy is not above chance, if that is so."""
-    from keymix.analysis.chance import no_better_than_chance
+    from keymix.analysis.statistics import no_better_than_chance
 
     if loaded.run is None or not loaded.run.done:
         return []

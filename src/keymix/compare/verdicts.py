@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keymix.compare.statistics import LEVEL, VERDICT_SEEDS, Interval, Verdict
+from keymix.analysis.statistics import LEVEL, VERDICT_SEEDS, Interval, Verdict
 
 _ALPHA = 1 - LEVEL
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from keymix.compare.statistics_cases import FEW_CASES
+from keymix.analysis.statistics import FEW_CASES
 
 SCORE = (
     "Images are stretched to the model's size, whatever their proportions, and masks follow by the "

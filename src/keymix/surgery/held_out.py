@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -15,35 +14,12 @@ from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import count
 from keymix.analysis.measure import measure_paired
 from keymix.analysis.outputs import Varies
+from keymix.analysis.statistics import bonett_price
 from keymix.errors import UserError
 from keymix.surgery.attention_cost import ROUNDS
 from keymix.surgery.images import MIN_IMAGES, input_size, run
 from keymix.surgery.report import SAYS_NOTHING
 from keymix.surgery.search_record import Step
-
-_Z = 1.959964  # quantile 0.975 of the normal distribution
-
-
-def paired_interval(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """95 % interval of the difference of two accuracies on the same images, later less earlier.
-
-    Agresti and Min, "Simple improved confidence intervals for comparing matched proportions"
-    (Statistics in Medicine 24, 2005): the normal interval of the paired differences after half an
-    image was added to each of the four outcomes, so that models which never differ on few images
-    are not thought alike for sure.
-
-    Args:
-        before: Whether the one model is right, ``[n]`` booleans.
-        after: Whether the other is.
-
-    Returns:
-        Both ends, fractions.
-    """
-    change = after.double() - before.double()
-    n = len(change) + 2
-    center = float(change.sum()) / n
-    half = _Z * math.sqrt(((float(change.square().sum()) + 1) / n - center**2) / n)
-    return max(-1.0, center - half), min(1.0, center + half)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +128,8 @@ class HeldOut:
             self._seen[original] = right
         elif original not in self._seen:
             self._seen[original] = self.score(original)[1]
-        low, high = paired_interval(self._seen[original], right)
+        change = right.double() - self._seen[original].double()
+        low, high, _ = bonett_price(change.numpy())
         counted = count(shown, size)
         pair = measure_paired(original, shown, size, repeats=ROUNDS, comparisons=comparisons)
         tested = model is not None  # with itself there is nothing to test

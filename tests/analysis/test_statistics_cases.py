@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from keymix.analysis.statistics import by_case, over_cases
 from keymix.compare.outcome import MaskScores, outcome
-from keymix.compare.statistics_cases import by_case, over_cases
 from keymix.data.tasks import SEGMENTATION
 
 ABC = ("a", "b", "c")  # names of classes

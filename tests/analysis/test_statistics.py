@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from keymix.compare.statistics import (
+from keymix.analysis.statistics import (
     Interval,
     correct_over_mixers,
     holm,
+    no_better_than_chance,
     over_images,
     over_seeds,
     summarize,
+    wilson,
 )
 
 
@@ -210,3 +212,24 @@ def test_seed_interval_covers_the_true_difference():
         assert interval.high is not None
         covered += interval.low <= 0.01 <= interval.high
     assert 0.935 <= covered / trials <= 0.965
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 7), (9, 10), (36, 36), (450, 1000)])
+def test_the_interval_of_an_accuracy_is_wilson_s(right, n):
+    expected = stats.binomtest(right, n).proportion_ci(method="wilson")
+    assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("top1", "images", "guesses"),
+    [
+        (0.1, 10_000, True),
+        (0.105, 10_000, True),  # a standard error is 0.003
+        (0.108, 10_000, False),
+        (0.16, 25, True),  # and 0.06
+        (0.24, 25, False),
+        (0.02, 25, True),
+    ],
+)
+def test_guessing_ends_two_standard_errors_above_chance(top1, images, guesses):
+    assert no_better_than_chance(top1, classes=10, images=images) is guesses

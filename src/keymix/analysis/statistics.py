@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""How certain differences and accuracies are: over seeds, test images, test cases, and by chance.
+
+Two questions about two mixers, two intervals. *Would it hold if the models were trained again?* is
+asked of the seeds: the differences :math:`d_s = a_s - b_s` at shared seeds, their mean and
+Student's t interval :math:`\bar d \pm t_{0.975,\,n-1}\, s_d / \sqrt n` (`over_seeds`). *Would it
+hold on more images?* is asked of the test images, for the models as they were trained: :math:`x_i`
+is how often mixer minus baseline gets image i right, averaged over seeds, and its mean gets an
+adjusted normal interval (`bonett_price`). The same interval says what a swap costs on held-out
+images. P-values of each question are corrected over the mixers by Holm's step-down method (1979).
+
+Where images have masks, the unit is the case. Slices of one scan look alike, and organs of one
+patient are hard in all of them: images of a case are no independent witnesses, and an interval over
+images would be too narrow. The score of a model is its pooled mean Jaccard index :math:`J`, that of
+the pixels of all test images counted together, which is no mean over cases; hence the jackknife
+that leaves out one case each (Efron and Stein, 1981, doi:10.1214/aos/1176345462), which needs no
+formula for the variance of such a ratio. With :math:`S` seeds that mixer :math:`a` and baseline
+:math:`b` have both finished and :math:`G` cases, :math:`D` of all cases and :math:`D_{(g)}` of all
+but case :math:`g` are (`over_cases`)
+
+.. math::
+
+    D = \frac{1}{S} \sum_s \left(J_{a,s} - J_{b,s}\right), \qquad
+    \mathrm{se}^2 = \frac{G - 1}{G} \sum_g \left(D_{(g)} - \bar D_{(\cdot)}\right)^2, \qquad
+    D \pm t_{0.975,\,G-1}\, \mathrm{se}.
+
+A class that is true in one case alone leaves no interval: without that case the class drops out of
+the mean, or not, by one stray prediction.
+
+Quantities are fractions (accuracy 0.93), not percentages. NumPy and SciPy only. The test for a
+difference of two latencies rests on how they were timed, and stands in `keymix.analysis.timing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from keymix.analysis.overlap import mean_jaccard
+
+LEVEL = 0.95
+"""Confidence of every interval."""
+
+SAME = 1e-7
+"""Standard deviation of differences up to which they are the same: less than one image of ten
+million, and more than the rounding of accuracies that were stored in single precision."""
+
+VERDICT_SEEDS = 5
+"""Pairs of runs from which on a verdict is given."""
+
+FEW_CASES = 20
+"""Below so many test cases the interval is called rough."""
+
+Verdict = Literal["better", "worse", "no difference shown", "no verdict"]
+FloatArray = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+_Z = float(stats.norm.ppf(0.5 + LEVEL / 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean and sample standard deviation (n - 1) of one mixer's runs.
+
+    Args:
+        n: Finished runs.
+        mean: Their mean, ``None`` without runs.
+        sd: Their standard deviation, ``None`` below two runs.
+    """
+
+    n: int
+    mean: float | None
+    sd: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A paired difference with its 95 % interval.
+
+    Args:
+        n: Pairs (seeds or images) that it rests on.
+        difference: Mixer minus baseline, as a fraction.
+        low: Lower end, ``None`` where no interval exists.
+        high: Upper end.
+        p: Two-sided p-value of no difference, ``None`` where there is none.
+        p_holm: The same after Holm's correction over the mixers of the comparison.
+        note: What is out of the ordinary, in words, else empty.
+    """
+
+    n: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None = None
+    note: str = ""
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Compute mean and standard deviation over seeds, as far as there are seeds."""
+    n = len(values)
+    return Summary(
+        n=n,
+        mean=float(np.mean(values)) if n else None,
+        sd=float(np.std(values, ddof=1)) if n > 1 else None,
+    )
+
+
+def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Interval | None:
+    """Compare two mixers over the seeds that both have finished (paired t interval).
+
+    Args:
+        mixer: Accuracy of the mixer by seed.
+        baseline: Accuracy of the baseline by seed.
+
+    Returns:
+        The interval, without ends below two pairs, and ``None`` without a pair.
+    """
+    seeds = sorted(set(mixer) & set(baseline))
+    if not seeds:
+        return None
+    notes = []
+    missing = len(set(mixer) | set(baseline)) - len(seeds)
+    if missing:
+        notes.append(f"{_plural(missing, 'seed')} left out because one run of the pair is missing")
+    d: FloatArray = np.array([mixer[s] - baseline[s] for s in seeds], dtype=np.float64)
+    n, mean = len(d), tidy(float(d.mean()))
+    if n < 2:
+        notes.append("one seed has no spread, so nothing can be said about retraining")
+        return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
+    sd = float(d.std(ddof=1))
+    if sd <= SAME:
+        notes.append("the difference is the same at every seed, so its spread cannot be estimated")
+        return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
+    low, high, p = _student(mean, sd / math.sqrt(n), n)
+    return Interval(n=n, difference=mean, low=low, high=high, p=p, note="; ".join(notes))
+
+
+def over_images(
+    mixer: Mapping[int, npt.NDArray[np.bool_]], baseline: Mapping[int, npt.NDArray[np.bool_]]
+) -> Interval | None:
+    """Compare two mixers over the test images, at the seeds that both have finished.
+
+    Args:
+        mixer: By seed, whether the mixer's model got each test image right, ``[N]``.
+        baseline: The same of the baseline, same images in the same order.
+
+    Returns:
+        The interval of `bonett_price`, ``None`` without a pair of runs.
+
+    Raises:
+        ValueError: If the runs were tested on different numbers of images.
+    """
+    seeds = sorted(set(mixer) & set(baseline))
+    if not seeds:
+        return None
+    sizes = {len(runs[s]) for runs in (mixer, baseline) for s in seeds}
+    if len(sizes) != 1:
+        raise ValueError(f"runs were tested on different numbers of images: {sorted(sizes)}")
+    (n,) = sizes
+    if n == 0:
+        return None
+    ours = np.mean([mixer[s].astype(np.float64) for s in seeds], axis=0)
+    theirs = np.mean([baseline[s].astype(np.float64) for s in seeds], axis=0)
+    x: FloatArray = ours - theirs
+    low, high, p = bonett_price(x)
+    notes = []
+    if not np.any(x):
+        notes.append("both get every test image right equally often")
+    if n < 100:
+        notes.append(f"only {n} test images, so the interval is rough")
+    return Interval(
+        n=n,
+        difference=tidy(float(x.mean())),
+        low=low,
+        high=high,
+        p=p,
+        note="; ".join(notes),
+    )
+
+
+def bonett_price(differences: FloatArray) -> tuple[float, float, float]:
+    """Return the adjusted normal interval of the mean of paired differences, and its p-value.
+
+    Bonett and Price (2012, doi:10.1111/j.2044-8317.2011.02010.x): two imaginary images, one that
+    only the one model and one that only the other gets right, join the sample. The closed form
+    needs no random draws, keeps its coverage when few images are in dispute, and has a width even
+    when none is.
+
+    Args:
+        differences: How often the one model minus the other gets each image right, from -1 to 1.
+
+    Returns:
+        Both ends at `LEVEL`, within -1 and 1, and the two-sided p-value of no difference.
+    """
+    n = len(differences) + 2
+    center = float(differences.sum()) / n
+    variance = (float(np.square(differences).sum()) + 2.0) / n - center**2
+    error = math.sqrt(max(variance, 0.0) / n)
+    low, high = max(-1.0, center - _Z * error), min(1.0, center + _Z * error)
+    return low, high, float(2 * stats.norm.sf(abs(center) / error))
+
+
+def by_case(counts: Counts, group: npt.NDArray[np.int64]) -> Counts:
+    """Add up the pixels of each case.
+
+    Args:
+        counts: Pixels shared, predicted and true of each image and class.
+        group: The case of each image.
+
+    Shape: ``[N, K, 3]``, ``[N]`` -> ``[G, K, 3]``, the cases in the order of their codes.
+    """
+    cases, place = np.unique(group, return_inverse=True)
+    summed = np.zeros((len(cases), *counts.shape[1:]), dtype=np.int64)
+    np.add.at(summed, place, counts)
+    return summed
+
+
+def over_cases(
+    mixer: Mapping[int, Counts],
+    baseline: Mapping[int, Counts],
+    scored: Sequence[int],
+    *,
+    classes: Sequence[str],
+) -> Interval | None:
+    """Compare two mixers over the test cases, at the seeds that both have finished.
+
+    Args:
+        mixer: By seed, the pixels of each case of the mixer's model: shared, predicted, true.
+        baseline: The same of the baseline, same cases in the same order.
+        scored: Numbers of the classes that count.
+        classes: Names of all classes, for the note.
+
+    Shape: each ``[G, K, 3]``.
+
+    Returns:
+        The interval of the module's head, without ends where cases have no spread or a class that
+        counts is true in one case alone, and ``None`` without a pair of runs.
+
+    Raises:
+        ValueError: If the runs were tested on different cases.
+    """
+    seeds = sorted(set(mixer) & set(baseline))
+    if not seeds:
+        return None
+    truths = [runs[s][..., 2][:, list(scored)] for runs in (mixer, baseline) for s in seeds]
+    if any(not np.array_equal(truths[0], other) for other in truths[1:]):
+        raise ValueError("runs were tested on different cases")
+    number = len(truths[0])
+    if number == 0:
+        return None
+    pairs = [(mixer[s], baseline[s]) for s in seeds]
+    whole, without = (
+        np.mean([mean_jaccard(a, scored) - mean_jaccard(b, scored) for a, b in part], axis=0)
+        for part in (
+            [(a.sum(0), b.sum(0)) for a, b in pairs],
+            [(a.sum(0) - a, b.sum(0) - b) for a, b in pairs],
+        )
+    )
+    difference = tidy(float(whole))
+    error = math.sqrt((number - 1) / number * float(np.square(without - without.mean()).sum()))
+    cases_of = (truths[0] > 0).sum(axis=0)
+    lonely = [classes[c] for c, cases in zip(scored, cases_of, strict=True) if cases == 1]
+    note = ""
+    if number < 2:
+        note = "one case has no spread, so nothing can be said about other cases"
+    elif lonely:
+        alone = (
+            f"{' and '.join(lonely)} {'is' if len(lonely) == 1 else 'are each'} in one test case"
+        )
+        note = f"{alone} alone, so nothing can be said of other cases"
+    elif error <= SAME:
+        note = "the difference is the same without any one case, so its spread cannot be estimated"
+    if note:
+        return Interval(n=number, difference=difference, low=None, high=None, p=None, note=note)
+    low, high, p = _student(difference, error, number)
+    rough = f"only {number} test cases, so the interval is rough"
+    return Interval(
+        n=number,
+        difference=difference,
+        low=max(-1.0, low),
+        high=min(1.0, high),
+        p=p,
+        note=rough if number < FEW_CASES else "",
+    )
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    r"""Adjust p-values by Holm's step-down method.
+
+    With the m given values sorted upwards, :math:`\tilde p_{(k)} = \min(1, \max_{j \le k}
+    (m - j + 1)\, p_{(j)})`. Missing values (``None``) stay missing, but count in m: a mixer whose
+    runs happen to allow no test must not make the others look surer.
+    """
+    m = len(p_values)
+    adjusted: list[float | None] = [None] * m
+    running = 0.0
+    known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    for rank, (p, i) in enumerate(known):
+        running = max(running, (m - rank) * p)
+        adjusted[i] = min(1.0, running)
+    return adjusted
+
+
+def correct_over_mixers(intervals: Sequence[Interval | None]) -> list[Interval | None]:
+    """Return the intervals with ``p_holm`` filled in, one family for the whole sequence."""
+    adjusted = holm([i.p if i is not None else None for i in intervals])
+    return [
+        None if i is None else replace(i, p_holm=p)
+        for i, p in zip(intervals, adjusted, strict=True)
+    ]
+
+
+def tidy(difference: float) -> float:
+    """Drop the last digits, where the same mean by two roads may differ and round apart."""
+    return round(difference, 10)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of an accuracy.
+
+    In closed form, since a mean over seeds is no whole number of right answers, which
+    `scipy.stats.binomtest` takes.
+
+    Args:
+        share: The accuracy, a fraction.
+        n: Number of images, at least one.
+    """
+    z2 = _Z**2 / n
+    middle = (share + z2 / 2) / (1 + z2)
+    half = _Z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def no_better_than_chance(top1: float, *, classes: int, images: int) -> bool:
+    """Tell whether an accuracy lies within two standard errors of chance, or below.
+
+    Chance is 1 / classes, its standard error over so many images sqrt(p (1 - p) / images).
+
+    Args:
+        top1: Share of right answers.
+        classes: Classes to choose from.
+        images: How many were answered.
+    """
+    chance = 1 / classes
+    return top1 <= chance + 2 * math.sqrt(chance * (1 - chance) / images)
+
+
+def _student(mean: float, error: float, n: int) -> tuple[float, float, float]:
+    """Ends of Student's t interval of a mean of n values by its standard error, and the p-value."""
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1)) * error
+    return mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, n - 1))
+
+
+def _plural(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
