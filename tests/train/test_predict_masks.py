@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from keymix.analysis.mask_pictures import PALETTE, rim
-from keymix.data.dataset import load
+from keymix.data import load
 from keymix.data.loaders import Loader
 from keymix.data.segmentation.files import ScanFile
 from keymix.errors import UserError

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from keymix.data.augment import Augment as Augment
     from keymix.data.dataset import ImageData as ImageData
     from keymix.data.dataset import Split as Split
-    from keymix.data.dataset import load as load
+    from keymix.data.loading import load as load
     from keymix.data.decode import read_image as read_image
     from keymix.data.loaders import Batch as Batch
     from keymix.data.loaders import Loader as Loader
@@ -26,7 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "ImageData": "keymix.data.dataset",
         "Loader": "keymix.data.loaders",
         "Split": "keymix.data.dataset",
-        "load": "keymix.data.dataset",
+        "load": "keymix.data.loading",
         "read_image": "keymix.data.decode",
     },
 )

@@ -30,22 +30,28 @@ class LeftOutImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataRecord:
-    """What is known of a data set, split and measured. Fields of other kinds of data are None.
+class _Shape:
+    """The fields of a record that stand before those of `DataFacts`."""
+
+    spec: str
+    classes: tuple[str, ...]
+    image_size: tuple[int, int]
+    in_chans: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    crop_pct: float = 1.0
+    cached: bool = False
+    sizes: Mapping[str, int]
+    index_sha256: Mapping[str, str]
+    task: str = CLASSIFICATION.name
+    multilabel: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What loading a data set found and did. Fields of other kinds of data are None.
 
     Args:
-        spec: The data spec it was loaded from.
-        classes: Names of the classes, by label.
-        image_size: Height and width of the images in pixels.
-        in_chans: Channels.
-        mean: Mean of each channel over train, of values 0..1.
-        std: Standard deviation of each channel over train.
-        crop_pct: Share of the resized image's side that the evaluation crop keeps.
-        cached: Whether the images are decoded in memory.
-        sizes: Number of images of ``train``, ``val`` and ``test``.
-        index_sha256: Hash of the rows of each of these splits.
-        task: Name of the task.
-        multilabel: Of masks, whether a pixel may belong to several classes.
         time_steps: Of events, frames of a recording.
         frames_by: Of events, ``number`` or ``time``.
         sensor_size: Of events, height and width of the sensor in pixels.
@@ -61,31 +67,15 @@ class DataRecord:
         unfit: Of masks, why no model can learn from them; None if one can.
         grouped: Of masks, whether images belong to cases.
         class_images: Of masks, number of images of each split that have each class.
-        mean_std_of: In words, of which images ``mean`` and ``std`` are.
+        mean_std_of: In words, of which images mean and standard deviation are.
         fingerprint: Hash of images and targets.
         fingerprint_of: In words, what is hashed.
         notes: What was done with the data, a sentence each.
         left_out: The first of the broken images that were left out.
         left_out_count: Number of images that were left out.
         event_split: Of events, name of the published split; None where there are none.
-
-    Raises:
-        UserError: If there are no classes, a split is missing from `sizes` or `index_sha256`, or
-            this keymix has no such task.
     """
 
-    spec: str
-    classes: tuple[str, ...]
-    image_size: tuple[int, int]
-    in_chans: int
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    crop_pct: float = 1.0
-    cached: bool = False
-    sizes: Mapping[str, int]
-    index_sha256: Mapping[str, str]
-    task: str = CLASSIFICATION.name
-    multilabel: bool | None = None
     time_steps: int | None = None
     frames_by: str | None = None
     sensor_size: tuple[int, int] | None = None
@@ -108,6 +98,30 @@ class DataRecord:
     left_out: tuple[LeftOutImage, ...] = ()
     left_out_count: int = 0
     event_split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord(DataFacts, _Shape):  # fields of the last base come first
+    """Everything about a data set that a result depends on; see `DataFacts` for the rest.
+
+    Args:
+        spec: The data spec it was loaded from.
+        classes: Names of the classes, by label.
+        image_size: Height and width of the images in pixels.
+        in_chans: Channels.
+        mean: Mean of each channel over train, of values 0..1.
+        std: Standard deviation of each channel over train.
+        crop_pct: Share of the resized image's side that the evaluation crop keeps.
+        cached: Whether the images are decoded in memory.
+        sizes: Number of images of ``train``, ``val`` and ``test``.
+        index_sha256: Hash of the rows of each of these splits.
+        task: Name of the task.
+        multilabel: Of masks, whether a pixel may belong to several classes.
+
+    Raises:
+        UserError: If there are no classes, a split is missing from `sizes` or `index_sha256`, or
+            this keymix has no such task.
+    """
 
     def __post_init__(self) -> None:
         if not self.classes:

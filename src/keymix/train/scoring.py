@@ -123,9 +123,9 @@ class Scored:
     top5: Tensor
 
     @property
-    def details(self) -> dict[str, Any]:
-        """What a summary tells beside the scores; nothing."""
-        return {}
+    def record(self) -> SplitScores:
+        """The scores, as records keep them."""
+        return SplitScores(scores=self.metrics)
 
     def shared(self) -> dict[str, IntArray]:
         """The arrays that are the same whatever weights answered."""

@@ -46,7 +46,7 @@ class SegmentationTask(TrainingTask):
         )
         assert data.masks is not None
         self._multilabel = data.masks.multilabel
-        self._scored = scored_classes(data.record())
+        self._scored = list(data.record().scored_classes)
 
     def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """Segment images, and tell the Dice loss where it has a weight."""
