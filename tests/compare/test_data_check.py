@@ -96,8 +96,8 @@ def test_it_is_read_and_not_made_again(done: Comparison, root: Path, monkeypatch
     events: list[Event] = []
     more = compared(root, done.out, events)
     assert any("images in more than one split" in e.text for e in events if e.kind == "note")
-    assert more.record["data_check"] == done.record["data_check"]
-    assert rebuild(done.out).record["data_check"] == done.record["data_check"]
+    assert more.record.data_check == done.record.data_check
+    assert rebuild(done.out).record.data_check == done.record.data_check
     with pytest.raises(AssertionError, match="checked again"):
         compared(root, done.out, [], overwrite=True)
 
@@ -125,9 +125,9 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
         "looked_at": {"images": 5, "of": 42},
         "not_looked_at": ["copies among 37 of 42 images"],
     }
-    (line,) = lines(checked, done.record["data"])
+    (line,) = lines(checked, done.record.data)
     assert "copies among 37 of 42 images" in line
-    assert line in render({**done.record, "data_check": sheet(checked, done.record["data"])})
+    assert line in render({**done.record, "data_check": sheet(checked, done.record.data)})
 
 
 @pytest.mark.parametrize(
