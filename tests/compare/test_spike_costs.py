@@ -26,6 +26,7 @@ from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
+from keymix.report.record import opened
 from keymix.train.runs import load_run
 
 SMALL = {"embed_dim": 16, "num_heads": 2, "depths": [1, 1]}
@@ -177,13 +178,13 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
     before = to_json(twinned.record)
     for row in before["costs"].values():
         del row["time_steps"]
-    assert dense_over(before) == ("dense, T=2", {})
+    assert dense_over(opened(before, where="it")) == ("dense, T=2", {})
     for row in before["spikes"]["mixers"].values():
         row["time_steps"] = None
-    assert dense_over(before) == ("dense, all T", {})
+    assert dense_over(opened(before, where="it")) == ("dense, all T", {})
     del before["spikes"]
-    assert dense_over(before) == ("", {})
-    assert "multiply-adds an image</th>" in render(before)
+    assert dense_over(opened(before, where="it")) == ("", {})
+    assert "multiply-adds an image</th>" in render(opened(before, where="it"))
 
 
 def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
@@ -193,8 +194,9 @@ def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
     record["test_images"] = 10_000
     for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
         row["top1"]["mean"] = top1
-    named = sheet(record)["notes"]
-    assert named[AT_CHANCE] == [record["outcome"]["last"][0]["mixer"]]
+    found = sheet(opened(record, where="it"))
+    assert found is not None
+    assert found.notes[AT_CHANCE] == [record["outcome"]["last"][0]["mixer"]]
 
 
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
@@ -284,8 +286,8 @@ def test_bounds_are_told_in_their_order(twinned, monkeypatch):
 
     monkeypatch.setattr("keymix.analysis.spikes.spike_study", lambda *_, **__: Study)
     row = spike_costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
-    told = [row[f"{name}energy_uj"] for name in ("", "dense_")]
-    assert [row["energy_low_uj"], *told, row["energy_high_uj"]] == pytest.approx([1, 2, 4, 3])
+    told = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
+    assert told == pytest.approx([1, 2, 4, 3])
 
 
 def test_dense_comparisons_and_twins_alone_have_no_table_of_spikes(tmp_path):
