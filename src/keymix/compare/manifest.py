@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
 
 from keymix.compare.plan import Entrant, Plan
 from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
-from keymix.records import from_json, to_json
+from keymix.records import from_json
 from keymix.report.record import Checked, ComparisonRecord
 from keymix.train.names import is_name
 from keymix.train.recipe import Recipe, from_record
