@@ -38,9 +38,9 @@ class Short:
 @dataclass(frozen=True, kw_only=True)
 class Flat:
     epoch: int
-    train: Mapping[str, float | None] = spread("train_")
+    train: Mapping[str, float | None] = field(metadata=spread("train_"))
     lr: float | None = None
-    rest: Mapping[str, float] = spread()
+    rest: Mapping[str, float] = field(metadata=spread())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -26,13 +26,13 @@ _PREFIX = "prefix"
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def spread(prefix: str = "") -> Any:
-    """Mark a field, a mapping with texts as keys, whose keys stand among those of its record.
+def spread(prefix: str = "") -> Mapping[str, str]:
+    """Return the metadata of a field, a mapping whose keys stand among those of its record.
 
     Args:
         prefix: What they begin with there. Empty takes every key that no field has.
     """
-    return field(metadata={_PREFIX: prefix})
+    return {_PREFIX: prefix}
 
 
 @runtime_checkable

@@ -90,5 +90,9 @@ def main(argv: list[str]) -> int:
     row += [str(told["images"]), *scores.cells(told, kind)]
     heads += [named("images", events=is_events(told["data"])), *scores.heads(kind)]
     console.table(heads, [row], left=left)
-    scores.tell_classes(from_json(Evaluation, told, where="the evaluation"), kind, f"{told['weights']} epoch, {told['split']}")
+    scores.tell_classes(
+        from_json(Evaluation, told, where="the evaluation"),
+        kind,
+        f"{told['weights']} epoch, {told['split']}",
+    )
     return 0

@@ -170,7 +170,7 @@ def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> dict
         "mixer": spec.label,
         "weights": source.weights,
         "data": source.data.spec,
-        **{name: source.seen[name] for name in ("image_size", "mean", "std")},
+        **{name: list(getattr(source.seen, name)) for name in ("image_size", "mean", "std")},
         **told,
     }
 
@@ -318,7 +318,7 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> dict[str, Any
         scored = score(
             shown,
             relabelled(batches, source.numbers),
-            num_classes=len(source.seen["classes"]),
+            num_classes=len(source.seen.classes),
             device=device,
         )
         told[name] = {**scored.metrics, "images": len(scored.index)}

@@ -117,7 +117,7 @@ def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run
 def _epoch_line(line: Mapping[str, float | None], *, items: str) -> None:
     kind = next(kind for kind in TASKS.values() if f"val_{kind.score}" in line)
     console.note(
-        f"epoch {line['epoch'] + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
+        f"epoch {int(line['epoch'] or 0) + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
         f"val loss {line['val_loss']:.4f}  val {kind.short} {line[f'val_{kind.score}']:.2%}  "
         f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from keymix.data.augment import Augment as Augment
     from keymix.data.dataset import ImageData as ImageData
     from keymix.data.dataset import Split as Split
-    from keymix.data.loading import load as load
     from keymix.data.decode import read_image as read_image
     from keymix.data.loaders import Batch as Batch
     from keymix.data.loaders import Loader as Loader
+    from keymix.data.loading import load as load
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

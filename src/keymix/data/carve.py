@@ -71,9 +71,7 @@ def carve(
         notes.append("test = the source's validation split; validation carved from train")
     else:
         number = max(1, round(source.test_fraction * len(train.rows)))
-        chosen = choose(
-            train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True
-        )
+        chosen = choose(train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True)
         train, test = train.without(chosen), train.keep(chosen)
         notes.append(f"test = {len(chosen)} {source.items} carved from train, stratified, fixed")
 
@@ -98,9 +96,7 @@ def carve(
             notes.append(
                 f"not validated on, for want of a second {source.items[:-1]}: {some(single)}"
             )
-        chosen = choose(
-            train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
-        )
+        chosen = choose(train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True)
         train, val = train.without(chosen), train.keep(chosen)
     for name, part in (("train", train), ("validation", val), ("test", test)):
         if not len(part.rows):

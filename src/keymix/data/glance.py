@@ -217,7 +217,7 @@ def _add_masks(report: Report, data: ImageData, looks: dict[str, _Look]) -> None
         classes=data.classes,
         masks=data.masks,
         channels=data.in_chans,
-        grouped=data.facts.grouped,
+        grouped=bool(data.facts.grouped),
         images=_images(data, looks),
         survey=survey,
         groups=[

@@ -176,9 +176,7 @@ def _pixels(
         size = header_size(tables["train"], 0)
         if small(size):
             pixels = {
-                name: decode_all(
-                    table, size, in_chans, crop_pct=crop_pct, only_this_size=True
-                )
+                name: decode_all(table, size, in_chans, crop_pct=crop_pct, only_this_size=True)
                 for name, table in tables.items()
             }
             if all(held is not None for held in pixels.values()):
@@ -190,8 +188,7 @@ def _pixels(
     if not small(size):
         return size, dict.fromkeys(tables)
     return size, {
-        name: decode_all(table, size, in_chans, crop_pct=crop_pct)
-        for name, table in tables.items()
+        name: decode_all(table, size, in_chans, crop_pct=crop_pct) for name, table in tables.items()
     }
 
 

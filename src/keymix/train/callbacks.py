@@ -136,7 +136,7 @@ class EpochRecord(Callback):
         if is_better(line.validated, self.best):
             self.best = line.validated
             if first:
-                self.write_weights("best", pl_module, self.best)
+                self.write_weights("best", pl_module, line.validated)
         self.lines.append(line)
         if first:
             files.write_metrics(self.folder / files.METRICS, self.lines)
@@ -144,7 +144,7 @@ class EpochRecord(Callback):
         trainer.save_checkpoint(checkpoint_path(self.folder, epoch + 1))  # every process takes part
         if first:
             prune(self.folder)
-            if self.report is not None:
+            if self.report is not None and self.best is not None:
                 planned = {"epochs": trainer.max_epochs, "best_epoch": self.best.epoch}
                 self.report({**to_json(line), **planned})
 

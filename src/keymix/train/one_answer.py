@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from keymix.data.balance import Balance
 from keymix.errors import KeymixWarning
 from keymix.models.factory import domain_of
 from keymix.train.recipe import ModelConfig
+from keymix.train.record import SplitScores
 
 FEW = 8
 """Images below which the same answer for all means little."""

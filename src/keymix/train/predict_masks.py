@@ -22,7 +22,14 @@ from keymix.data.segmentation.table import Pixels, resized_image
 from keymix.data.specs import parse
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
-from keymix.train.mask_files import ClassColour, Manifest, MaskFolder, MaskPrediction, PlannedImage, checked
+from keymix.train.mask_files import (
+    ClassColour,
+    Manifest,
+    MaskFolder,
+    MaskPrediction,
+    PlannedImage,
+    checked,
+)
 from keymix.train.mask_scoring import predicted_masks
 from keymix.train.memory import enough_memory
 from keymix.train.model import device_of_this_machine
@@ -96,9 +103,7 @@ def predict_masks(
         chosen = split or "test"
         items = _of_files(paths, run, seen) if loaded is None else _of_split(loaded, chosen)
         _refuse_twins(items)
-        mask_folder = MaskFolder(
-            folder, seen.classes, seen.scored_classes, bool(seen.multilabel)
-        )
+        mask_folder = MaskFolder(folder, seen.classes, seen.scored_classes, bool(seen.multilabel))
         manifest = Manifest(
             keymix=__version__,
             run=str(run.folder),

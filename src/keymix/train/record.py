@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from keymix.data.record import DataRecord
@@ -49,7 +49,7 @@ class SplitScores:
         classes: Of each class that counts.
     """
 
-    scores: Scores = spread()
+    scores: Scores = field(metadata=spread())
     hausdorff_mm: float | None = None
     hausdorff_missed: int | None = None
     hausdorff_unit: Literal["mm", "px"] | None = None
@@ -124,8 +124,8 @@ class EpochLine:
     """
 
     epoch: int
-    train: Scores = spread("train_")
-    val: Scores = spread("val_")
+    train: Scores = field(metadata=spread("train_"))
+    val: Scores = field(metadata=spread("val_"))
     lr: float | None = None
     seconds: float | None = None
     images_per_s: float | None = None
@@ -178,7 +178,7 @@ class _Trained:
     val: Scores | None = None
 
 
-def facts_from_json(values: Mapping[str, Any], *, where: str) -> WeightsFacts:
+def facts_from_json(values: Any, *, where: str) -> WeightsFacts:
     """Read the facts of weights, by whichever version of keymix they were written.
 
     Args:
@@ -192,9 +192,7 @@ def facts_from_json(values: Mapping[str, Any], *, where: str) -> WeightsFacts:
     recipe = values.get("recipe")
     if not isinstance(recipe, Mapping):
         raise UserError(f"{where} is damaged: it has no recipe")
-    return WeightsFacts(
-        recipe=from_record(recipe), data=rest.data, epoch=rest.epoch, val=rest.val
-    )
+    return WeightsFacts(recipe=from_record(recipe), data=rest.data, epoch=rest.epoch, val=rest.val)
 
 
 @dataclass(frozen=True, kw_only=True)

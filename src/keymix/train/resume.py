@@ -23,7 +23,7 @@ from keymix.train.callbacks import best_of, epochs_done
 from keymix.train.checkpoints import Checkpoint, usable
 from keymix.train.damage import RETESTED, damage, epochs_told, read_summary
 from keymix.train.recipe import Recipe
-from keymix.train.record import EpochLine, Environment, SameData, Validated, WeightsFacts
+from keymix.train.record import Environment, EpochLine, SameData, Validated, WeightsFacts
 from keymix.train.score_split import eval_loader, score_split
 
 if TYPE_CHECKING:
@@ -153,9 +153,9 @@ def weights_told(
     """
     path = folder / files.weights_file(which)
     facts = files.read_facts(path)
-    if facts.val is not None and facts.val.keys() >= {*data.task.scores}:
-        if facts.epoch is not None:
-            return Validated(epoch=facts.epoch, val=facts.val)
+    known = {} if facts.val is None or facts.epoch is None else facts.val
+    if known.keys() >= {*data.task.scores}:
+        return Validated(epoch=facts.epoch, val=known)
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
     scored = score_split(
@@ -243,7 +243,9 @@ def _epoch_of(found: Validated, lines: list[EpochLine], lacking: list[int]) -> i
 def _same_data(folder: Path, data: ImageData, began: SameData) -> None:
     """Refuse to go on with images other than those that the run began with."""
     now = SameData.of(data.record())
-    changed = [each.name for each in fields(now) if getattr(began, each.name) != getattr(now, each.name)]
+    changed = [
+        each.name for each in fields(now) if getattr(began, each.name) != getattr(now, each.name)
+    ]
     if changed:
         items = named("images", events=data.time_steps is not None)
         raise UserError(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
+from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
 from keymix.data.tasks import SEGMENTATION
-from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.preprocessing import describe, preprocessing_of

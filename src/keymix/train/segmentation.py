@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from keymix.data.dataset import ImageData
-from keymix.data.tasks import SEGMENTATION, scored_classes
+from keymix.data.tasks import SEGMENTATION
 from keymix.train.mask_scoring import MaskScores, mean_loss, pixel_losses, soft_dice_loss
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe

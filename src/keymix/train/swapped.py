@@ -63,9 +63,7 @@ def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> R
     return replace(recipe, name=name or f"{recipe.name}_swapped", model=config)
 
 
-def write(
-    folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, images: Tensor
-) -> None:
+def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, images: Tensor) -> None:
     """Write a swapped model: ``recipe.json`` and ``weights_last.safetensors``.
 
     The recipe's model is built, gets the weights, and must give what the swapped model gives.

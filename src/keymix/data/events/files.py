@@ -73,9 +73,7 @@ def read_frames(path: str | Path, record: DataRecord, size: Size) -> Tensor:
             f"{path}: is of a sensor of {events.sensor[0]}x{events.sensor[1]} pixels, the run's "
             f"data of {height}x{width}. Give recordings of the same sensor."
         )
-    counts = integrate(
-        events, time_steps=record.time_steps, frames_by=record.frames_by, size=size
-    )
+    counts = integrate(events, time_steps=record.time_steps, frames_by=record.frames_by, size=size)
     return torch.from_numpy(counts.astype(np.int32))
 
 
