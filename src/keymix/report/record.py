@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from keymix.analysis.statistics import Interval, Summary, Verdict
@@ -78,7 +78,7 @@ class HistoryLine:
     """An epoch of a run, counted from 1: losses and the score on validation, by their keys."""
 
     epoch: int
-    values: Mapping[str, float | None] = spread()
+    values: Mapping[str, float | None] = field(metadata=spread())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ class OutcomeRow:
     """
 
     mixer: str
-    scores: Mapping[str, Summary] = spread()
+    scores: Mapping[str, Summary] = field(metadata=spread())
     seeds: Interval | None
     images: Interval | None
     verdict: Verdict | None
