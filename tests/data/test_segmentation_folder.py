@@ -82,7 +82,7 @@ def test_a_folder_a_class_is_multilabel(tmp_path: Path) -> None:
         file.unlink()
     data = load(f"masks:{root}", val_fraction=0.3)
     assert data.classes == ("leaf", "root")
-    assert data.record()["masks"] == "multilabel"
+    assert data.record().masks == "multilabel"
     planes = data.train.mask(0)
     assert planes.shape == (2, 6, 9)
     assert planes.unique().tolist() == [0, 1]
@@ -279,7 +279,7 @@ def test_a_group_stays_in_one_split(tmp_path: Path) -> None:
     rows = [[f"p{k}.png" if k % 2 else f"p{k}", f"plant{k // 3}"] for k in range(12)]
     root = groups(mask_set(tmp_path / "set", {"": 12}), rows)
     data = load(f"masks:{root}", val_fraction=0.3, test_fraction=0.3)
-    assert data.record()["cases"] == {"train": 2, "val": 1, "test": 1}
+    assert data.record().cases == {"train": 2, "val": 1, "test": 1}
     assert [len(split) for split in data.splits] == [6, 3, 3]
 
 

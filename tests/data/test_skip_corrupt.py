@@ -40,7 +40,7 @@ def test_broken_images_leave_their_split_and_move_nothing_else(make_folder, side
     assert record["left_out_count"] == 3
     assert all("truncated" in each["reason"] for each in record["left_out"])
     assert "broken images left out: 1 of train, 1 of val, 1 of test" in record["notes"]
-    assert record["fingerprint"] != whole.record()["fingerprint"]
+    assert record["fingerprint"] != whole.record().fingerprint
     loader = Loader(left.train, left, batch_size=8, train=False)
     assert sum(len(batch.targets) for batch in loader) == len(left.train)
 
@@ -60,7 +60,7 @@ def test_the_fingerprint_knows_which_image_was_left_out(make_folder) -> None:
     seen = []
     for file in files:
         file.write_bytes(b"broken")
-        seen.append(load(f"folder:{root}", skip_corrupt=True).record()["fingerprint"])
+        seen.append(load(f"folder:{root}", skip_corrupt=True).record().fingerprint)
         file.write_bytes(encoded(7))
     assert seen[0] != seen[1]
 

@@ -112,7 +112,7 @@ def test_second_ctrl_c_ends_at_once_and_breaks_no_file(
     told(command)
     assert not list(out.rglob("*.part"))
     files.read_weights(out / "weights_best.safetensors")
-    assert [line["epoch"] for line in files.read_metrics(out / files.METRICS)][:1] == [0]
+    assert [line.epoch for line in files.read_metrics(out / files.METRICS)][:1] == [0]
 
 
 @pytest.mark.parametrize(

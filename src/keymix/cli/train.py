@@ -116,8 +116,9 @@ def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run
 
 def _epoch_line(line: Mapping[str, float | None], *, items: str) -> None:
     kind = next(kind for kind in TASKS.values() if f"val_{kind.score}" in line)
+    epoch = int(line["epoch"] or 0) + 1
     console.note(
-        f"epoch {int(line['epoch'] or 0) + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
+        f"epoch {epoch}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
         f"val loss {line['val_loss']:.4f}  val {kind.short} {line[f'val_{kind.score}']:.2%}  "
         f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )
