@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named_with_its_event(tmp_path: Path) -> None:
     assert told.startswith(f"{file}: the file ends in mid-event: event 59 has 5 of 8 bytes.")
     data = load(f"cifar10dvs:{root}", skip_corrupt=True)
     assert data.record().left_out_count == 1
-    assert data.record().left_out[0]["id"] == str(file)
+    assert data.record().left_out[0].id == str(file)
     assert data.record().sizes == {"train": 80, "val": 9, "test": 10}
 
 
@@ -238,7 +238,7 @@ def test_an_own_folder_is_read_with_and_without_splits(tmp_path: Path) -> None:
         write_folder(tmp_path / "divided" / part, {"fall": count, "walk": count}, seed=count)
     data = load(f"events:{tmp_path / 'divided'}")
     assert data.record().sizes == {"train": 18, "val": 6, "test": 8}
-    assert data.record().sensor_size == [16, 16]
+    assert data.record().sensor_size == (16, 16)
 
 
 def test_an_own_folder_without_sensor_takes_the_least_that_fits(tmp_path: Path) -> None:

@@ -145,11 +145,11 @@ def test_moving_the_folder_changes_neither_split_nor_fingerprint(
         copy = tmp_path / f"copy{image_size}"
         shutil.copytree(root, copy)
         after = load(f"folder:{copy}", image_size=image_size).record()
-        assert after["index_sha256"] == before["index_sha256"]
-        assert after["fingerprint"] == before["fingerprint"]
+        assert after.index_sha256 == before.index_sha256
+        assert after.fingerprint == before.fingerprint
         picture(99).save(copy / "a" / "000.png")
         changed = load(f"folder:{copy}", image_size=image_size).record()
-        assert changed["fingerprint"] != before["fingerprint"]
+        assert changed.fingerprint != before.fingerprint
 
 
 def test_real_photos_load_lazily(real_data: Path, tmp_path: Path) -> None:

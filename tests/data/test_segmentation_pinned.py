@@ -102,6 +102,6 @@ def test_the_fingerprint_tells_a_slice_left_out_from_none(tmp_path: Path) -> Non
     kept = [line for line in lines if "case1_day0_slice_0002" not in line]
     (root / "train.csv").write_text("".join(kept))
     without = load(f"uwgi:{root}").record()
-    assert broken["sizes"] == without["sizes"]
-    assert broken["mean"] == without["mean"]
-    assert broken["fingerprint"] != without["fingerprint"]
+    assert broken.sizes == without.sizes
+    assert broken.mean == without.mean
+    assert broken.fingerprint != without.fingerprint

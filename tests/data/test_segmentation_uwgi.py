@@ -196,11 +196,11 @@ def test_a_fault_of_a_slice_is_named_once_refused_or_left_out(tmp_path: Path, wh
 
     kept = load(spec, **options, skip_corrupt=True)  # type: ignore[arg-type]
     record = kept.record()
-    assert record["left_out_count"] == 1
-    assert told in record["left_out"][0]["reason"]
-    assert [note for note in record["notes"] if note.startswith("broken images left out: 1 of ")]
+    assert record.left_out_count == 1
+    assert told in record.left_out[0].reason
+    assert [note for note in record.notes if note.startswith("broken images left out: 1 of ")]
     assert ids(whole) - ids(kept) == {"case1_day0_slice_0002"}
-    assert record["fingerprint"] != whole.record().fingerprint
+    assert record.fingerprint != whole.record().fingerprint
 
 
 def ids(data: ImageData) -> set[str]:

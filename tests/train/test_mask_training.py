@@ -17,6 +17,7 @@ from keymix.analysis import overlap
 from keymix.data.augment import Augment
 from keymix.data.segmentation.table import resized_image
 from keymix.errors import KeymixWarning, UserError
+from keymix.records import to_json
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.model import load_data
@@ -81,13 +82,13 @@ def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
     pooled = counts.sum(0)
     assert told.scores["jaccard"] == overlap.mean_jaccard(pooled, scored)
     assert told.scores["weighted_jaccard"] == overlap.weighted_jaccard(pooled, scored)
-    assert told["dice"] == overlap.mean_dice(pooled, scored)
+    assert told.scores["dice"] == overlap.mean_dice(pooled, scored)
     pixels = 24 * 24 * data.sizes["test"]
     assert pooled[:, 1].sum() == pooled[:, 2].sum() == pixels
     one_alone = (counts[:, 1:, 1] > 0) != (counts[:, 1:, 2] > 0)
-    assert told["hausdorff_missed"] == one_alone.sum() == sum(c["missed"] for c in told["classes"])
-    assert [each["name"] for each in told["classes"]] == list(ORGANS)
-    assert told["hausdorff_unit"] == "mm"
+    assert told.hausdorff_missed == one_alone.sum() == sum(c.missed for c in told.classes or ())
+    assert [each.name for each in told.classes or ()] == list(ORGANS)
+    assert told.hausdorff_unit == "mm"
     both = (counts[..., 1] > 0) & (counts[..., 2] > 0)
     assert (np.isfinite(distances[:, 1:]) == both[:, 1:]).all()
     assert np.isnan(distances[:, 0]).all()
@@ -128,9 +129,9 @@ def test_timm_shows_a_loaded_model_and_its_encoder_the_images_of_its_training(ru
 def test_evaluation_repeats_the_test(run: Run) -> None:
     told = evaluate(run)
     assert {key: told[key] for key in ("jaccard", "dice", "loss")} == {
-        key: run.summary.last.test[key] for key in ("jaccard", "dice", "loss")
+        key: run.summary.last.test.scores[key] for key in ("jaccard", "dice", "loss")
     }
-    assert told["classes"] == run.summary.last.test.classes
+    assert told["classes"] == to_json(run.summary.last.test.classes)
 
 
 def test_a_run_that_was_broken_off_ends_with_the_same_weights(
@@ -281,4 +282,4 @@ def test_a_run_on_cuda_is_evaluated(scans: Path, tmp_path: Path, precision: str)
     run = train(recipe_on(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
     assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
     told = run.summary.last.test
-    assert evaluate(run)["jaccard"] == pytest.approx(told["jaccard"], abs=1e-6)
+    assert evaluate(run)["jaccard"] == pytest.approx(told.scores["jaccard"], abs=1e-6)

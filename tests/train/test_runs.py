@@ -38,7 +38,7 @@ def copy(done: Run, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_evaluation_repeats_the_final_test(done: Run, which: str) -> None:
     scores = evaluate(done.folder, which=which)  # type: ignore[arg-type]
-    told = done.summary[which]["test"]
+    told = getattr(done.summary, which).test.scores
     assert scores["top1"] == told["top1"]
     assert scores["loss"] == pytest.approx(told["loss"], rel=1e-6)
     assert scores["images"] == done.summary.data.sizes["test"]
@@ -210,12 +210,12 @@ def test_run_on_images_that_are_not_square_is_evaluated(
             image.save(tmp_path / "set" / label / f"{i}.png")
     spec = f"folder:{tmp_path / 'set'}"
     recipe = replace_path(tiny_recipe, {"data.spec": spec, "schedule.epochs": 1})
-    for given, size in ((None, [12, 16]), ((8, 20), [8, 20])):
+    for given, size in ((None, (12, 16)), ((8, 20), (8, 20))):
         recipe = replace_path(recipe, {"data.image_size": given})
         run = train(recipe, tmp_path / str(given))
         assert train(recipe, run.folder).recipe == recipe  # done: the record is the same recipe
         assert run.summary.data.image_size == size
-        told, scored = evaluate(run), run.summary.last.test
+        told, scored = evaluate(run), run.summary.last.test.scores
         assert {name: told[name] for name in scored} == scored
 
 

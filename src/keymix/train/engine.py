@@ -403,6 +403,7 @@ def _finish(
     files.write_json(
         folder / files.SUMMARY,
         RunRecord(
+            status="done",
             model=recipe.model.name,
             mixer=mixer_label(recipe.model),
             seed=recipe.seed,

@@ -267,7 +267,7 @@ class RunRecord:
         UserError: If a score of the task is missing, or the task is not the data's.
     """
 
-    status: Literal["done"] = "done"
+    status: Literal["done"]
     model: str
     mixer: str | None
     seed: int
@@ -333,8 +333,6 @@ def run_from_json(values: Mapping[str, Any], *, where: str, whole: bool) -> RunR
     if not whole:
         unknown = {"model": "", "mixer": None, "seed": 0, "params": 0, "epochs": 0}
         values = {**unknown, **values}
-    elif "status" not in values:
-        raise UserError(f"{where} is damaged: it lacks 'status'")
     data = values.get("data")
     if "task" not in values and isinstance(data, Mapping) and "task" in data:
         values = {**values, "task": data["task"]}
