@@ -196,7 +196,7 @@ def read(out: Path) -> Manifest:
         ) from None
     runs, planned, damage, checked = values.get("runs"), None, "", None
     try:
-        if "planned" in values:
+        if isinstance(values.get("planned"), dict):
             planned = from_json(Planned, values["planned"], where="its plan")
     except UserError as error:
         damage = str(error).rstrip(".")
