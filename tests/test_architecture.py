@@ -8,7 +8,9 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,14 @@ def parsed(file: Path) -> ast.Module:
 def room_of(file: Path) -> str:
     """Name the room of a file; a module at the top is its own."""
     return file.relative_to(SRC).with_suffix("").parts[0]
+
+
+def module(file: Path) -> str:
+    parts = ("keymix", *file.relative_to(SRC).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module(file): file for file in FILES}
 
 
 def docstrings(tree: ast.AST) -> set[int]:
@@ -105,6 +115,58 @@ def violations(file: Path, tree: ast.Module) -> list[str]:
         elif ROOMS.index(other) > ROOMS.index(own):
             found.append(f"{file.name}:{line}: {own} imports {name} from a later room")
     return found
+
+
+def imported_files(tree: ast.Module) -> set[str]:
+    """Name the modules that a file imports: at its top, within functions and for type checking.
+
+    A name out of a package counts as the package, and as the module too if it is one; out of
+    keymix itself, which offers every public name late, as the module alone.
+    """
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {node.module} - {"keymix"}
+    return found & MODULES.keys()
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Name files that import one another in a circle; none if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    graph = {name: imported_files(parsed(file)) - {name} for name, file in MODULES.items()}
+    assert not cycle_in(graph)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from keymix.train.runs import Run",
+        "from keymix.train import runs",
+        "def f():\n    import keymix.train.runs",
+        "if TYPE_CHECKING:\n    from keymix.train.runs import Run",
+    ],
+)
+def test_a_circle_is_found(line: str) -> None:
+    graph = {
+        "keymix.train.run_data": imported_files(ast.parse(line)),
+        "keymix.train.runs": imported_files(ast.parse("from keymix.train.run_data import f")),
+    }
+    assert cycle_in(graph)
+
+
+def test_a_name_out_of_a_package_counts_as_the_package() -> None:
+    assert imported_files(ast.parse("from keymix.data import Loader")) == {"keymix.data"}
 
 
 def test_every_folder_is_a_room_of_the_plan() -> None:
@@ -195,6 +257,62 @@ def test_a_bad_habit_is_found(bad: str) -> None:
     assert len(habits(ast.parse(bad))) == 1
 
 
+UNTYPED = re.compile(r"\b(?:Mapping|dict)\[str, (?:Any|object)\]")
+
+
+def untyped(tree: ast.Module) -> list[str]:
+    """Name public functions, once a parameter or result, and fields that are untyped mappings.
+
+    Names that a module gives to such a type count as the type.
+    """
+    names = [
+        node.targets[0].id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and UNTYPED.search(ast.unparse(node.value))
+    ]
+    alias = re.compile(rf"\b(?:{'|'.join(names)})\b") if names else None
+
+    def is_untyped(annotation: ast.expr | None) -> bool:
+        text = "" if annotation is None else ast.unparse(annotation)
+        return bool(UNTYPED.search(text) or (alias and alias.search(text)))
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name.startswith("_") and not node.name.startswith("__"):
+                continue
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            types = [*(each.annotation for each in given), node.returns]
+            found += [node.name for each in types if is_untyped(each)]
+        elif isinstance(node, ast.ClassDef):
+            fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
+            found += [f"{node.name}.{ast.unparse(f.target)}" for f in fields if is_untyped(f.annotation)]
+    return found
+
+
+def test_records_between_rooms_are_typed() -> None:
+    found = Counter({str(file.relative_to(SRC)): len(untyped(parsed(file))) for file in FILES})
+    free = {name for name in found if room_of(SRC / name) in OPEN_ROOMS}
+    more = {name: n for name, n in found.items() if name not in free and n > ALLOWED.get(name, 0)}
+    assert not more, "untyped mappings in public signatures or fields"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(x: Mapping[str, Any]) -> None: ...",
+        "def f() -> list[dict[str, object]]: ...",
+        "Row = dict[str, Any]\ndef f(x: Row | None) -> None: ...",
+        "class A:\n    x: dict[str, Any]",
+        "class A:\n    def f(self, *, x: Mapping[str, Any]) -> None: ...",
+    ],
+)
+def test_an_untyped_mapping_is_found(line: str) -> None:
+    assert len(untyped(ast.parse(line))) == 1
+
+
 def heavy_after(statements: str) -> list[str]:
     """Run statements in a fresh interpreter and list which heavy packages they brought in."""
     report = (
@@ -210,11 +328,6 @@ def heavy_after(statements: str) -> list[str]:
     assert done.returncode == 0, done.stderr
     heavy: list[str] = json.loads(done.stderr.strip().splitlines()[-1])
     return heavy
-
-
-def module(file: Path) -> str:
-    parts = ("keymix", *file.relative_to(SRC).with_suffix("").parts)
-    return ".".join(parts).removesuffix(".__init__")
 
 
 LIGHT = [

@@ -149,10 +149,10 @@ def test_a_run_of_before_pairs_no_scores_with_other_weights(
     known = best not in gone or len(gone) == 1
     for which, epoch in (("last", 3), ("best", best if known else None)):
         told, wanted = getattr(again.summary, which), getattr(done.summary, which)
-        assert told["epoch"] == epoch
-        assert told["test"] == wanted["test"]
-        assert told["val"]["top1"] == wanted["val"]["top1"]
-        assert told["val"]["loss"] == pytest.approx(wanted["val"]["loss"], rel=1e-6)
+        assert told.epoch == epoch
+        assert told.test == wanted.test
+        assert told.val["top1"] == wanted.val["top1"]
+        assert told.val["loss"] == pytest.approx(wanted.val["loss"], rel=1e-6)
     assert again.summary.lost
 
 
