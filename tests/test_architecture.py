@@ -288,7 +288,9 @@ def untyped(tree: ast.Module) -> list[str]:
             found += [node.name for each in types if is_untyped(each)]
         elif isinstance(node, ast.ClassDef):
             fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
-            found += [f"{node.name}.{ast.unparse(f.target)}" for f in fields if is_untyped(f.annotation)]
+            found += [
+                f"{node.name}.{ast.unparse(f.target)}" for f in fields if is_untyped(f.annotation)
+            ]
     return found
 
 
