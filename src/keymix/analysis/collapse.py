@@ -23,7 +23,8 @@ from keymix.analysis.capture import (
 from keymix.analysis.collapse_layers import LayerReading
 from keymix.analysis.collapse_pairs import PairSimilarity, PairTally, column_cosines
 from keymix.analysis.collapse_pass import Pass, cut_of
-from keymix.analysis.collapse_record import Collapse, Unique
+from keymix.analysis.collapse_record import Unique
+from keymix.analysis.collapse_words import Collapse
 from keymix.errors import UserError
 from keymix.models.deepvit import DeepVisionTransformer
 
