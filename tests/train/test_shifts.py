@@ -20,7 +20,7 @@ from keymix.cli import main
 from keymix.compare import manifest
 from keymix.compare.plan import Plan
 from keymix.compare.run import compare
-from keymix.compare.runs import read_run
+from keymix.compare.runs import Finished, read_run
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.models import create_model, load_weights
@@ -306,7 +306,7 @@ def test_an_old_comparison_goes_on_with_its_shifts(
     with pytest.raises(Interrupted):
         compare(**settings, out=tmp_path / "cmp")
     assert plans[-1].recipe.model.options["shifts"] == "diagonal"
-    images = manifest.read(tmp_path / "cmp").images
-    assert read_run(plans[-1], entrant, 0, images=images, failure=None).run["status"] == "done"
+    images = manifest.read(tmp_path / "cmp").identity.data
+    assert isinstance(read_run(plans[-1], entrant, 0, images=images, failure=None), Finished)
     with pytest.raises(UserError, match=r"shifts is 'diagonal' there and 'axes' here"):
         compare(**settings, out=tmp_path / "cmp", overrides={"model.options.shifts": "axes"})

@@ -62,7 +62,9 @@ def settled(
 
     setting, kept = _setting(threads), _read(plan.out / COSTS)
     changed = environments.changes(kept.setting, setting) if kept else ""
-    rows = {} if kept is None or changed else dict(kept.costs)
+    rows: dict[str, CostRow] = {}
+    if kept is not None and not changed:
+        rows |= kept.costs
     left = tuple(e for e in plan.entrants if e.label not in rows)
     if left or kept is None:
         names = ", ".join(entrant.label for entrant in left)
@@ -105,7 +107,9 @@ def known(plan: Plan, data: DataRecord, before: ComparisonRecord | None) -> tupl
         Costs by label, and the record of how they were measured.
     """
     kept = _read(plan.out / COSTS)
-    rows = dict(kept.costs if kept else before.costs if before else {})
+    rows: dict[str, CostRow] = {}
+    if (there := kept or before) is not None:
+        rows |= there.costs
     left = tuple(e for e in plan.entrants if e.label not in rows)
     if left:
         for label, row in counted(replace(plan, entrants=left), data).items():

@@ -194,9 +194,11 @@ def read(out: Path) -> Manifest:
             f"{wrong}. Run the same `keymix compare` command again, which writes "
             f"{str(path)!r} again; finished runs are kept."
         ) from None
-    runs, planned, damage, checked = values.get("runs"), None, "", None
+    planned: Planned | None = None
+    checked: Checked | None = None
+    runs, damage = values.get("runs"), ""
     try:
-        if "planned" in values:
+        if isinstance(values.get("planned"), dict):
             planned = from_json(Planned, values["planned"], where="its plan")
     except UserError as error:
         damage = str(error).rstrip(".")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keymix.compare import cost_store, folder, gather, manifest, spike_costs
 from keymix.compare.events import Event, Watcher
-from keymix.compare.manifest import MANIFEST, Manifest
+from keymix.compare.manifest import MANIFEST, Manifest, Planned
 from keymix.compare.plan import Plan
 from keymix.compare.run import Comparison, ignore, write
 from keymix.compare.runs import Finished, Reading
@@ -68,7 +68,11 @@ def rebuild(
     there = manifest.read(out)
     plan = manifest.plan_of(out, there, before.record)
     unread = manifest.imports_note(manifest.recorded_imports(out), imports)
-    known = [each for each in (there.planned, before.record) if each is not None]
+    known: list[Planned | ComparisonRecord] = []
+    if there.planned is not None:
+        known.append(there.planned)
+    if before.record is not None:
+        known.append(before.record)
     command = one_line(next((each.command for each in known if each.command), "keymix compare"))
     runs = gather.read_runs(plan, images=there.identity.data, failures=_failures(before.record))
     data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
