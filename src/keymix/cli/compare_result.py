@@ -72,7 +72,7 @@ def tell(result: Comparison) -> None:
                     )
                     for column in beside
                 ),
-                "baseline" if base else formats.points(seeds and seeds.difference),
+                "baseline" if base else formats.points(seeds.difference if seeds else None),
                 formats.span(seeds.low, seeds.high) if seeds else formats.MISSING,
                 formats.span(images.low, images.high) if images else formats.MISSING,
                 formats.count(cost.params),
