@@ -238,13 +238,9 @@ def test_a_run_is_not_evaluated_on_other_organs(run: Run, scans: Path, tmp_path:
 
 def test_masks_that_cover_nothing_are_told() -> None:
     with pytest.warns(KeymixWarning, match="5 test images cover nothing of the true ones: probab"):
-        warn_of_no_overlap(
-            "test", 5, SplitScores(scores=SplitScores(scores={"dice": 0.0, "loss": 1.0}))
-        )
+        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": 1.0}))
     with pytest.warns(KeymixWarning, match="training diverged"):
-        warn_of_no_overlap(
-            "test", 5, SplitScores(scores=SplitScores(scores={"dice": 0.0, "loss": float("nan")}))
-        )
+        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": float("nan")}))
     with pytest.warns(KeymixWarning, match="none of the 5 test images has a class that counts"):
         warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": 1.0}, true_pixels=0))
     # warnings are errors in these tests

@@ -67,7 +67,7 @@ def test_timm_shows_a_loaded_model_the_images_of_its_training(
     transform = create_transform(**config, is_training=False)
     pixels = data.test.read(0)
     shown = transform(Image.fromarray(pixels[0].numpy()))
-    close(shown[None], replace(data, mean=seen.mean, std=seen["std"]).prepared(pixels[None]))
+    close(shown[None], replace(data, mean=seen.mean, std=seen.std).prepared(pixels[None]))
 
 
 def test_truncated_weights_are_one_clear_error(copy: Path) -> None:
