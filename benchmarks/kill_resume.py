@@ -32,6 +32,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from keymix.records import to_json
+
 os.environ["OMP_NUM_THREADS"] = "1"  # a forked child must not need its parent's threads
 
 import numpy as np
@@ -276,7 +278,9 @@ def outcome(out: Path) -> tuple[str, str]:
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run without their times."""
-    lines = files.read_metrics(out / files.METRICS)
+    lines: list[dict[str, Any]] = [
+        to_json(line) for line in files.read_metrics(out / files.METRICS)
+    ]
     for line in lines:
         del line["seconds"], line["images_per_s"]
     return lines

@@ -102,10 +102,10 @@ def score_at(job: tuple[list[Path], tuple[int, int], int]) -> list[Score]:
     data, found = None, []
     for folder in folders:
         run = load_run(folder)
-        facts = run.weights()[1]["data"]
+        facts = run.weights()[1].data
         if data is None:
             data = load_data(replace(run.recipe.data, limit=images), image_size=size)
-        seen = replace(data, mean=tuple(facts["mean"]), std=tuple(facts["std"]))
+        seen = replace(data, mean=facts.mean, std=facts.std)
         for resize in policies(run.model()):
             model = run.model()
             set_image_size(model, size, resize=resize)

@@ -8,8 +8,10 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,14 @@ def room_of(file: Path) -> str:
     return file.relative_to(SRC).with_suffix("").parts[0]
 
 
+def module(file: Path) -> str:
+    parts = ("keymix", *file.relative_to(SRC).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module(file): file for file in FILES}
+
+
 def docstrings(tree: ast.AST) -> set[int]:
     """Identify the constants that are docstrings."""
     return {
@@ -116,6 +126,58 @@ def violations(file: Path, tree: ast.Module) -> list[str]:
         elif ROOMS.index(other) > ROOMS.index(own):
             found.append(f"{file.name}:{line}: {own} imports {name} from a later room")
     return found
+
+
+def imported_files(tree: ast.Module) -> set[str]:
+    """Name the modules that a file imports: at its top, within functions and for type checking.
+
+    A name out of a package counts as the package, and as the module too if it is one; out of
+    keymix itself, which offers every public name late, as the module alone.
+    """
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {node.module} - {"keymix"}
+    return found & MODULES.keys()
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Name files that import one another in a circle; none if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    graph = {name: imported_files(parsed(file)) - {name} for name, file in MODULES.items()}
+    assert not cycle_in(graph)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from keymix.train.runs import Run",
+        "from keymix.train import runs",
+        "def f():\n    import keymix.train.runs",
+        "if TYPE_CHECKING:\n    from keymix.train.runs import Run",
+    ],
+)
+def test_a_circle_is_found(line: str) -> None:
+    graph = {
+        "keymix.train.run_data": imported_files(ast.parse(line)),
+        "keymix.train.runs": imported_files(ast.parse("from keymix.train.run_data import f")),
+    }
+    assert cycle_in(graph)
+
+
+def test_a_name_out_of_a_package_counts_as_the_package() -> None:
+    assert imported_files(ast.parse("from keymix.data import Loader")) == {"keymix.data"}
 
 
 def test_every_folder_is_a_room_of_the_plan() -> None:
@@ -219,6 +281,142 @@ def test_a_bad_habit_is_found(bad: str) -> None:
     assert len(habits(ast.parse(bad))) == 1
 
 
+UNTYPED = re.compile(r"\b(?:Mapping|dict)\[str, (?:Any|object)\]")
+
+
+OPEN_ROOMS = {"layers", "mixers", "hosts", "models"}
+"""Options of mixers and models, and timm's ``pretrained_cfg``, are open by their nature."""
+ALLOWED = {
+    # options of mixers and models, on their way into these rooms
+    "analysis/capture.py": 4,
+    "analysis/complexity_orders.py": 2,
+    "analysis/complexity_sites.py": 3,
+    "analysis/memory.py": 1,
+    "analysis/operations.py": 1,
+    "analysis/spikes_operations.py": 2,
+    "cli/recipe_options.py": 2,
+    "compare/costs.py": 1,
+    "compare/plan.py": 2,
+    "surgery/plans.py": 1,
+    "surgery/statistics.py": 1,
+    "train/recipe.py": 7,
+    # what the codec reads and writes, and plain data of the public API
+    "analysis/collapse.py": 1,
+    "analysis/collapse_layers.py": 1,
+    "analysis/collapse_pairs.py": 1,
+    "analysis/collapse_words.py": 2,
+    "analysis/complexity.py": 1,
+    "analysis/counting.py": 1,
+    "analysis/energy.py": 1,
+    "analysis/measure.py": 2,
+    "analysis/memory_growth.py": 1,
+    "analysis/spikes.py": 1,
+    "analysis/spikes_firing.py": 1,
+    "analysis/spikes_raster.py": 2,
+    "analysis/spikes_values.py": 1,
+    "cli/compare_result.py": 1,
+    "cli/index.py": 1,
+    "compare/run.py": 4,
+    "data/events/places.py": 1,
+    "report/page.py": 1,
+    "report/record.py": 1,
+    "surgery/report.py": 1,
+    "surgery/search_record.py": 2,
+    "train/_convert.py": 1,
+    "train/files.py": 1,
+    "train/record.py": 1,
+    "train/runs.py": 1,
+    # what a check of data found, which `keymix data check --json` prints
+    "data/contents.py": 2,
+    "data/findings.py": 2,
+    "data/segmentation/check.py": 1,
+    # keyword arguments, states and calls, whose form torch, Lightning or a caller sets
+    "data/events/store.py": 1,
+    "data/specs.py": 1,
+    "surgery/attention_cost.py": 1,
+    "surgery/beside.py": 2,
+    "surgery/search.py": 1,
+    "train/callbacks.py": 3,
+    "train/checkpoints.py": 2,
+    "train/nonfinite.py": 2,
+    "train/similarity.py": 3,
+    "train/task.py": 4,
+    # messages between processes
+    "compare/pool.py": 1,
+    "compare/worker.py": 2,
+    # records of analyses and of swap
+    "cli/out_folder.py": 1,
+    "cli/swap_folder.py": 4,
+    "report/attention.py": 5,
+    "report/collapse.py": 4,
+    "report/collapse_charts.py": 3,
+    "report/complexity.py": 1,
+    "report/complexity_tables.py": 1,
+    "report/memory.py": 3,
+    "report/spikes.py": 2,
+    "report/spikes_charts.py": 3,
+    "report/spikes_rasters.py": 3,
+    "report/spikes_tables.py": 8,
+    "report/swap.py": 6,
+}
+"""Untyped mappings in signatures and fields that a file may have, at most."""
+
+
+def untyped(tree: ast.Module) -> list[str]:
+    """Name public functions, once a parameter or result, and fields that are untyped mappings.
+
+    Names that a module gives to such a type count as the type.
+    """
+    names = [
+        node.targets[0].id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and UNTYPED.search(ast.unparse(node.value))
+    ]
+    alias = re.compile(rf"\b(?:{'|'.join(names)})\b") if names else None
+
+    def is_untyped(annotation: ast.expr | None) -> bool:
+        text = "" if annotation is None else ast.unparse(annotation)
+        return bool(UNTYPED.search(text) or (alias and alias.search(text)))
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name.startswith("_") and not node.name.startswith("__"):
+                continue
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            types = [*(each.annotation for each in given), node.returns]
+            found += [node.name for each in types if is_untyped(each)]
+        elif isinstance(node, ast.ClassDef):
+            fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
+            found += [
+                f"{node.name}.{ast.unparse(f.target)}" for f in fields if is_untyped(f.annotation)
+            ]
+    return found
+
+
+def test_records_between_rooms_are_typed() -> None:
+    found = Counter({str(file.relative_to(SRC)): len(untyped(parsed(file))) for file in FILES})
+    free = {name for name in found if room_of(SRC / name) in OPEN_ROOMS}
+    more = {name: n for name, n in found.items() if name not in free and n > ALLOWED.get(name, 0)}
+    assert not more, "untyped mappings in public signatures or fields"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(x: Mapping[str, Any]) -> None: ...",
+        "def f() -> list[dict[str, object]]: ...",
+        "Row = dict[str, Any]\ndef f(x: Row | None) -> None: ...",
+        "class A:\n    x: dict[str, Any]",
+        "class A:\n    def f(self, *, x: Mapping[str, Any]) -> None: ...",
+    ],
+)
+def test_an_untyped_mapping_is_found(line: str) -> None:
+    assert len(untyped(ast.parse(line))) == 1
+
+
 def heavy_after(statements: str) -> list[str]:
     """Run statements in a fresh interpreter and list which heavy packages they brought in."""
     report = (
@@ -234,11 +432,6 @@ def heavy_after(statements: str) -> list[str]:
     assert done.returncode == 0, done.stderr
     heavy: list[str] = json.loads(done.stderr.strip().splitlines()[-1])
     return heavy
-
-
-def module(file: Path) -> str:
-    parts = ("keymix", *file.relative_to(SRC).with_suffix("").parts)
-    return ".".join(parts).removesuffix(".__init__")
 
 
 LIGHT = [

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from keymix.errors import UserError
-from keymix.records import from_json, to_json
+from keymix.records import from_json, spread, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,23 @@ class Point:
 class Named:
     name: str
     point: Point | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Short:
+    name: str
+    note: str | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        return () if self.note else ("note",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    epoch: int
+    train: Mapping[str, float | None] = field(metadata=spread("train_"))
+    lr: float | None = None
+    rest: Mapping[str, float] = field(metadata=spread())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +88,24 @@ def test_a_record_comes_back_the_same() -> None:
 
 def test_every_field_is_written_under_its_name() -> None:
     assert to_json(Named(name="n")) == {"name": "n", "point": None}
+
+
+def test_a_field_that_a_record_omits_is_not_written() -> None:
+    assert to_json([Short(name="n"), Short(name="n", note="x")]) == [
+        {"name": "n"},
+        {"name": "n", "note": "x"},
+    ]
+    assert from_json(Short, to_json(Short(name="n")), where="it") == Short(name="n")
+
+
+def test_the_keys_of_a_spread_mapping_stand_among_those_of_its_record() -> None:
+    values = {"epoch": 3, "train_loss": None, "train_term": 0.5, "lr": 0.1, "x": 2.0}
+    line = from_json(Flat, values, where="it")
+    assert line == Flat(epoch=3, train={"loss": None, "term": 0.5}, lr=0.1, rest=line.rest)
+    assert line.rest["x"] == 2.0
+    assert to_json(line)["train_term"] == 0.5
+    with pytest.raises(UserError, match="train_loss = "):
+        from_json(Flat, {"epoch": 3, "train_loss": "1"}, where="it")
 
 
 def test_a_missing_key_takes_the_default_and_an_unknown_one_is_passed_over() -> None:

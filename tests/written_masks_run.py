@@ -11,6 +11,7 @@ import torch
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.record import WeightsFacts
 from keymix.train.runs import Run, load_run
 
 
@@ -42,7 +43,7 @@ def written_masks_run(folder: Path, spec: str, *, image_size: int = 24, **data: 
         for weight in model.parameters():
             if weight.ndim > 1:
                 torch.nn.init.normal_(weight, std=0.5)
-    facts = {"recipe": recipe.to_dict(), "data": images.record()}
+    facts = WeightsFacts(recipe=recipe, data=images.record())
     files.make_folder(folder)
     files.write_json(folder / files.RECIPE, recipe.to_dict())
     files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)

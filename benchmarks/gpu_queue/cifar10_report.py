@@ -48,6 +48,7 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
     from keymix.compare.plan import Entrant, Plan
     from keymix.compare.rebuild import rebuild
     from keymix.mixers.spec import parse_mixer
+    from keymix.train.damage import read_summary
     from keymix.train.files import read_json
     from keymix.train.model import build_model
     from keymix.train.recipe import from_record
@@ -61,12 +62,12 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
     first = next((folder for (mixer, _), folder in there.items() if mixer == BASELINE), None)
     if first is None:
         raise ValueError(f"{str(kept / model)!r} holds no finished run of {BASELINE}")
-    data = read_json(first / "summary.json")["data"]
+    data = read_summary(first).data
     recipe = from_record(read_json(first / "recipe.json"))
     sizes = {
-        "num_classes": len(data["classes"]),
-        "in_chans": data["in_chans"],
-        "image_size": data["image_size"],
+        "num_classes": len(data.classes),
+        "in_chans": data.in_chans,
+        "image_size": data.image_size,
     }
     with torch.device("meta"):
         pooling = getattr(build_model(recipe, **sizes), "global_pool", "") or "token"
@@ -80,7 +81,7 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
                 control=False,
                 mixes_prefix=True,
                 params=next(
-                    read_json(folder / "summary.json")["params"]
+                    read_summary(folder).params
                     for (name, _), folder in there.items()
                     if name == mixer
                 ),

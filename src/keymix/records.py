@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One codec between frozen dataclasses and JSON, for every record that keymix keeps in a file.
 
-A field is a key of the same name. All fields are written; a key that is missing takes the field's
-default, so that files of earlier versions open, and a key that no field has is passed over.
+A field is a key of the same name. All fields are written but those that a record's own method
+``omitted()`` names; a key that is missing takes the field's default, so that files of earlier
+versions open, and a key that no field has is passed over. The keys of a mapping that `spread` marks
+stand among those of the record, behind a prefix.
 """
 
 from __future__ import annotations
@@ -10,16 +12,35 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from keymix.errors import UserError
 
 T = TypeVar("T")
 
+_PREFIX = "prefix"
+
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def spread(prefix: str = "") -> Mapping[str, str]:
+    """Return the metadata of a field, a mapping whose keys stand among those of its record.
+
+    Args:
+        prefix: What they begin with there. Empty takes every key that no field has.
+    """
+    return {_PREFIX: prefix}
+
+
+@runtime_checkable
+class Omitting(Protocol):
+    """A record with fields that do not stand in its file."""
+
+    def omitted(self) -> Collection[str]:
+        """Names of fields that say nothing now and equal their defaults."""
 
 
 def to_json(value: Any) -> Any:
@@ -35,7 +56,15 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+        omitted = value.omitted() if isinstance(value, Omitting) else ()
+        made: dict[str, Any] = {}
+        for item in (each for each in fields(value) if each.name not in omitted):
+            plain = to_json(getattr(value, item.name))
+            if (prefix := item.metadata.get(_PREFIX)) is None:
+                made[item.name] = plain
+            else:
+                made |= {f"{prefix}{key}": each for key, each in plain.items()}
+        return made
     if isinstance(value, Mapping):
         return {_key(key): to_json(each) for key, each in value.items()}
     if isinstance(value, Sequence):
@@ -97,8 +126,19 @@ def _record(cls: type, values: Any, path: str) -> Any:
     if not isinstance(values, Mapping):
         raise _unfit(path, values, "a mapping")
     made = {}
+    own = tuple(item.name for item in fields(cls))
+    prefixes = tuple(item.metadata[_PREFIX] for item in fields(cls) if _PREFIX in item.metadata)
     for item in fields(cls):
         if not item.init:
+            continue
+        if (prefix := item.metadata.get(_PREFIX)) is not None:
+            inner = typing.get_args(_hints(cls)[item.name])[1]
+            others = tuple(other for other in prefixes if other and other != prefix)
+            made[item.name] = {
+                key.removeprefix(prefix): _value(inner, each, f"{path}.{key}" if path else key)
+                for key, each in values.items()
+                if key.startswith(prefix) and not key.startswith(others) and key not in own
+            }
             continue
         below = f"{path}.{item.name}" if path else item.name
         if item.name in values:

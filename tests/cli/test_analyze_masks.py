@@ -98,4 +98,4 @@ def test_eval_tells_each_class(run: Run, capsys: pytest.CaptureFixture[str]) -> 
         assert word in told.out
     assert main(["eval", str(run.folder), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert scores["jaccard"] == run.summary["last"]["test"]["jaccard"]
+    assert scores["jaccard"] == run.summary.last.test.scores["jaccard"]

@@ -23,6 +23,7 @@ from keymix.recipes.classification.digits_vit import recipe as digits_vit
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.record import WeightsFacts
 
 DIGITS = ["--images", "digits", "--limit", "3"]
 
@@ -45,7 +46,7 @@ def _spiking_run(folder: Path, steps: int) -> Path:
             module.momentum = 1.0
     with torch.no_grad():
         model.train()(torch.randn(8, 1, 12, 12))
-    facts = {"recipe": one.to_dict(), "data": images.record()}
+    facts = WeightsFacts(recipe=one, data=images.record())
     files.make_folder(folder)
     files.write_json(folder / files.RECIPE, one.to_dict())
     files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)
@@ -110,7 +111,7 @@ def test_a_dead_run_is_warned_of_and_not_held_against_its_twin(
     state, facts = files.read_weights(path)
     state = {k: torch.full_like(v, -9) if k.endswith("bn.bias") else v for k, v in state.items()}
     files.write_weights(path, state, facts)
-    data = facts["data"] | {"sizes": dict.fromkeys(("train", "val", "test"), 100)}
+    data = replace(facts.data, sizes=dict.fromkeys(("train", "val", "test"), 100))
     for top1, said in ((0.15, True), (0.17, False)):
         scores = {"loss": 2.3, "top1": top1, "top5": 0.5}
         mark = {"epoch": 0, "val": scores, "test": scores}
@@ -235,7 +236,7 @@ def run_on_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.train()(data.train.frames_of(np.arange(16)).float())
     files.make_folder(folder)
     files.write_json(folder / files.RECIPE, one.to_dict())
-    facts = {"recipe": one.to_dict(), "data": data.record()}
+    facts = WeightsFacts(recipe=one, data=data.record())
     files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)
     return folder
 

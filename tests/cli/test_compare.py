@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
 from keymix.cli.compare_result import tell
 from keymix.compare.run import Comparison
+from keymix.report.record import CostRow, Outcome, OutcomeRow, opened
 
 SMALL = ["--mixers", "mhsa", "--seeds", "1", "--limit", "100", "--epochs", "1", "--processes", "1"]
 
@@ -140,19 +143,30 @@ class GlobalMean(TokenMixer):
 
 def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
     note = "the difference is the same at every seed, so its spread cannot be estimated"
-    seeds = {"n": 2, "difference": 0.01, "low": None, "high": None, "note": note}
-    one = {**seeds, "n": 1, "note": "one seed has no spread"}
-    cost = dict.fromkeys(("params", "macs", "latency_ms", "images_per_s", "peak_mib"))
-    top1 = {"n": 2, "mean": 0.5, "sd": 0.0}
-    rows = [
-        {"mixer": name, "top1": top1, "seeds": told, "images": None, "headline": f"{name} stands."}
+    seeds = Interval(n=2, difference=0.01, low=None, high=None, p=None, note=note)
+    one = replace(seeds, n=1, note="one seed has no spread")
+    summary = Summary(n=2, mean=0.5, sd=0.0)
+    rows = tuple(
+        OutcomeRow(
+            mixer=name,
+            scores={"top1": summary, "top5": Summary(n=0, mean=None, sd=None)},
+            seeds=told,
+            images=None,
+            verdict=None,
+            headline=f"{name} stands.",
+            detail="",
+        )
         for name, told in (("softmax", None), ("static_key", seeds), ("pooling", one))
-    ]
-    record = {
-        **{"title": "t", "lead": "l", "caution": "", "baseline": "softmax"},
-        "costs": {row["mixer"]: cost for row in rows},
-        "outcome": {"last": rows},
-    }
+    )
+    stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
+    record = replace(
+        opened(json.loads(stored.read_text("utf-8")), where="it"),
+        caution="",
+        baseline="softmax",
+        costs={row.mixer: CostRow.unknown(0, note="") for row in rows},
+        outcome=Outcome(last=rows, best=rows),
+        spikes=None,
+    )
     tell(Comparison(out=tmp_path, record=record))
     out = capsys.readouterr().out
     assert "\nstatic_key\t50.0 ± 0.0\t+1.0\t–\t" in out

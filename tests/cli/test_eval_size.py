@@ -98,8 +98,8 @@ def test_the_scores_are_those_of_the_model_that_took_the_size(run: Path) -> None
     set_image_size(model, (16, 16), resize="interpolate")
     assert {m.site.grid for m in find_mixers(model).values()} == {(4, 4)}
     loaded = data.load("digits", image_size=16, limit=60)
-    record = opened.weights()[1]["data"]
-    mean, std = (torch.tensor(record[k]).view(-1, 1, 1) for k in ("mean", "std"))
+    record = opened.weights()[1].data
+    mean, std = (torch.tensor(getattr(record, k)).view(-1, 1, 1) for k in ("mean", "std"))
     images = (loaded.test.images[: len(loaded.test)].float() / 255 - mean) / std
     right = (model(images).argmax(1) == loaded.test.labels).float().mean()
     scores = evaluate(opened, image_size=(16, 16), resize="interpolate")
@@ -173,5 +173,5 @@ def test_larger_images_are_cropped_as_in_training(run: Path) -> None:
     size = (100, 100)
     assert data.load("digits", image_size=100, limit=60).crop_pct < 1.0
     opened = load_run(run)
-    loaded, _ = data_for(opened, opened.weights()[1]["data"], None, size)
+    loaded, _ = data_for(opened.recipe.data, opened.weights()[1].data, None, size)
     assert {split.crop_pct for split in loaded.splits} == {1.0}

@@ -18,6 +18,7 @@ from keymix.surgery.images import input_size
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.record import WeightsFacts
 
 SMALL = {"embed_dim": 16, "depths": [1, 1], "num_heads": 2, "time_steps": 2, "mixer": "qk_token"}
 
@@ -34,7 +35,7 @@ def written(folder: Path, recipe: Recipe) -> str:
     )
     files.make_folder(folder)
     files.write_json(folder / files.RECIPE, recipe.to_dict())
-    facts = {"recipe": recipe.to_dict(), "data": data.record()}
+    facts = WeightsFacts(recipe=recipe, data=data.record())
     files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)
     return str(folder)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from keymix.cli.models_and_images import Loaded, View, load_images, load_models
-from keymix.cli.scans import load_scans
+from keymix.cli.models_and_images import Loaded, View, load_images, load_models, load_scans
 from keymix.data import load
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.runs import Run

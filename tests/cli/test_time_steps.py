@@ -61,10 +61,10 @@ def test_a_run_is_scored_at_another_number_of_steps(
     from keymix import data
 
     opened = runs.load_run(run)
-    model, record = opened.model(), opened.weights()[1]["data"]
+    model, record = opened.model(), opened.weights()[1].data
     model.set_time_steps(5)
     loaded = data.load("digits", limit=40)
-    mean, std = (torch.tensor(record[k]).view(-1, 1, 1) for k in ("mean", "std"))
+    mean, std = (torch.tensor(getattr(record, k)).view(-1, 1, 1) for k in ("mean", "std"))
     with torch.inference_mode():
         logits = model((loaded.test.images[: len(loaded.test)].float() / 255 - mean) / std)
     loss = float(torch.nn.functional.cross_entropy(logits, loaded.test.labels))

@@ -10,6 +10,7 @@ from typing import Any
 from keymix.recipes.classification.digits_vit import recipe as digits_vit
 from keymix.train import files
 from keymix.train.model import build_model, load_data
+from keymix.train.record import WeightsFacts
 
 
 def written_run(folder: Path, *, mixer: str = "mhsa", depth: int = 2, **model: Any) -> Path:
@@ -29,7 +30,7 @@ def written_run(folder: Path, *, mixer: str = "mhsa", depth: int = 2, **model: A
     )
     images = load_data(one.data)
     model = build_model(one, num_classes=10, in_chans=images.in_chans, image_size=images.image_size)
-    facts = {"recipe": one.to_dict(), "data": images.record()}
+    facts = WeightsFacts(recipe=one, data=images.record())
     files.make_folder(folder)
     files.write_json(folder / files.RECIPE, one.to_dict())
     files.write_weights(folder / files.weights_file("last"), model.state_dict(), facts)

@@ -25,6 +25,7 @@ from keymix.compare.worker import reason
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
+from keymix.records import to_json
 from keymix.train.runs import load_run
 
 
@@ -83,7 +84,7 @@ def unpacked(told: dict[str, Any], layers: int, images: int = 4) -> np.ndarray:
 
 
 def test_attention_maps_of_all_layers_and_heads_are_whole(done):
-    stored = done.record["attention"]
+    stored = to_json(done.record)["attention"]
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     mixers = find_mixers(model)
     assert len(stored["layers"]) == len(mixers) == 2
@@ -95,7 +96,7 @@ def test_attention_maps_of_all_layers_and_heads_are_whole(done):
 
 
 def test_the_stored_weights_are_those_of_the_model(done):
-    stored = done.record["attention"]
+    stored = to_json(done.record)["attention"]
     data = load("digits", limit=100)
     images = normalised(data, data.test, spread_out(data.test, 4))
     model = load_run(done.out / "runs/static_key/seed0").model("last")
@@ -107,7 +108,7 @@ def test_the_stored_weights_are_those_of_the_model(done):
 
 
 def test_right_answers_are_told_image_by_image_and_class_by_class(done):
-    record = done.record
+    record = to_json(done.record)
     names, sizes = record["classes"]["names"], record["classes"]["test_images"]
     assert names == [str(i) for i in range(10)]
     assert sum(sizes) == record["test_images"] == record["data"]["sizes"]["test"]
@@ -122,7 +123,7 @@ def test_right_answers_are_told_image_by_image_and_class_by_class(done):
 
 
 def test_mix_ups_are_counted_over_seeds_the_commonest_first(done):
-    for label, rows in done.record["confusions"].items():
+    for label, rows in to_json(done.record)["confusions"].items():
         found: Counter[tuple[int, int]] = Counter()
         for folder in (done.out / "runs" / label).iterdir():
             with np.load(folder / "predictions_test.npz") as stored:
@@ -139,17 +140,20 @@ def test_mix_ups_are_counted_over_seeds_the_commonest_first(done):
 
 
 def test_it_says_what_the_runs_were_trained_with(done):
-    (env,) = done.record["trained_with"]
+    (env,) = to_json(done.record)["trained_with"]
     assert env["runs"] == 6
     told = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
     assert env["lines"]["threads"] == str(told["threads"])
     assert told["packages"]["torch"] in env["lines"]["packages"]
-    assert done.record["environment_warning"] is None
-    assert {run["trained_with"] for run in done.record["runs"]} == {0}
+    assert done.record.environment_warning is None
+    assert {run.trained_with for run in done.record.runs} == {0}
 
 
 def test_differences_are_paired_by_seed(done):
-    top1 = {(run["mixer"], run["seed"]): run["last"]["test"]["top1"] for run in done.record["runs"]}
+    top1 = {
+        (run["mixer"], run["seed"]): run["last"]["test"]["top1"]
+        for run in to_json(done.record)["runs"]
+    }
     row = next(row for row in done.rows if row["mixer"] == "static_key")
     by_hand = np.mean([top1["static_key", s] - top1["softmax", s] for s in (0, 1)])
     assert row["seeds"]["difference"] == pytest.approx(by_hand)
@@ -174,7 +178,7 @@ def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
         ("key_value", 0), ("key_value", 1), ("softmax", 1), ("static_key", 1),
     ]  # fmt: skip
     assert (first.out / "runs/softmax/seed0/summary.json").stat().st_mtime_ns == stamp
-    assert len(grown.record["runs"]) == 6
+    assert len(grown.record.runs) == 6
 
 
 def test_another_comparison_is_refused_and_overwrite_deletes_only_its_own_files(finished, tmp_path):
@@ -189,7 +193,7 @@ def test_another_comparison_is_refused_and_overwrite_deletes_only_its_own_files(
     )
     assert note.read_text(encoding="utf-8") == "mine"
     assert not (out / "runs/static_key").exists()
-    assert changed.record["recipe"]["optim"]["lr"] == 0.01
+    assert changed.record.recipe.optim.lr == 0.01
 
 
 def test_a_folder_with_other_files_is_refused_even_with_overwrite(tmp_path):

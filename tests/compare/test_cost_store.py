@@ -11,6 +11,7 @@ import pytest
 from few_digits import small
 
 from keymix.compare.events import Event
+from keymix.records import to_json
 
 
 @pytest.fixture
@@ -42,19 +43,19 @@ def test_costs_are_measured_once_and_joined_by_those_of_new_mixers(tmp_path, mea
     again = small(tmp_path / "out", controls=False, progress=watch)
     assert len(measured) == 1
     assert not any("cost" in text for text in said)
-    assert again.record["costs"] == first.record["costs"]
-    assert again.record["measured"] == first.record["measured"]
-    (when,) = first.record["measured"]["when"]
-    assert when["measured"] in first.record["measured"]["text"]
+    assert again.record.costs == first.record.costs
+    assert again.record.measured == first.record.measured
+    (when,) = first.record.measured.when
+    assert when.measured in first.record.measured.text
 
     grown = small(tmp_path / "out", mixers="mhsa,ska,kv", controls=False, progress=watch)
     assert measured[1:] == [["key_value"]]
     assert "measuring cost: key_value" in said
     for label in ("softmax", "static_key"):
-        assert grown.record["costs"][label] == first.record["costs"][label]
-    assert grown.record["measured"]["batch_size"] == first.record["measured"]["batch_size"]
-    if grown.record["costs"]["key_value"]["measured"] != when["measured"]:
-        assert "Not all were measured together" in grown.record["measured"]["text"]
+        assert grown.record.costs[label] == first.record.costs[label]
+    assert grown.record.measured.batch_size == first.record.measured.batch_size
+    if grown.record.costs["key_value"].measured != when.measured:
+        assert "Not all were measured together" in grown.record.measured.text
 
 
 def test_on_another_machine_all_are_measured_again_and_it_is_said(tmp_path, measured):
@@ -100,6 +101,6 @@ def test_a_machine_that_is_busy_while_times_are_measured_is_noted(tmp_path, monk
         }
 
     monkeypatch.setattr(measure, "measure_interleaved", disturbed)
-    costs = small(tmp_path / "out", controls=False).record["costs"]
+    costs = to_json(small(tmp_path / "out", controls=False).record)["costs"]
     assert "busy" not in costs["softmax"]["note"]
     assert "the machine was busy" in costs["static_key"]["note"]

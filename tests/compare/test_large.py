@@ -13,27 +13,30 @@ import numpy as np
 import pytest
 
 from keymix.compare import manifest, words
+from keymix.compare.folder import write_json
 from keymix.compare.maps import packed
 from keymix.compare.plan import Entrant, Plan
 from keymix.compare.rebuild import rebuild
+from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
 from keymix.recipes import get
-from keymix.report.html import FORMAT
+from keymix.records import to_json
 from keymix.report.pictures import image_uri
+from keymix.report.record import Attention, CostRow, MapImage, opened
 from keymix.train import files
+from keymix.train.record import EpochLine
 
 CLASSES, IMAGES, EPOCHS = 300, 10_000, 100
 LABELS = ("softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity")
-DATA: dict[str, Any] = {
-    "spec": "folder:birds",
-    "classes": [f"Bird no. {i}, <i>Avis</i>" for i in range(CLASSES)],
-    "image_size": [224, 224],
-    "in_chans": 3,
-    "sizes": {"train": 50_000, "val": 5_000, "test": IMAGES},
-    "fingerprint": "f" * 64,
-    "index_sha256": {"train": "a" * 64, "val": "b" * 64, "test": "c" * 64},
-    "notes": [],
-}
+DATA = DataRecord(
+    spec="folder:birds",
+    classes=tuple(f"Bird no. {i}, <i>Avis</i>" for i in range(CLASSES)),
+    image_size=(224, 224),
+    in_chans=3,
+    sizes={"train": 50_000, "val": 5_000, "test": IMAGES},
+    fingerprint="f" * 64,
+    index_sha256={"train": "a" * 64, "val": "b" * 64, "test": "c" * 64},
+)
 
 
 def plan_in(out: Path) -> Plan:
@@ -70,7 +73,12 @@ def make_run(plan: Plan, entrant: Entrant, seed: int, rng: np.random.Generator) 
     files.write_json(folder / files.RECIPE, plan.recipe_for(entrant, seed).to_dict())
     files.write_json(folder / files.ENVIRONMENT, {"keymix": "0.1.0", "commit": None})
     lines = [
-        {"epoch": e, **{k: rng.random() for k in ("train_loss", "val_loss", "val_top1", "lr")}}
+        EpochLine(
+            epoch=e,
+            train={"loss": rng.random()},
+            val={"loss": rng.random(), "top1": rng.random()},
+            lr=rng.random(),
+        )
         for e in range(EPOCHS)
     ]
     files.write_metrics(folder / files.METRICS, lines)
@@ -85,19 +93,22 @@ def large(tmp_path_factory) -> Path:
         make_run(plan, entrant, seed, rng)
     weights = rng.random((4, 12, 7, 14, 14))
     png = image_uri(rng.integers(0, 256, (3, 128, 128), dtype=np.uint8))
-    attention = {
-        "images": [{"png": png, "label": "x", "id": "y"}] * 4,
-        "layers": [f"Block {i + 1} of 12" for i in range(12)],
-        "query": "", "missing": {}, "maps": {label: packed(weights) for label in LABELS},
-    }  # fmt: skip
-    cost = {"params": 1, "macs": 2, "activation_bytes": 3, "latency_ms": 3.0, "note": ""}
-    cost |= dict.fromkeys(("latency_low_ms", "latency_high_ms", "images_per_s", "peak_mib"))
-    before = {
-        "format": FORMAT, "runs": [], "attention": attention, "collapse": None,
-        "costs": dict.fromkeys(LABELS, cost),
-        "measured": {"device": "cpu", "text": "", "batch_size": 64},
-    }  # fmt: skip
-    (out / "results.json").write_text(json.dumps(before), encoding="utf-8")
+    attention = Attention(
+        images=(MapImage(png=png, label="x", id="y"),) * 4,
+        layers=tuple(f"Block {i + 1} of 12" for i in range(12)),
+        query="",
+        maps={label: packed(weights) for label in LABELS},
+        missing={},
+    )
+    stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
+    before = replace(
+        opened(json.loads(stored.read_text("utf-8")), where="it"),
+        attention=attention,
+        collapse=None,
+        costs={label: CostRow.unknown(1, note="") for label in LABELS},
+        runs=(),
+    )
+    write_json(out / "results.json", before)
     return out
 
 
@@ -106,7 +117,7 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
         raise UserError("the images are elsewhere")
 
     monkeypatch.setattr("keymix.train.model.load_data", gone)
-    record = rebuild(large).record
+    record = to_json(rebuild(large).record)
     assert (large / "results.json").stat().st_size < 5e6
     assert len(record["runs"]) == 18
     bits = np.unpackbits(np.frombuffer(base64.b64decode(record["runs"][0]["correct"]), np.uint8))
@@ -124,11 +135,11 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
 )
 def test_images_left_out_are_told_in_words(large, count, told):
     plan = plan_in(large)
-    data = DATA | {"left_out": [{"id": "a.jpg", "reason": "truncated"}] * count}
-    data |= {"left_out_count": count}
+    images = (LeftOutImage(id="a.jpg", reason="truncated"),) * count
+    data = replace(DATA, left_out=images, left_out_count=count)
     facts = words.facts(plan, data)
     method = words.method(plan, data, processes=1, threads=1, done=3, device="cpu")
-    splits = next(item["text"] for item in method if item["title"] == "Splits.")
+    splits = next(item.text for item in method if item.title == "Splits.")
     if told is None:
         assert not any("broken" in text for text in (*facts, splits))
     else:

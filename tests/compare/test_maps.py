@@ -15,6 +15,7 @@ from keymix import data
 from keymix.analysis.attention import attention_maps
 from keymix.compare.maps import attention, collapse, normalised, spread_out
 from keymix.models import create_model
+from keymix.report.record import Attention
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "vit_nano_p2_12": {"depth": 2, "class_token": True, "global_pool": "token"},
@@ -38,16 +39,16 @@ def looked(name: str, digits: Any) -> tuple[dict[str, Any], Any]:
     return attention({"ska": model}, digits, pooling=pooling, seed=0), model
 
 
-def drawn(told: dict[str, Any]) -> Any:
-    packed = told["maps"]["ska"]
-    numbers = np.frombuffer(base64.b64decode(packed["weights"]), dtype="<u2") / 65535
-    weights = numbers * packed["scale"]
-    return weights.reshape(-1, 2, 1 + packed["heads"], *packed["grid"])
+def drawn(told: Attention) -> Any:
+    packed = told.maps["ska"]
+    numbers = np.frombuffer(base64.b64decode(packed.weights), dtype="<u2") / 65535
+    weights = numbers * packed.scale
+    return weights.reshape(-1, 2, 1 + packed.heads, *packed.grid)
 
 
 def test_the_class_token_is_asked_where_it_passes_through_the_mixers(digits: Any) -> None:
     told, model = looked("vit_nano_p2_12", digits)
-    assert told["query"].startswith("Attention of the class token")
+    assert told.query.startswith("Attention of the class token")
     images = normalised(digits, digits.test, spread_out(digits.test, 4))
     (rows,) = attention_maps(model, images, layers=1, queries=[0]).values()
     wanted = rows[:, :, 0, 1:].unflatten(-1, (6, 6)).numpy()
@@ -58,7 +59,7 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     """Query 0 of CaiT's patch blocks is the first patch, not the class token it reads out by."""
     told, model = looked("cait_micro_p4_32", digits)
     assert model.global_pool == "token"
-    assert told["query"].startswith("Attention that the patches receive, averaged over all patch")
+    assert told.query.startswith("Attention that the patches receive, averaged over all patch")
     images = normalised(digits, digits.test, spread_out(digits.test, 4))
     (rows,) = attention_maps(model, images, layers=1).values()
     wanted = rows.mean(2).unflatten(-1, (4, 4)).numpy()
@@ -68,13 +69,13 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
 def test_windows_are_laid_back_on_the_image(digits: Any) -> None:
     """The finest stage is shown, whose second block is shifted."""
     told, model = looked("swin_micro_p2_32", digits)
-    assert told["layers"] == ["Block 1 of 3", "Block 2 of 3"]
+    assert told.layers == ("Block 1 of 3", "Block 2 of 3")
     assert any(model.layers[0].blocks[1].shift_size)
     images = normalised(digits, digits.test, spread_out(digits.test, 4))
     maps = attention_maps(model, images, layers=[0, 1], windows="image")
-    packed = told["maps"]["ska"]
+    packed = told.maps["ska"]
     side = images.shape[-1] // 2
-    assert packed["grid"] == [side, side]
+    assert packed.grid == (side, side)
     seen = drawn(told)
     for layer, rows in enumerate(maps.values()):
         wanted = rows.mean(2).unflatten(-1, (side, side)).numpy()
@@ -84,8 +85,8 @@ def test_windows_are_laid_back_on_the_image(digits: Any) -> None:
 def test_shifted_windows_are_not_compared_with_unshifted(digits: Any) -> None:
     _, model = looked("swin_micro_p2_32", digits)
     alike = collapse({"ska": model}, digits, seed=0)
-    assert alike["similarity"] == {}
-    assert "windows" in alike["missing"]["ska"]
+    assert alike.similarity == {}
+    assert "windows" in alike.missing["ska"]
 
 
 def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
@@ -105,12 +106,12 @@ def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
         "control": create_model("caformer_micro_32", mixer="identity", **options),
     }
     told = attention(models, photos, pooling="avg", seed=0)
-    assert told["layers"] == ["Block 2 of 7", "Block 3 of 7"]
-    assert [told["maps"][label]["grid"] for label in ("softmax", "placed")] == [[8, 8]] * 2
-    assert list(told["missing"]) == ["control"]
+    assert told.layers == ("Block 2 of 7", "Block 3 of 7")
+    assert [told.maps[label].grid for label in ("softmax", "placed")] == [(8, 8)] * 2
+    assert list(told.missing) == ["control"]
     alike = collapse(models, photos, seed=0)
-    assert alike["pairs"] == ["4–5", "5–6"]
-    assert {label: len(v) for label, v in alike["similarity"].items()} == {
+    assert alike.pairs == ("4–5", "5–6")
+    assert {label: len(v) for label, v in alike.similarity.items()} == {
         "softmax": 2,
         "placed": 2,
     }

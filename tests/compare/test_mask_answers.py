@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,21 @@ from keymix.compare.mask_answers import (
     spread_over_cases,
     telling,
 )
+from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.train.files import write_arrays
 
-DATA = {"task": "segmentation", "multilabel": False, "classes": ["background", "a", "b"]}
+DATA = DataRecord(
+    spec="masks:a",
+    task="segmentation",
+    multilabel=False,
+    classes=("background", "a", "b"),
+    image_size=(4, 4),
+    in_chans=1,
+    sizes={"train": 1, "val": 1, "test": 4},
+    index_sha256=dict.fromkeys(("train", "val", "test"), ""),
+    fingerprint="",
+)
 
 
 def answers(areas: list[int], group: list[int]) -> MaskAnswers:
@@ -55,7 +67,7 @@ def test_answers_come_in_the_order_of_the_images(tmp_path: Path):
 
 
 def test_several_labels_a_pixel_have_no_background(tmp_path: Path):
-    data = DATA | {"multilabel": True}
+    data = replace(DATA, multilabel=True)
     assert read_mask_answers(stored(tmp_path / "p.npz"), data).scored == (0, 1, 2)
 
 

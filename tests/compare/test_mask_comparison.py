@@ -26,6 +26,7 @@ from keymix.compare.run import Comparison
 from keymix.data import load
 from keymix.data.tasks import IGNORE
 from keymix.errors import UserError
+from keymix.records import to_json
 from keymix.report.mask_layers import GROUND
 from keymix.train.runs import load_run
 
@@ -55,7 +56,7 @@ def answers_of(done: Comparison, run: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def test_scores_are_those_of_the_pixels_of_all_test_images(done):
-    record = done.record
+    record = to_json(done.record)
     assert record["task"] == "segmentation"
     assert [m["label"] for m in record["mixers"]] == ["softmax", "key_value(pos_dim=5)"]
     assert (record["test_images"], record["test_cases"]) == (TEST, 4)
@@ -74,7 +75,9 @@ def test_scores_are_those_of_the_pixels_of_all_test_images(done):
 
 
 def test_differences_are_paired_by_seed_and_over_cases(done):
-    of = {(r["mixer"], r["seed"]): r["last"]["test"]["jaccard"] for r in done.record["runs"]}
+    of = {
+        (r["mixer"], r["seed"]): r["last"]["test"]["jaccard"] for r in to_json(done.record)["runs"]
+    }
     row = done.rows[1]
     label = "key_value(pos_dim=5)"
     expected = np.mean([of[label, s] - of["softmax", s] for s in (0, 1)])
@@ -98,7 +101,7 @@ def test_results_csv_tells_distances_by_their_unit(done):
 
 
 def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
-    told = done.record["gallery"]
+    told = to_json(done.record)["gallery"]
     data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     scans = data.test.scans
     assert scans is not None
@@ -126,7 +129,7 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
 
 
 def test_attention_is_read_on_slices_of_different_cases(done):
-    told = done.record["attention"]
+    told = to_json(done.record)["attention"]
     names = [image["label"] for image in told["images"]]
     assert len({name.partition("_")[0] for name in names}) == 4
     assert not any(name.endswith("_00") for name in names)  # which have nothing in them
@@ -149,9 +152,9 @@ def test_terminal_and_page_speak_of_overlap(done, capsys):
 
 def test_progress_tells_what_was_validated(done, events):
     told = [event for event in events if event.kind == "epoch"]
-    assert len(told) == len(done.record["runs"]) * 2
+    assert len(told) == len(done.record.runs) * 2
     assert {event.text for event in told} == {"mean Jaccard index"}
-    lines = {r["mixer"] + str(r["seed"]): r["history"] for r in done.record["runs"]}
+    lines = {r["mixer"] + str(r["seed"]): r["history"] for r in to_json(done.record)["runs"]}
     for event in told:
         line = lines[event.mixer + str(event.seed)][event.epoch - 1]
         assert event.value == pytest.approx(line["val_jaccard"])
@@ -162,16 +165,16 @@ def test_a_page_made_anew_is_the_same_and_without_images_keeps_its_pictures(
 ):
     out = tmp_path / "out"
     shutil.copytree(done.out, out)
-    same = rebuild(out).record
+    same = to_json(rebuild(out).record)
     for key in ("outcome", "gallery", "attention", "runs", "classes", "method", "facts"):
-        assert same[key] == done.record[key]
+        assert same[key] == to_json(done.record)[key]
 
     def gone(*args: Any) -> None:
         raise UserError("the images are elsewhere")
 
     monkeypatch.setattr("keymix.train.model.load_data", gone)
     kept = rebuild(out)
-    assert kept.record["gallery"] == done.record["gallery"]
+    assert kept.record.gallery == done.record.gallery
     assert "kept as they were" in kept.notes[0]
 
 

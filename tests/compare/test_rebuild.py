@@ -20,6 +20,7 @@ from keymix.compare import manifest
 from keymix.compare.folder import write_json
 from keymix.compare.rebuild import rebuild
 from keymix.errors import KeymixWarning, UserError
+from keymix.records import to_json
 
 TIMELY = ("created",)
 
@@ -154,7 +155,7 @@ def test_other_environments_are_told(done):
         told = json.loads(path.read_text(encoding="utf-8")) | {"commit": commit}
         path.write_text(json.dumps(told), encoding="utf-8")
     (done / "runs/identity/seed0/environment.json").unlink()
-    record = rebuild(done).record
+    record = to_json(rebuild(done).record)
     assert [env["runs"] for env in record["trained_with"]] == [1, 1, 3, 1]
     warning = record["environment_warning"]
     assert "not all trained in one environment" in warning
@@ -174,11 +175,11 @@ def test_without_its_images_the_earlier_maps_stay(done, monkeypatch):
     assert result.notes == (
         "attention maps are kept as they were: data 'digits': the disk is not there",
     )
-    assert result.record["attention"] == first["attention"]
+    assert to_json(result.record)["attention"] == first["attention"]
     (done / "results.json").unlink()
     result = rebuild(done)
     assert "left out" in result.notes[0]
-    assert result.record["attention"] is None
+    assert result.record.attention is None
     assert (done / "report.html").is_file()
 
 
@@ -190,7 +191,7 @@ def test_a_result_that_was_written_meanwhile_stays(done, monkeypatch):
         raise UserError("no maps")
 
     monkeypatch.setattr("keymix.compare.gather.trained_models", meanwhile)
-    assert rebuild(done).record["title"] == "newer"
+    assert rebuild(done).record.title == "newer"
     assert record_of(done)["title"] == "newer"
 
 
@@ -279,7 +280,7 @@ def test_a_report_runs_nothing_before_its_checks(done, tmp_path, damage):
     text = (done / name).read_text("utf-8")
     (done / name).write_text(text[: len(text) // 2], "utf-8")
     if damage == "results":
-        assert rebuild(done).record["baseline"] == "softmax"
+        assert rebuild(done).record.baseline == "softmax"
         return
     with pytest.raises(UserError, match=r"comparison\.json.*keymix compare"):
         rebuild(done)
@@ -377,7 +378,7 @@ def test_a_comparison_that_goes_on_writes_damaged_files_again(done, name):
     with pytest.warns(KeymixWarning, match=name):
         again = small(done, seeds=2, epochs=2)
     assert again.failed == []
-    assert again.record["outcome"] == first["outcome"]
+    assert to_json(again.record)["outcome"] == first["outcome"]
     if name != "environment.json":
         assert (done / RUN / name).read_bytes() == before
 
@@ -396,7 +397,7 @@ def test_scores_stand_where_weights_cannot_be_read_any_more(done):
     for weights in (done / RUN).glob("weights_*"):
         weights.write_bytes(b"torn")
     again = small(done, seeds=2, epochs=2)
-    assert again.record["outcome"] == first["outcome"]
+    assert to_json(again.record)["outcome"] == first["outcome"]
     assert "weights_last.safetensors" in again.notes[0]
 
 
@@ -407,5 +408,5 @@ def test_earlier_pictures_that_are_damaged_are_left_out(done, monkeypatch):
     monkeypatch.setattr("keymix.train.model.load_data", gone)
     changed(done / "results.json", lambda v: v["attention"].update(maps=5, layers="x"))
     result = rebuild(done)
-    assert result.record["attention"] is None
+    assert result.record.attention is None
     assert "results.json" in result.notes[0]

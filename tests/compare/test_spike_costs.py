@@ -23,6 +23,8 @@ from keymix.compare.run import Comparison
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
+from keymix.records import to_json
+from keymix.report.record import opened
 from keymix.train.runs import load_run
 
 SMALL = {"embed_dim": 16, "num_heads": 2, "depths": [1, 1]}
@@ -58,7 +60,7 @@ def copied(twinned, tmp_path) -> Path:
 def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(twinned):
     data = load("digits", limit=100)
     images = normalised(data, data.val, evenly(data.val, spike_costs.IMAGES))
-    told = twinned.record["spikes"]
+    told = to_json(twinned.record)["spikes"]
     assert f"on {len(data.val)} validation images" in told["text"]
     each = []
     for seed in (0, 1):
@@ -84,7 +86,7 @@ def test_results_csv_grows_by_columns_of_the_last_epoch(twinned):
     for row in rows:
         assert row[STEPS] == ("1" if row["mixer"] == TWIN else "2")
         folder = f"runs/{row['mixer'].replace(' ', '-')}/seed{row['seed']}"
-        run = twinned.record["spikes"]["runs"][folder]
+        run = to_json(twinned.record)["spikes"]["runs"][folder]
         told = [row[name] for name in SPIKE_COLUMNS]
         if row["epoch"] == "best":
             assert told == [""] * len(SPIKE_COLUMNS)
@@ -114,7 +116,7 @@ def test_the_twin_is_the_baselines_network_with_relu_at_one_step_under_the_same_
     assert sizes[0] == sizes[1]
     row = next(row for row in twinned.rows if row["mixer"] == TWIN)
     assert row["seeds"]["n"] == 2  # paired with the baseline's runs
-    told = twinned.record["spikes"]["mixers"]
+    told = to_json(twinned.record)["spikes"]["mixers"]
     dense = told["spiking_self"]["dense_energy_uj"]["mean"]
     assert told[TWIN]["energy_uj"]["mean"] == pytest.approx(dense)
 
@@ -134,7 +136,7 @@ def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
         "spiking_self",
         TWIN,
     ]
-    energy = twinned.record["spikes"]["mixers"]["qk_token"]["energy_uj"]
+    energy = to_json(twinned.record)["spikes"]["mixers"]["qk_token"]["energy_uj"]
     digits = 3 if energy["mean"] < 1 else 2
     mean, sd = (f"{energy[key]:.{digits}f}" for key in ("mean", "sd"))
     assert lines[head + 1].split("\t")[4] == f"{mean} ± {sd}"
@@ -158,27 +160,28 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
     assert "Test accuracy against multiply-adds an image, dense, all T" in page
     steps = {row["mixer"]: row["costs"]["time_steps"] for row in plain(twinned)["mixers"]}
     assert steps == {"qk_token": 2, "spiking_self": 2, TWIN: 1}
-    before = json.loads(json.dumps(twinned.record))
+    before = to_json(twinned.record)
     for row in before["costs"].values():
         del row["time_steps"]
-    assert dense_over(before) == ("dense, T=2", {})
+    assert dense_over(opened(before, where="it")) == ("dense, T=2", {})
     for row in before["spikes"]["mixers"].values():
         row["time_steps"] = None
-    assert dense_over(before) == ("dense, all T", {})
+    assert dense_over(opened(before, where="it")) == ("dense, all T", {})
     del before["spikes"]
-    assert dense_over(before) == ("", {})
-    assert "multiply-adds an image</th>" in render(before)
+    assert dense_over(opened(before, where="it")) == ("", {})
+    assert "multiply-adds an image</th>" in render(opened(before, where="it"))
 
 
 def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
     from keymix.report.views.spikes import AT_CHANCE, sheet
 
-    record = json.loads(json.dumps(twinned.record))
+    record = to_json(twinned.record)
     record["test_images"] = 10_000
     for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
         row["top1"]["mean"] = top1
-    named = sheet(record)["notes"]
-    assert named[AT_CHANCE] == [record["outcome"]["last"][0]["mixer"]]
+    found = sheet(opened(record, where="it"))
+    assert found is not None
+    assert found.notes[AT_CHANCE] == [record["outcome"]["last"][0]["mixer"]]
 
 
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
@@ -204,22 +207,26 @@ def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     other = spiking(copied, seeds=2, twin=True, progress=watch)
     assert studied == ["runs/qk_token/seed1"]
     assert "counting spikes of 1 run" in said
-    runs = other.record["spikes"]["runs"]
+    runs = to_json(other.record)["spikes"]["runs"]
     assert runs["runs/qk_token/seed1"] == runs["runs/qk_token/seed0"]
-    assert again.record["spikes"]["runs"]["runs/qk_token/seed1"] != runs["runs/qk_token/seed1"]
+    assert (
+        to_json(again.record)["spikes"]["runs"]["runs/qk_token/seed1"]
+        != runs["runs/qk_token/seed1"]
+    )
 
 
 def test_a_page_made_anew_has_the_same_and_says_what_was_not_read(copied, twinned):
-    assert rebuild(copied).record["spikes"] == twinned.record["spikes"]
+    assert rebuild(copied).record.spikes == twinned.record.spikes
     path = copied / "spikes.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     del kept["runs"]["runs/qk_token/seed0"], kept["runs"]["runs/qk_token/seed1"]["sops"]
     path.write_text(json.dumps(kept), encoding="utf-8")
-    told = rebuild(copied).record["spikes"]["mixers"]
+    told = to_json(rebuild(copied).record)["spikes"]["mixers"]
     assert told["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
     assert told["qk_token"]["notes"] == [spike_costs.NOT_YET]
     assert (
-        told["spiking_self"]["notes"] == twinned.record["spikes"]["mixers"]["spiking_self"]["notes"]
+        told["spiking_self"]["notes"]
+        == to_json(twinned.record)["spikes"]["mixers"]["spiking_self"]["notes"]
     )
     path.unlink()
     page = rebuild(copied).report.read_text(encoding="utf-8")
@@ -252,7 +259,7 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
     monkeypatch.setattr(spike_costs, "_study", fails)
     (copied / "spikes.json").unlink()
     found = spiking(copied, seeds=2)
-    row = found.record["spikes"]["mixers"]["qk_token"]
+    row = to_json(found.record)["spikes"]["mixers"]["qk_token"]
     assert row["notes"] == ["an operation that nobody priced"]
     assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
 
@@ -264,14 +271,14 @@ def test_bounds_are_told_in_their_order(twinned, monkeypatch):
 
     monkeypatch.setattr("keymix.analysis.spikes.spike_study", lambda *_, **__: Study)
     row = spike_costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
-    told = [row[f"{name}energy_uj"] for name in ("", "dense_")]
-    assert [row["energy_low_uj"], *told, row["energy_high_uj"]] == pytest.approx([1, 2, 4, 3])
+    told = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
+    assert told == pytest.approx([1, 2, 4, 3])
 
 
 def test_dense_comparisons_and_twins_alone_have_no_table_of_spikes(tmp_path):
     relu = spiking(tmp_path / "relu", overrides={"model.options": TINY | {"neuron": "relu"}})
-    assert "spikes" not in relu.record
-    assert relu.record["caution"].count("updates") == 0
+    assert relu.record.spikes is None
+    assert relu.record.caution.count("updates") == 0
     assert "What spikes cost" not in relu.report.read_text(encoding="utf-8")
     assert tuple(rows_of(relu.out)[0]) == COLUMNS
     with pytest.raises(UserError, match="--twin: vit_nano_p4_12 has no spikes"):
@@ -293,7 +300,7 @@ def test_recordings_of_events_are_compared_with_a_twin_of_the_same_frames(tmp_pa
             "augment.crop_padding": 0,
         },
     )
-    told = found.record["spikes"]["mixers"]
+    told = to_json(found.record)["spikes"]["mixers"]
     assert told["qk_token"]["time_steps"] == 3
     assert told["qk_token"]["energy_uj"]["mean"] > 0
     options = load_run(tmp_path / "out/runs/twin-of-spiking_self/seed0").recipe.model.options

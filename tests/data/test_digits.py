@@ -12,9 +12,11 @@ from sklearn.datasets import load_digits
 
 from each import together
 from keymix.data import ImageData, load
+from keymix.data.record import DataRecord
 from keymix.data.sources.base import Faults
 from keymix.data.sources.digits import open_source
 from keymix.errors import UserError
+from keymix.records import from_json, to_json
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +66,26 @@ def test_mean_and_deviation_are_train_s(digits: ImageData) -> None:
 
 
 def test_the_record_is_json_and_repeats(digits: ImageData) -> None:
-    record = json.loads(json.dumps(digits.record()))
-    assert record == json.loads(json.dumps(load("digits").record()))
-    assert record["sizes"] == {"train": 1213, "val": 135, "test": 449}
+    record = digits.record()
+    written = json.dumps(to_json(record))
+    assert written == json.dumps(to_json(load("digits").record()))
+    assert from_json(DataRecord, json.loads(written), where="it") == record
+    assert record.sizes == {"train": 1213, "val": 135, "test": 449}
     other = load("digits", split_seed=1).record()
-    assert other["index_sha256"]["test"] == record["index_sha256"]["test"]
-    assert other["index_sha256"]["val"] != record["index_sha256"]["val"]
-    assert other["fingerprint"] != record["fingerprint"]
+    assert other.index_sha256["test"] == record.index_sha256["test"]
+    assert other.index_sha256["val"] != record.index_sha256["val"]
+    assert other.fingerprint != record.fingerprint
 
 
 def test_the_split_is_the_one_published_results_were_made_on(digits: ImageData) -> None:
     # A change here changes every result on digits: it needs a line in the changelog.
     record = digits.record()
-    assert {name: digest[:12] for name, digest in record["index_sha256"].items()} == {
+    assert {name: digest[:12] for name, digest in record.index_sha256.items()} == {
         "train": "d1dfb0b58845",
         "val": "52406bdcd45c",
         "test": "cbb5299724a8",
     }
-    assert record["fingerprint"][:12] == "30670a1a7b4e"
+    assert record.fingerprint[:12] == "30670a1a7b4e"
 
 
 def test_images_have_names(digits: ImageData) -> None:

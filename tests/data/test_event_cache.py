@@ -71,9 +71,9 @@ def test_each_setting_has_its_own_frames(root: Path, made: list[int]) -> None:
 def test_changed_data_are_noticed(root: Path, made: list[int]) -> None:
     before = opened(root).record()
     write_npz(root / "a" / "003.npz", random_events(61, seed=99, side=16), (16, 16))
-    assert opened(root).record()["fingerprint"] != before["fingerprint"]
+    assert opened(root).record().fingerprint != before.fingerprint
     write_npz(root / "a" / "100.npz", random_events(61, seed=98, side=16), (16, 16))
-    assert sum(opened(root).record()["sizes"].values()) == 25
+    assert sum(opened(root).record().sizes.values()) == 25
     assert len(made) == 24 + 24 + 25
 
 
@@ -195,8 +195,8 @@ def test_the_fingerprint_is_of_labels_too(tmp_path: Path) -> None:
     swapped = [head, second[0] + first[1:], first[0] + second[1:], *rest]
     labels.write_text("\n".join(swapped) + "\n")
     after = load(f"dvs128:{folder}").record()
-    assert after["index_sha256"] == before["index_sha256"]
-    assert after["fingerprint"] != before["fingerprint"]
+    assert after.index_sha256 == before.index_sha256
+    assert after.fingerprint != before.fingerprint
 
 
 def test_what_a_killed_start_left_is_removed(root: Path) -> None:
@@ -321,7 +321,7 @@ def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int
     assert told[0].startswith(f"{root}/b/005.npz: event 1 is at 4 us, before event 0 at 5 us.")
     data = opened(root, skip_corrupt=True)
     assert len(made) == 23
-    assert data.record()["left_out_count"] == 1
+    assert data.record().left_out_count == 1
     assert json.loads((root / ".keymix" / f"{STEM}.json").read_text())["broken"].keys() == {"17"}
 
 

@@ -86,13 +86,13 @@ def test_named_splits_are_chosen_and_recorded(tmp_path: Path) -> None:
             file.write_bytes(aedat2(random_events(9, seed=i)))
     spec = f"cifar10dvs:{root}"
     first, tebn = load(spec), load(spec, event_split="tebn")
-    assert (first.record()["event_split"], tebn.record()["event_split"]) == ("first90", "tebn")
+    assert (first.record().event_split, tebn.record().event_split) == ("first90", "tebn")
     assert len(first.test) == 10
     assert len(tebn.test) == 100
     assert "unknown data.event_split 'tebm'. Did you mean 'tebn'?" in refusal(
         spec, event_split="tebm"
     )
-    assert "140 of the set's 10,000 recordings" in first.record()["notes"]
+    assert "140 of the set's 10,000 recordings" in first.record().notes
 
 
 def test_missing_sets_tell_where_to_get_them(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_damaged_file_is_named_with_its_event(tmp_path: Path) -> None:
     told = refusal(f"cifar10dvs:{root}")
     assert told.startswith(f"{file}: the file ends in mid-event: event 59 has 5 of 8 bytes.")
     data = load(f"cifar10dvs:{root}", skip_corrupt=True)
-    assert data.record()["left_out_count"] == 1
-    assert data.record()["left_out"][0]["id"] == str(file)
-    assert data.record()["sizes"] == {"train": 80, "val": 9, "test": 10}
+    assert data.record().left_out_count == 1
+    assert data.record().left_out[0].id == str(file)
+    assert data.record().sizes == {"train": 80, "val": 9, "test": 10}
 
 
 def test_cifar10dvs_refuses_names_without_a_number(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_link_to_nowhere_is_a_recording_that_cannot_be_read(tmp_path: Path) ->
     link = root / "cat" / "cifar10_cat_50.aedat"
     link.symlink_to(tmp_path / "nowhere")
     assert refusal(f"cifar10dvs:{root}").startswith(f"{link}: cannot be read: No such file")
-    assert load(f"cifar10dvs:{root}", skip_corrupt=True).record()["left_out_count"] == 1
+    assert load(f"cifar10dvs:{root}", skip_corrupt=True).record().left_out_count == 1
 
 
 def test_gestures_are_cut_out_of_their_recordings(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_no_recording_is_listed_twice(tmp_path: Path) -> None:
 def test_notes_tell_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
     root = write_dvs128(tmp_path) / "DvsGesture"
     shutil.copy(root / "user01_led.aedat", root / "user30_led.aedat")
-    people, unlisted = load(f"dvs128:{root}").record()["notes"]
+    people, unlisted = load(f"dvs128:{root}").record().notes
     assert people.startswith("validation is carved from training: the same people are in both")
     assert unlisted == "recordings in neither list, left out: user30_led.aedat"
 
@@ -233,12 +233,12 @@ def test_an_own_folder_is_read_with_and_without_splits(tmp_path: Path) -> None:
     plain = write_folder(tmp_path / "plain", {"fall": 12, "walk": 10})
     data = load(f"events:{plain}")
     assert data.classes == ("fall", "walk")
-    assert sum(data.record()["sizes"].values()) == 22
+    assert sum(data.record().sizes.values()) == 22
     for part, count in (("train", 9), ("val", 3), ("test", 4)):
         write_folder(tmp_path / "divided" / part, {"fall": count, "walk": count}, seed=count)
     data = load(f"events:{tmp_path / 'divided'}")
-    assert data.record()["sizes"] == {"train": 18, "val": 6, "test": 8}
-    assert data.record()["sensor_size"] == [16, 16]
+    assert data.record().sizes == {"train": 18, "val": 6, "test": 8}
+    assert data.record().sensor_size == (16, 16)
 
 
 def test_an_own_folder_without_sensor_takes_the_least_that_fits(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_an_own_folder_without_sensor_takes_the_least_that_fits(tmp_path: Path) 
             write_npz(tmp_path / name / f"{i}.npz", events, None)
     data = load(f"events:{tmp_path}")
     assert data.image_size == (11, 6)
-    assert "the sensor is taken to be 11x6" in data.record()["notes"][0]
+    assert "the sensor is taken to be 11x6" in data.record().notes[0]
     assert load(f"events:{tmp_path}").record() == data.record()
     write_npz(tmp_path / "b" / "7.npz", [(0, 19, 3, 1)], None)
     assert load(f"events:{tmp_path}").image_size == (11, 20)

@@ -13,6 +13,7 @@ from keymix.cli import main
 from keymix.data import load
 from keymix.data.check import check
 from keymix.data.events import read_events
+from keymix.data.record import LeftOutImage
 from keymix.data.specs import named
 from keymix.errors import UserError
 
@@ -102,8 +103,8 @@ def test_training_names_the_file_once_and_one_choice(how: str, tmp_path: Path) -
         "`keymix data check` names them all."
     )
     record = load(f"events:{root}", time_steps=4, skip_corrupt=True).record()
-    assert record["left_out"] == [{"id": f"{root}/a/003.npz", "reason": told.rstrip(".")}]
-    assert any(note.startswith("broken recordings left out: 1 of") for note in record["notes"])
+    assert record.left_out == (LeftOutImage(id=f"{root}/a/003.npz", reason=told.rstrip(".")),)
+    assert any(note.startswith("broken recordings left out: 1 of") for note in record.notes)
     (broken,) = (f for f in check(f"events:{root}").findings if f.what == "broken recordings")
     assert list(broken.where) == [f"{root}/a/003.npz: {told.rstrip('.')}"]
 

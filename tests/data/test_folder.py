@@ -26,7 +26,7 @@ def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
     assert data.classes == ("cat", "dog")
     assert [len(s) for s in data.splits] == [22, 2, 6]
     assert data.test.labels.tolist() == [0, 0, 0, 0, 1, 1]
-    assert "test = 6 images carved from train" in " ".join(data.record()["notes"])
+    assert "test = 6 images carved from train" in " ".join(data.record().notes)
     for split in data.splits:
         for i in range(len(split)):
             assert Path(split.ids(i)).parent.name == data.classes[split.labels[i]]
@@ -39,7 +39,7 @@ def test_val_without_test_is_the_test_split(make_folder, name: str) -> None:
     assert [len(s) for s in data.splits] == [18, 2, 6]
     assert all(f"/{name}/" in data.test.ids(i) for i in range(6))
     assert all("/train/" in data.val.ids(i) for i in range(2))
-    assert "test = the source's validation split" in " ".join(data.record()["notes"])
+    assert "test = the source's validation split" in " ".join(data.record().notes)
 
 
 def test_all_three_splits_are_kept(make_folder) -> None:
@@ -59,7 +59,7 @@ def test_classes_of_one_image_stay_in_train(make_folder) -> None:
     data = load(f"folder:{make_folder({'a': 12, 'b': 12, 'rare': 1})}")
     assert data.train.labels.tolist().count(2) == 1
     assert 2 not in data.val.labels.tolist() + data.test.labels.tolist()
-    assert "not validated on, for want of a second image: rare" in data.record()["notes"]
+    assert "not validated on, for want of a second image: rare" in data.record().notes
 
 
 def test_common_and_mixed_sizes(make_folder) -> None:
@@ -82,7 +82,7 @@ def test_other_files_and_nested_folders(make_folder) -> None:
     picture(0).save(root / "loose.png")
     data = load(f"folder:{root}")
     assert sum(map(len, data.splits)) == 9
-    assert "1 images beside the class folders are left out" in data.record()["notes"]
+    assert "1 images beside the class folders are left out" in data.record().notes
 
 
 def test_one_class_is_refused(make_folder) -> None:
@@ -145,11 +145,11 @@ def test_moving_the_folder_changes_neither_split_nor_fingerprint(
         copy = tmp_path / f"copy{image_size}"
         shutil.copytree(root, copy)
         after = load(f"folder:{copy}", image_size=image_size).record()
-        assert after["index_sha256"] == before["index_sha256"]
-        assert after["fingerprint"] == before["fingerprint"]
+        assert after.index_sha256 == before.index_sha256
+        assert after.fingerprint == before.fingerprint
         picture(99).save(copy / "a" / "000.png")
         changed = load(f"folder:{copy}", image_size=image_size).record()
-        assert changed["fingerprint"] != before["fingerprint"]
+        assert changed.fingerprint != before.fingerprint
 
 
 def test_real_photos_load_lazily(real_data: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_real_photos_load_lazily(real_data: Path, tmp_path: Path) -> None:
         shutil.copy(photo, folder)
     data = load(f"folder:{tmp_path}")
     assert data.image_size == (224, 224)
-    assert data.record()["mean_std_of"] == "all training images"
+    assert data.record().mean_std_of == "all training images"
     assert data.train.read(0).shape == (3, 224, 224)
     loader = Loader(data.train, data, batch_size=5, train=True, augment=Augment(flip=True))
     images = next(iter(loader)).images

@@ -88,7 +88,7 @@ def test_the_cache_serves_without_a_network(make_parquet, cache: Path) -> None:
     assert [len(split) for split in data.splits] == [18, 2, 2]
     assert data.classes == ("cat", "dog")
     wanted = f"https://huggingface.co/datasets/{REPO} at revision {SHA}, configuration plain_text"
-    assert wanted in data.record()["notes"]
+    assert wanted in data.record().notes
     assert data.test.ids(0) == f"{snapshot}/plain_text/test-00000-of-00001.parquet row 0"
 
 
@@ -125,7 +125,7 @@ def test_the_conversion_is_fetched_where_main_has_no_parquet(
         "refs/convert/parquet": ["default/partial-train/0000.parquet"],
     }
     fetched = online(monkeypatch, made, revisions)
-    notes = load("hf:some/photos").record()["notes"]
+    notes = load("hf:some/photos").record().notes
     assert fetched[0][0] == "refs/convert/parquet"
     assert any("only a part of this set" in note for note in notes)
     del revisions["refs/convert/parquet"]

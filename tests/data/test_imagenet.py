@@ -58,7 +58,7 @@ def test_val_is_test_and_validation_is_carved(plain: Path) -> None:
     for split in data.splits:
         for i in range(len(split)):
             assert Path(split.ids(i)).parent.name == IDS[split.labels[i]]
-    assert "test = the source's validation split" in " ".join(data.record()["notes"])
+    assert "test = the source's validation split" in " ".join(data.record().notes)
 
 
 def test_kaggle_s_flat_val_is_answered_from_its_table(kaggle: Path) -> None:
@@ -111,13 +111,13 @@ def test_of_large_tables_contents_and_headers_are_sampled(
     monkeypatch.setattr("keymix.data.measure.STATISTICS_SAMPLE", 5)
     data = load(f"imagenet:{plain}")
     record = data.record()
-    assert "fixed sample of 2,000" in record["fingerprint_of"]
-    assert "first 64 KiB of the encoded images" in whole["fingerprint_of"]
-    assert record["fingerprint"] != whole["fingerprint"]
+    assert "fixed sample of 2,000" in record.fingerprint_of
+    assert "first 64 KiB of the encoded images" in whole.fingerprint_of
+    assert record.fingerprint != whole.fingerprint
     assert load(f"imagenet:{plain}").record() == record
     grown = Path(data.train.ids(0))
     grown.write_bytes(grown.read_bytes() + b"x")  # the length of every file still counts
-    assert load(f"imagenet:{plain}").record()["fingerprint"] != record["fingerprint"]
+    assert load(f"imagenet:{plain}").record().fingerprint != record.fingerprint
 
 
 def test_real_photos_load(real_data: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_clean_set_is_fit_and_its_facts_are_told(scans: Path) -> None:
     data = load(f"uwgi:{scans}", val_fraction=1 / 6)
     assert facts["images"] == {"train": 24}
     assert facts["splits"] == {split.name: len(split) for split in data.splits}
-    assert facts["cases"] == data.record()["cases"]
+    assert facts["cases"] == data.record().cases
     assert facts["masks"] == {"kind": "exclusive", "empty": 0, "ignored": 0.0}
     assert facts["spacing"]["common"] == {"row_mm": 2.0, "column_mm": 1.5, "images": 24}
     stomach, large = facts["classes"]["stomach"], facts["classes"]["large_bowel"]
@@ -453,7 +453,7 @@ def test_a_slice_without_a_row_for_an_organ_is_named(scans: Path) -> None:
     ]
     data = load(f"uwgi:{scans}")
     assert [each.id for each in data.unlisted] == [slice_id for slice_id, _ in gone]
-    assert any("case2_day0_slice_0002" in note for note in data.record()["notes"])
+    assert any("case2_day0_slice_0002" in note for note in data.record().notes)
 
 
 def test_rows_of_what_is_there_alone_are_a_pattern_too(scans: Path) -> None:

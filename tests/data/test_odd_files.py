@@ -40,7 +40,7 @@ def test_images_that_are_no_files_are_broken(make_folder, kind: str, side: int) 
     assert line.startswith(f"{root}/a/odd.png: ")
     assert told in line
     assert told in refused(f"folder:{root}", "odd.png")
-    assert load(f"folder:{root}", skip_corrupt=True).record()["left_out_count"] == 1
+    assert load(f"folder:{root}", skip_corrupt=True).record().left_out_count == 1
 
 
 def test_masks_and_tables_that_are_pipes_are_named(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_validation_without_test_becomes_the_test_split(make_parquet) -> None:
     data = load(f"parquet:{folder}")
     assert len(data.test) == 2
     assert data.test.origin == "val"
-    assert "test = the source's validation split" in " ".join(data.record()["notes"])
+    assert "test = the source's validation split" in " ".join(data.record().notes)
 
 
 def test_hidden_test_labels_are_no_test_split(make_parquet) -> None:
@@ -70,7 +70,7 @@ def test_hidden_test_labels_are_no_test_split(make_parquet) -> None:
     folder = make_parquet([-1, -1], file="test-0.parquet")
     data = load(f"parquet:{folder}")
     assert len(data.test) == 4
-    assert "hidden" in " ".join(data.record()["notes"])
+    assert "hidden" in " ".join(data.record().notes)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_usual_names_serve_without_metadata(
     )
     data = load(f"parquet:{folder / 'train-00000-of-00001.parquet'}")
     assert data.classes == ("5", "7")
-    assert "test = 4 images carved from train" in " ".join(data.record()["notes"])
+    assert "test = 4 images carved from train" in " ".join(data.record().notes)
 
 
 def test_columns_of_any_name_are_found_by_their_type(make_parquet) -> None:
@@ -105,13 +105,13 @@ def test_images_may_be_plain_bytes_or_paths(make_parquet) -> None:
     folder = make_parquet(TWENTY, images=[f"{i}.png" for i in range(20)])
     for i in range(20):
         (folder / f"{i}.png").write_bytes(encoded(i))
-    assert load(f"parquet:{folder}").record()["fingerprint"] == plain.record()["fingerprint"]
+    assert load(f"parquet:{folder}").record().fingerprint == plain.record().fingerprint
 
 
 def test_the_fingerprint_notices_a_changed_image_and_a_changed_label(make_parquet) -> None:
     def fingerprint(labels: list[int], first_seed: int = 0) -> str:
         folder = make_parquet(labels, first_seed=first_seed)
-        return load(f"parquet:{folder}").record()["fingerprint"]
+        return load(f"parquet:{folder}").record().fingerprint
 
     base = fingerprint(TWENTY)
     assert fingerprint(TWENTY) == base
@@ -260,7 +260,7 @@ def test_large_scans_pass_and_the_bound_can_be_raised(make_parquet) -> None:
     assert finding.where[0].startswith(f"{folder}/train-00000-of-00001.parquet row 3: ")
     errs(folder, "row 3: ", cell_mib=1, image_size=120)
     assert len(load(f"parquet:{folder}", cell_mib=2, image_size=16).train)
-    assert load(f"parquet:{folder}", cell_mib=1, skip_corrupt=True).record()["left_out_count"] == 1
+    assert load(f"parquet:{folder}", cell_mib=1, skip_corrupt=True).record().left_out_count == 1
 
 
 def test_the_bound_of_cells_is_for_parquet_alone(make_folder) -> None:

@@ -54,9 +54,9 @@ def test_data_of_a_folder_tell_classes_channels_and_what_is_empty(tmp_path: Path
     )
     assert data.masks is not None
     assert (data.masks.multilabel, data.masks.background) == (False, 0)
-    assert sum(record["empty"].values()) == 2
-    assert record["masks"] == "exclusive"
-    assert "no groups.csv: each image is taken for a case of its own" in record["notes"]
+    assert sum(record.empty.values()) == 2
+    assert record.masks == "exclusive"
+    assert "no groups.csv: each image is taken for a case of its own" in record.notes
     Image.new("RGB", (9, 6)).save(root / "images" / "p3.png")
     assert load(f"masks:{root}").in_chans == 3
 
@@ -82,7 +82,7 @@ def test_a_folder_a_class_is_multilabel(tmp_path: Path) -> None:
         file.unlink()
     data = load(f"masks:{root}", val_fraction=0.3)
     assert data.classes == ("leaf", "root")
-    assert data.record()["masks"] == "multilabel"
+    assert data.record().masks == "multilabel"
     planes = data.train.mask(0)
     assert planes.shape == (2, 6, 9)
     assert planes.unique().tolist() == [0, 1]
@@ -183,9 +183,9 @@ def test_a_fault_of_an_image_is_named_once_refused_or_left_out(tmp_path: Path, w
         table.read(2, (6, 9))
     assert told in str(caught.value)
     record = load(f"masks:{root}", skip_corrupt=True).record()
-    assert record["left_out_count"] == 1
-    assert told in record["left_out"][0]["reason"]
-    assert sum(record["sizes"].values()) == 8
+    assert record.left_out_count == 1
+    assert told in record.left_out[0].reason
+    assert sum(record.sizes.values()) == 8
 
 
 def write(text: str) -> Callable[[Path], object]:
@@ -279,7 +279,7 @@ def test_a_group_stays_in_one_split(tmp_path: Path) -> None:
     rows = [[f"p{k}.png" if k % 2 else f"p{k}", f"plant{k // 3}"] for k in range(12)]
     root = groups(mask_set(tmp_path / "set", {"": 12}), rows)
     data = load(f"masks:{root}", val_fraction=0.3, test_fraction=0.3)
-    assert data.record()["cases"] == {"train": 2, "val": 1, "test": 1}
+    assert data.record().cases == {"train": 2, "val": 1, "test": 1}
     assert [len(split) for split in data.splits] == [6, 3, 3]
 
 

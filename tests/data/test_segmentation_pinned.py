@@ -35,8 +35,8 @@ def test_a_list_of_splits_is_kept(tmp_path: Path) -> None:
         {"case2"},
         {"case3"},
     ]
-    assert data.record()["test_fraction"] is None
-    assert "validation = the source's validation split" in data.record()["notes"]
+    assert data.record().test_fraction is None
+    assert "validation = the source's validation split" in data.record().notes
     with pytest.raises(UserError, match="have a test split of their own"):
         load(f"uwgi:{tmp_path}", test_fraction=0.1)
 
@@ -60,7 +60,7 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
         load(f"uwgi:{root}")
     data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
     assert "case1" in data.test.scans.groups  # type: ignore[union-attr]
-    notes = data.record()["notes"]
+    notes = data.record().notes
     assert [note for note in notes if note.startswith("split by slice: ") and "case1" in note]
 
 
@@ -102,6 +102,6 @@ def test_the_fingerprint_tells_a_slice_left_out_from_none(tmp_path: Path) -> Non
     kept = [line for line in lines if "case1_day0_slice_0002" not in line]
     (root / "train.csv").write_text("".join(kept))
     without = load(f"uwgi:{root}").record()
-    assert broken["sizes"] == without["sizes"]
-    assert broken["mean"] == without["mean"]
-    assert broken["fingerprint"] != without["fingerprint"]
+    assert broken.sizes == without.sizes
+    assert broken.mean == without.mean
+    assert broken.fingerprint != without.fingerprint

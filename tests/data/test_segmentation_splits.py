@@ -148,8 +148,8 @@ def test_images_are_held_or_read_alike(tmp_path: Path, monkeypatch: pytest.Monke
     held = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
     monkeypatch.setattr(loading, "HELD_BYTES", 0)
     read = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
-    assert held.record()["cached"]
-    assert not read.record()["cached"]
+    assert held.record().cached
+    assert not read.record().cached
     assert (held.mean, held.std) == (read.mean, read.std)
     for ours, theirs in zip(held.splits, read.splits, strict=True):
         for i in range(len(ours)):
@@ -187,7 +187,7 @@ def test_faults_of_a_set_that_is_not_held_are_told_at_once(
 
 
 def sha(data: ImageData) -> str:
-    return str(data.record()["fingerprint"])
+    return str(data.record().fingerprint)
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -253,7 +253,5 @@ def test_the_real_cases_are_split_whole(real_data: Path) -> None:
         assert not groups[0] & groups[2]
         assert not groups[1] & groups[2]
         assert (
-            sum(map(len, groups))
-            == len(set().union(*groups))
-            == sum(data.record()["cases"].values())
+            sum(map(len, groups)) == len(set().union(*groups)) == sum(data.record().cases.values())
         )

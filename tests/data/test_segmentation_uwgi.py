@@ -66,12 +66,12 @@ def test_the_later_organ_is_kept_and_overlaps_are_counted(tmp_path: Path) -> Non
         [0, 0, 0, 1, 0, 0, 0, 0, 0],
     ]
     told = "classes overlap in 2 pixels of 1 image: the later class is kept"
-    notes = load(f"uwgi:{root}").record()["notes"]
+    notes = load(f"uwgi:{root}").record().notes
     assert [note for note in notes if note.startswith(told)]
     many = load(f"uwgi:{root}", masks="multilabel")
-    assert not [note for note in many.record()["notes"] if "overlap" in note]
+    assert not [note for note in many.record().notes if "overlap" in note]
     assert many.classes == ("large_bowel", "small_bowel", "stomach")
-    assert many.record()["multilabel"] is True
+    assert many.record().multilabel is True
 
 
 def test_stacks_are_neighbours_of_one_day_and_the_nearest_stands_in(tmp_path: Path) -> None:
@@ -196,11 +196,11 @@ def test_a_fault_of_a_slice_is_named_once_refused_or_left_out(tmp_path: Path, wh
 
     kept = load(spec, **options, skip_corrupt=True)  # type: ignore[arg-type]
     record = kept.record()
-    assert record["left_out_count"] == 1
-    assert told in record["left_out"][0]["reason"]
-    assert [note for note in record["notes"] if note.startswith("broken images left out: 1 of ")]
+    assert record.left_out_count == 1
+    assert told in record.left_out[0].reason
+    assert [note for note in record.notes if note.startswith("broken images left out: 1 of ")]
     assert ids(whole) - ids(kept) == {"case1_day0_slice_0002"}
-    assert record["fingerprint"] != whole.record()["fingerprint"]
+    assert record.fingerprint != whole.record().fingerprint
 
 
 def ids(data: ImageData) -> set[str]:

@@ -36,11 +36,11 @@ def test_broken_images_leave_their_split_and_move_nothing_else(make_folder, side
     for name, names in ids(left).items():
         assert names == [each for each in before[name] if each != victims[name]]
     record = left.record()
-    assert {each["id"] for each in record["left_out"]} == set(victims.values())
-    assert record["left_out_count"] == 3
-    assert all("truncated" in each["reason"] for each in record["left_out"])
-    assert "broken images left out: 1 of train, 1 of val, 1 of test" in record["notes"]
-    assert record["fingerprint"] != whole.record()["fingerprint"]
+    assert {each.id for each in record.left_out} == set(victims.values())
+    assert record.left_out_count == 3
+    assert all("truncated" in each.reason for each in record.left_out)
+    assert "broken images left out: 1 of train, 1 of val, 1 of test" in record.notes
+    assert record.fingerprint != whole.record().fingerprint
     loader = Loader(left.train, left, batch_size=8, train=False)
     assert sum(len(batch.targets) for batch in loader) == len(left.train)
 
@@ -49,7 +49,7 @@ def test_a_whole_set_is_the_same_with_and_without(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     plain, sieved = (load(f"folder:{root}", skip_corrupt=skip).record() for skip in (False, True))
     assert plain == sieved
-    assert (plain["left_out"], plain["left_out_count"]) == ([], 0)
+    assert (plain.left_out, plain.left_out_count) == ((), 0)
 
 
 def test_the_fingerprint_knows_which_image_was_left_out(make_folder) -> None:
@@ -60,7 +60,7 @@ def test_the_fingerprint_knows_which_image_was_left_out(make_folder) -> None:
     seen = []
     for file in files:
         file.write_bytes(b"broken")
-        seen.append(load(f"folder:{root}", skip_corrupt=True).record()["fingerprint"])
+        seen.append(load(f"folder:{root}", skip_corrupt=True).record().fingerprint)
         file.write_bytes(encoded(7))
     assert seen[0] != seen[1]
 
@@ -73,11 +73,11 @@ def test_rows_of_parquet_files_are_left_out(make_parquet) -> None:
     with pytest.raises(UserError, match=r"parquet row 3: not an image\. .*skip_corrupt true"):
         load(spec)
     record = load(spec, skip_corrupt=True).record()
-    assert sorted(each["reason"] for each in record["left_out"]) == [
+    assert sorted(each.reason for each in record.left_out) == [
         "not an image",
         "the image is empty",
     ]
-    assert sum(record["sizes"].values()) == 18
+    assert sum(record.sizes.values()) == 18
 
 
 def test_at_most_fifty_are_named(make_folder) -> None:
@@ -85,7 +85,7 @@ def test_at_most_fifty_are_named(make_folder) -> None:
     for i in range(60):
         (root / "a" / f"{i:03d}.png").write_bytes(b"")
     record = load(f"folder:{root}", skip_corrupt=True).record()
-    assert (len(record["left_out"]), record["left_out_count"]) == (50, 60)
+    assert (len(record.left_out), record.left_out_count) == (50, 60)
 
 
 def test_images_without_an_eight_bit_meaning_are_left_out(make_folder) -> None:
@@ -94,7 +94,7 @@ def test_images_without_an_eight_bit_meaning_are_left_out(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     Image.new("F", (16, 16), 0.5).save(root / "a" / "depth.tif")
     record = load(f"folder:{root}", skip_corrupt=True).record()
-    assert record["left_out"][0]["reason"].startswith("floating-point pixels")
+    assert record.left_out[0].reason.startswith("floating-point pixels")
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.97])
@@ -111,7 +111,7 @@ def test_jpeg_decoded_small_is_found_truncated_like_one_decoded_whole(
     assert not any(broken(split.table, 3) for split in whole.splits)
     truncate(root / "a" / "photo1.jpg", keep)
     record = load(f"folder:{root}", val_fraction=0.2, skip_corrupt=True).record()
-    assert [Path(each["id"]).name for each in record["left_out"]] == ["photo1.jpg"]
+    assert [Path(each.id).name for each in record.left_out] == ["photo1.jpg"]
 
 
 def test_a_class_without_training_images_is_an_error(make_folder) -> None:

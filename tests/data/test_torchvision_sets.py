@@ -68,7 +68,7 @@ def test_a_set_is_downloaded_once_and_its_pixels_arrive_as_they_are(
     assert [len(split) for split in data.splits] == [48, 12, 20]
     assert data.image_size == (32, 32)
     assert (data.in_chans, len(data.classes)) == (3, 10)
-    assert data.record()["cached"]
+    assert data.record().cached
     for split in data.splits:
         wanted = archives.pixels(name, split.origin)[split.rows]
         assert split.labels.tolist() == archives.labels(split.origin)[split.rows].tolist()
@@ -88,13 +88,13 @@ def test_fashion_mnist_is_resized_and_repeated_and_says_so(online, tmp_path: Pat
     image = Image.fromarray(archives.pixels("fashion_mnist", "test")[5, 0])
     wanted = np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC))
     assert (data.test.images[5].numpy() == wanted).all()  # all three channels
-    notes = data.record()["notes"]
+    notes = data.record().notes
     assert "grey images, repeated to three channels" in notes
     assert "images of 28x28 pixels resized to 32x32 (bicubic)" in notes
     assert data.classes[0] == "T-shirt/top"
     own = load(spec, image_size=28)
     assert (own.test.images[:, 1].numpy() == archives.pixels("fashion_mnist", "test")[:, 0]).all()
-    assert not any("resized" in note for note in own.record()["notes"])
+    assert not any("resized" in note for note in own.record().notes)
 
 
 def test_svhn_s_ten_is_zero_and_its_extra_set_is_not_used(online, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_svhn_s_ten_is_zero_and_its_extra_set_is_not_used(online, tmp_path: Path
     data = load(f"svhn:{tmp_path / 'root'}")
     assert data.classes == tuple("0123456789")
     assert data.test.labels[0] == 0
-    assert "the extra training images of SVHN are not used" in data.record()["notes"]
+    assert "the extra training images of SVHN are not used" in data.record().notes
 
 
 def test_without_a_root_the_cache_folder_is_used(

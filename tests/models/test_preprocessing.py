@@ -14,9 +14,11 @@ from timm.models import PretrainedCfg, get_model_input_config, save_for_hf
 from torch import nn
 
 from each import together
+from keymix.data.record import DataRecord
 from keymix.hosts.encoded import encoder_of
 from keymix.models import create_model, load_weights
 from keymix.models.preprocessing import describe, described, preprocessing_of
+from keymix.records import from_json
 
 DATA: dict[str, Any] = {
     "classes": ["cat", "dog"],
@@ -47,6 +49,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def trained_on(**changes: Any) -> DataRecord:
+    splits = ("train", "val", "test")
+    rest = {"sizes": dict.fromkeys(splits, 1), "index_sha256": dict.fromkeys(splits, "")}
+    values = {"spec": "digits", "fingerprint": "", **rest, **DATA, **changes}
+    return from_json(DataRecord, values, where="the record")
+
+
 def made(name: str, **more: Any) -> nn.Module:
     sizes = {"img_size": (64, 32), "num_classes": 2, **more}
     return create_model(name, **{**MODELS[name], **sizes})
@@ -63,7 +72,7 @@ def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_described_model_is_shown_the_runs_images(name: str) -> None:
     model = made(name)
-    describe(model, preprocessing_of(DATA))
+    describe(model, preprocessing_of(trained_on()))
     assert resolve_model_data_config(model) == SHOWN
     assert resolve_model_data_config(model, use_test_size=True) == SHOWN
     cfg: Any = model.pretrained_cfg
@@ -79,7 +88,7 @@ def test_a_described_model_is_shown_the_runs_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["setr_micro", "setr"])
 def test_the_encoder_of_a_dense_model_sees_the_same_images(name: str) -> None:
     model = made(name)
-    describe(model, preprocessing_of({**DATA, "task": "segmentation"}))
+    describe(model, preprocessing_of(trained_on(task="segmentation")))
     whole = {**SHOWN, "crop_mode": "squash", "interpolation": "bilinear"}
     encoder: Any = encoder_of(model)[0]
     for part in (model, encoder):
@@ -96,22 +105,22 @@ def test_the_pool_of_another_size_is_forgotten() -> None:
     assert create_model("test_resnet").pretrained_cfg["pool_size"] == (5, 5)
     assert made("test_resnet").pretrained_cfg["pool_size"] is None
     same = create_model("test_resnet", img_size=160)
-    describe(same, preprocessing_of({**DATA, "image_size": [160, 160]}))
+    describe(same, preprocessing_of(trained_on(image_size=[160, 160])))
     assert same.pretrained_cfg["pool_size"] == (5, 5)
     other = create_model("test_resnet")
-    describe(other, preprocessing_of(DATA))
+    describe(other, preprocessing_of(trained_on()))
     assert other.pretrained_cfg["pool_size"] is None
 
 
 def test_a_model_that_timm_did_not_build_is_left_alone() -> None:
     model = nn.Linear(2, 2)
-    describe(model, preprocessing_of(DATA))
+    describe(model, preprocessing_of(trained_on()))
     assert not hasattr(model, "pretrained_cfg")
 
 
 def test_what_is_exported_to_the_hub_is_the_runs(tmp_path: Path) -> None:
     model = made("vit_micro_p4_32")
-    describe(model, preprocessing_of(DATA))
+    describe(model, preprocessing_of(trained_on()))
     save_for_hf(model, str(tmp_path))
     told = json.loads((tmp_path / "config.json").read_text())
     assert {key: told["pretrained_cfg"][key] for key in SHOWN} == {

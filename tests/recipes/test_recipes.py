@@ -142,4 +142,4 @@ def test_small_images_learn_on_real_cifar(real_data: Path, tmp_path: Path) -> No
     run = train(recipe, tmp_path / "run")
     losses = [line["train_loss"] for line in run.metrics()]
     assert losses[1] < losses[0] < 2.5
-    assert run.summary["last"]["test"]["top1"] > 0.15
+    assert run.summary.last.test.scores["top1"] > 0.15

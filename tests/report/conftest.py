@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from browser import started
-from synthetic import crowded_record, lose, make_record
-
-from keymix.report.html import render
+from synthetic import crowded_record, lose, make_record, render
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from keymix.analysis.statistics import by_case
 from keymix.compare.mask_answers import packed
 from keymix.compare.outcome import MaskScores, caution, lead, outcome
 from keymix.data.tasks import SEGMENTATION
+from keymix.records import to_json
 from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri
 
@@ -138,6 +139,7 @@ def make_mask_record(
         labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=SEGMENTATION,
         classes=("background", *organs),
     )  # fmt: skip
+    told = to_json(rows)
     del record["confusions"]
     for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
         image["label"] = f"case{slice_}_day20_slice_0070"
@@ -147,14 +149,17 @@ def make_mask_record(
         "facts": ["setr_micro", f"{len(labels)} mixers × {seeds} seeds", "3 classes of masks"],
         "lead": lead(rows, baseline=labels[0], task=SEGMENTATION),
         "caution": caution(seeds, task=SEGMENTATION),
-        "outcome": {"last": rows, "best": rows},
+        "outcome": {"last": told, "best": told},
         "test_images": images,
         "test_cases": cases,
         "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},
         "hausdorff_unit": "mm",
         "gallery": made_up_gallery(labels, organs[:3], images),
-        "data": {
+        "data": record["data"]
+        | {
             "spec": "uwgi:uw-madison",
+            "left_out": [],
+            "left_out_count": 0,
             "task": "segmentation",
             "multilabel": False,
             "classes": ["background", *organs],

@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from keymix.compare.outcome import Scores, caution, lead, outcome
+from keymix.records import to_json
+from keymix.report import html
 from keymix.report.pictures import image_uri
+from keymix.report.record import ComparisonRecord, opened
 
 ACCURACY = {
     "softmax": 0.955,
@@ -36,6 +39,15 @@ MACHINE = {
 OTHER_MACHINE = MACHINE | {"packages": "torch 2.12.0, timm 1.0.31", "machine": "16 cores"}
 UNLIKE = "The runs were not all trained with one environment: packages and machine differ."
 HEADS, LAYERS, GRID = 3, 4, (6, 6)
+
+
+def typed(record: dict[str, Any]) -> ComparisonRecord:
+    """Open a record as if it had been read from a file."""
+    return opened(record, where="the record")
+
+
+def render(record: dict[str, Any]) -> str:
+    return html.render(typed(record))
 
 
 def packed(correct: npt.NDArray[np.bool_]) -> str:
@@ -137,6 +149,7 @@ def make_record(
                 }
             )
     rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores)
+    told = to_json(rows)
     mapped = [m for m in labels if m not in CONTROLS]
     others = len(labels) if seeds > 1 else 0
     return {
@@ -166,16 +179,30 @@ def make_record(
         "data": {
             "spec": "digits",
             "classes": list(classes),
+            "image_size": [12, 12],
+            "in_chans": 1,
+            "sizes": {"train": 1000, "val": 100, "test": images},
+            "index_sha256": dict.fromkeys(("train", "val", "test"), "ab" * 32),
+            "fingerprint": "0123abcd" * 8,
             "left_out": [{"id": "7/torn.png", "reason": "broken PNG file"}],
             "left_out_count": 1,
         },
         "data_line": "digits, fingerprint 0123abcd",
-        "recipe": {"name": "digits_vit", "optim": {"lr": 0.002}},
+        "recipe": {
+            "name": "digits_vit",
+            "data": {"spec": "digits"},
+            "model": {"name": "vit_nano_p2_12", "options": {}},
+            "optim": {"lr": 0.002},
+        },
+        "match": None,
+        "readout": {"pooling": "avg", "because": []},
+        "processes": 2,
+        "threads": 1,
         "baseline": labels[0],
         "seeds": list(range(seeds)),
-        "mixers": [{"label": m, "control": m in CONTROLS, "note": ""} for m in labels],
+        "mixers": [{"label": m, "slug": m, "control": m in CONTROLS, "note": ""} for m in labels],
         "runs": runs,
-        "outcome": {"last": rows, "best": rows},
+        "outcome": {"last": told, "best": told},
         "curves_note": "",
         "costs": {
             m: {
@@ -191,7 +218,13 @@ def make_record(
             }
             for i, m in enumerate(labels)
         },
-        "measured": {"batch_size": 64, "text": "Measured after training, one thread, CPU."},
+        "measured": {
+            "device": "cpu",
+            "batch_size": 64,
+            "repeats": 20,
+            "threads": 1,
+            "text": "Measured after training, one thread, CPU.",
+        },
         "attention": {
             "query": "Mean over patch tokens.",
             "images": [

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from browser import PHONE, WIDE, complaints, find, look, requests, texts, visit
 from masks_record import make_mask_record, shares
-
-from keymix.report.html import render
+from synthetic import render
 
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from browser import PHONE, WIDE, complaints, find, focused, press, texts, visit
 from scipy.stats import binomtest
-from synthetic import ACCURACY, LONG, crowded_record, lose, make_record, packed
+from synthetic import ACCURACY, LONG, crowded_record, lose, make_record, packed, render
 
-from keymix.report.html import render
+from keymix.records import from_json
 from keymix.report.pictures import FULL, OPACITY
+from keymix.report.record import PackedMaps
 from keymix.report.views.attention import unpack
 
 TAB, ENTER, SPACE = "\ue004", "\ue007", " "
@@ -140,7 +141,7 @@ return [c.width, c.height, [...d].filter((_, i) => i % 4 === 3)];
 def test_the_picker_draws_the_map_that_was_asked_for(driver, pages, mixer, image, layer, head):
     visit(driver, pages["plain"])
     stored = make_record()["attention"]["maps"][mixer]
-    weights = unpack(stored, 4, 4)[image, layer, head]
+    weights = unpack(from_json(PackedMaps, stored, where="it"), 4, 4)[image, layer, head]
     choose(driver, "#map-mixer", mixer)
     choose(driver, "#map-layer", layer)
     choose(driver, "#map-head", head)

@@ -8,10 +8,9 @@ import json
 import re
 
 import pytest
-from synthetic import ACCURACY, OTHER_MACHINE, UNLIKE, lose, make_record
+from synthetic import ACCURACY, OTHER_MACHINE, UNLIKE, lose, make_record, render
 
 from keymix.errors import UserError
-from keymix.report.html import render
 from keymix.report.page import digest
 
 VOID = {"meta", "link", "img", "br", "wbr", "input"}
@@ -114,7 +113,7 @@ def evil_record() -> dict:
     record["environment_warning"] = EVIL
     record["environment"][EVIL] = EVIL
     record["trained_with"][0]["lines"] = {EVIL: EVIL}
-    record["recipe"][EVIL] = EVIL
+    record["recipe"]["model"]["options"][EVIL] = EVIL
     record["data"]["left_out"] = [{"id": EVIL, "reason": EVIL}]
     lose(record, EVIL, 0, "failed", EVIL)
     for seed in range(3):

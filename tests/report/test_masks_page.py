@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from masks_record import LEVELS, ORGANS, make_mask_record, shares
 from PIL import Image
+from synthetic import render, typed
 from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
-from keymix.report.html import render
 from keymix.report.mask_layers import layer_uri
 from keymix.report.plots import looks
 from keymix.report.views import gallery, mask_classes
@@ -101,11 +101,11 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     of = {(r["mixer"], r["seed"]): r["classes"] for r in record["runs"]}
     record["runs"] = [r for r in record["runs"] if (r["mixer"], r["seed"]) != ("key_value", 1)]
     of["softmax", 2][0]["jaccard"] = None  # it was nowhere
-    found = mask_classes.by_class(record, LOOKS)
+    found = mask_classes.by_class(typed(record), LOOKS)
     assert found is not None
-    row = next(r for r in found["rows"] if (r["name"], r["mixer"]) == (ORGANS[0], "key_value"))
+    row = next(r for r in found.rows if (r.name, r.mixer) == (ORGANS[0], "key_value"))
     expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
-    assert row["difference"] == pytest.approx(expected)
+    assert row.difference == pytest.approx(expected)
 
 
 def test_many_classes_are_folded_and_the_largest_difference_comes_first():
@@ -113,11 +113,11 @@ def test_many_classes_are_folded_and_the_largest_difference_comes_first():
     record = make_mask_record(1, organs=organs)
     page = render(record)
     assert "The figures of all 30 classes" in page
-    found = mask_classes.by_class(record, LOOKS)
+    found = mask_classes.by_class(typed(record), LOOKS)
     assert found is not None
     sizes = [
-        max(abs(r["difference"] or 0) for r in found["rows"][i : i + 3])  # not the control
-        for i in range(0, len(found["rows"]), 4)
+        max(abs(r.difference or 0) for r in found.rows[i : i + 3])  # not the control
+        for i in range(0, len(found.rows), 4)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert read(page).open == []
@@ -157,9 +157,9 @@ def test_images_of_one_case_are_not_called_different_cases():
     record = make_mask_record()
     for item in record["gallery"]["slices"]:
         item["case"] = "case7"
-    found = gallery.sheet(record)
+    found = gallery.sheet(typed(record))
     assert found is not None
-    assert not found["distinct"]
+    assert not found.distinct
     assert "different cases" not in words(render(record)).split("What they find")[1][:200]
 
 

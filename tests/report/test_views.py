@@ -8,14 +8,15 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps
+from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps, render, typed
 
 from keymix.mixers.registry import aliases_of
+from keymix.records import from_json
 from keymix.report import page, plots
 from keymix.report.class_plots import Spread, dots, histograms
-from keymix.report.html import render
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.plots import looks
+from keymix.report.record import PackedMaps
 from keymix.report.views import attention, learning, runs
 from keymix.report.views.classes import by_class
 from keymix.report.views.payload import as_element_text
@@ -27,25 +28,24 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     record = make_record()
     lose(record, "static_key", 1, "failed", "RuntimeError")
-    found = by_class(record, LOOKS)
+    found = by_class(typed(record), LOOKS)
     assert found is not None
     right = {(r["mixer"], r["seed"]): r.get("class_correct") for r in record["runs"]}
-    for row in found["rows"]:
-        c = row["number"]
+    for row in found.rows:
+        c = row.number
         base = [right["softmax", s][c] / 36 for s in range(3)]
         kept = [right["static_key", s][c] / 36 for s in (0, 2)]
-        cell = next(cell for cell in row["cells"] if cell["mixer"] == "static_key")
-        assert row["baseline"] == pytest.approx(np.mean(base))
-        assert cell["accuracy"] == pytest.approx(np.mean(kept))
-        assert cell["difference"] == pytest.approx(np.mean(kept) - np.mean([base[0], base[2]]))
+        cell = next(cell for cell in row.cells if cell.mixer == "static_key")
+        assert row.baseline == pytest.approx(np.mean(base))
+        assert cell.accuracy == pytest.approx(np.mean(kept))
+        assert cell.difference == pytest.approx(np.mean(kept) - np.mean([base[0], base[2]]))
 
 
 def test_the_largest_difference_comes_first_and_no_control_decides_it():
-    found = by_class(make_record(), LOOKS)
+    found = by_class(typed(make_record()), LOOKS)
     assert found is not None
     sizes = [
-        max(abs(c["difference"]) for c in row["cells"] if c["mixer"] != "identity")
-        for row in found["rows"]
+        max(abs(c.difference) for c in row.cells if c.mixer != "identity") for row in found.rows
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] < 0.3
@@ -54,12 +54,12 @@ def test_the_largest_difference_comes_first_and_no_control_decides_it():
 def test_without_the_baseline_s_runs_classes_have_accuracies_and_no_differences():
     record = make_record(seeds=1)
     lose(record, "softmax", 0, "missing", "it was not started")
-    found = by_class(record, LOOKS)
+    found = by_class(typed(record), LOOKS)
     assert found is not None
-    assert found["chart"] is None
-    for row in found["rows"]:
-        assert row["baseline"] is None
-        assert all(c["difference"] is None and c["accuracy"] is not None for c in row["cells"])
+    assert found.chart is None
+    for row in found.rows:
+        assert row.baseline is None
+        assert all(c.difference is None and c.accuracy is not None for c in row.cells)
 
 
 def test_a_class_without_test_images_has_no_accuracy():
@@ -68,21 +68,21 @@ def test_a_class_without_test_images_has_no_accuracy():
     record["classes"]["test_images"].append(0)
     for run in record["runs"]:
         run["class_correct"].append(0)
-    found = by_class(record, LOOKS)
+    found = by_class(typed(record), LOOKS)
     assert found is not None
-    row = next(row for row in found["rows"] if row["name"] == "empty")
-    assert row["baseline"] is None
-    assert {cell["accuracy"] for cell in row["cells"]} == {None}
+    row = next(row for row in found.rows if row.name == "empty")
+    assert row.baseline is None
+    assert {cell.accuracy for cell in row.cells} == {None}
 
 
 def test_confusions_are_shares_of_the_true_class_s_answers():
     record = make_record()
     record["confusions"]["softmax"] = [{"true": 3, "predicted": 5, "count": 27}]
-    found = by_class(record, LOOKS)
+    found = by_class(typed(record), LOOKS)
     assert found is not None
-    pair = found["confusions"][0]["pairs"][0]
-    assert (pair["true"], pair["predicted"]) == ("3", "5")
-    assert pair["share"] == pytest.approx(27 / (36 * 3))
+    pair = found.confusions[0].pairs[0]
+    assert (pair.true, pair.predicted) == ("3", "5")
+    assert pair.share == pytest.approx(27 / (36 * 3))
 
 
 def spreads(classes: int) -> list[Spread]:
@@ -109,16 +109,16 @@ def test_few_classes_have_a_dot_a_mixer_and_many_a_bar_a_bin():
 def test_packed_maps_come_back_within_a_level():
     weights = made_up_maps(np.random.default_rng(3), heads=5)
     stored = packed_maps(weights)
-    back = attention.unpack(stored, *weights.shape[:2])
+    back = attention.unpack(from_json(PackedMaps, stored, where="it"), *weights.shape[:2])
     assert back.shape == weights.shape
     np.testing.assert_allclose(back, weights, atol=stored["scale"] / 65535)
 
 
 def test_the_sheet_holds_a_middle_and_the_last_layer():
-    sheet = attention.sheet(make_record())
+    sheet = attention.sheet(typed(make_record()))
     assert sheet is not None
-    assert [block["name"] for block in sheet["blocks"]] == ["Block 2 of 4", "Block 4 of 4"]
-    assert sheet["heads"] == 3
+    assert [block.name for block in sheet.blocks] == ["Block 2 of 4", "Block 4 of 4"]
+    assert sheet.heads == 3
 
 
 @pytest.mark.parametrize("layers", [[], ["Block 1 of 2", "Block 2 of 2"]])
@@ -126,10 +126,10 @@ def test_where_no_mixer_has_a_map_the_reasons_remain(layers):
     record = make_record()
     record["attention"] |= {"maps": {}, "layers": layers, "missing": {"softmax": "no map"}}
     assert "no map" in render(record).split("Where they look")[1].split("</section>")[0]
-    sheet = attention.sheet(record)
+    sheet = attention.sheet(typed(record))
     assert sheet is not None
-    assert sheet["blocks"] == []
-    assert sheet["missing"] == {"softmax": "no map"}
+    assert sheet.blocks == []
+    assert sheet.missing == {"softmax": "no map"}
 
 
 def test_long_names_keep_in_charts_what_sets_them_apart():
@@ -173,9 +173,9 @@ def test_json_in_the_page_cannot_end_its_element():
 
 
 def test_what_differs_between_environments_is_found():
-    first, second = runs.environments(make_record())
-    assert first["differs"] == second["differs"] == {"packages", "machine"}
-    assert {who["seeds"] for who in second["who"]} == {"seed 1"}
+    first, second = runs.environments(typed(make_record()))
+    assert first.differs == second.differs == {"packages", "machine"}
+    assert {who.seeds for who in second.who} == {"seed 1"}
 
 
 def test_labels_break_within_and_remarks_stay_whole() -> None:
@@ -190,9 +190,9 @@ def test_curves_are_of_the_epochs_that_every_run_tells(monkeypatch):
     monkeypatch.setattr(plots, "curves", lambda lines, **more: drawn.extend(lines))
     record = make_record()
     mixer = record["baseline"]
-    own = runs.finished(record, mixer)
+    own = [run for run in record["runs"] if run["mixer"] == mixer]
     own[0]["history"] = [entry for entry in own[0]["history"] if entry["epoch"] != 2]
-    learning.curves(record, {mixer: LOOKS[mixer]})
+    learning.curves(typed(record), {mixer: LOOKS[mixer]})
     wanted = [float(entry["epoch"]) for entry in own[0]["history"]]
     assert [line.xs for line in drawn] == [wanted] * 3
     at = [i for i, entry in enumerate(own[1]["history"]) if entry["epoch"] != 2]
@@ -208,4 +208,4 @@ def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so
     text = render(record)
     assert "metrics.jsonl lacks &lt;the lines&gt;" in text
     assert "not known" in text
-    assert [found["reason"] for found in runs.noted(record)] == run["notes"]
+    assert [found.reason for found in runs.noted(typed(record))] == run["notes"]

@@ -74,7 +74,7 @@ def test_a_finished_run_opens_and_scores_as_it_did(stored: Path, kind: str) -> N
     there = json.loads((run.folder / "summary.json").read_text())
     score = KINDS[kind]
     assert evaluate(run)[score] == pytest.approx(there["last"]["test"][score], abs=0.05)
-    assert [line["epoch"] for line in read_metrics(run.folder / "metrics.jsonl")] == [0, 1, 2]
+    assert [line.epoch for line in read_metrics(run.folder / "metrics.jsonl")] == [0, 1, 2]
     before = (run.folder / "summary.json").read_bytes()
     assert train(run.recipe, run.folder).done
     assert (run.folder / "summary.json").read_bytes() == before  # nothing was trained again

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,8 +54,16 @@ def test_a_run_of_ours_keeps_the_mixers_that_were_not_swapped(tmp_path: Path) ->
 
 def test_a_file_brings_how_its_weights_were_shown_images(tmp_path: Path) -> None:
     model = tiny("keymix_vit")
-    record = {"classes": ["a", "b"], "in_chans": 3, "image_size": [16, 16], "crop_pct": 0.9}
-    describe(model, preprocessing_of({**record, "mean": [0.1] * 3, "std": [0.2] * 3}))
+    record = SimpleNamespace(
+        task="classification",
+        classes=("a", "b"),
+        in_chans=3,
+        image_size=(16, 16),
+        mean=(0.1,) * 3,
+        std=(0.2,) * 3,
+        crop_pct=0.9,
+    )
+    describe(model, preprocessing_of(record))
     swap(model, "key_value", -1)
     save_swapped(model, tmp_path / "swapped")
     loaded = load_swapped(fresh("keymix_vit"), tmp_path / "swapped")

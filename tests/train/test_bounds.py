@@ -84,7 +84,7 @@ def test_equal_numbers_are_equal_records(tiny: Recipe) -> None:
 @pytest.mark.parametrize("seed", [0, 2**32, 2**63, 2**64 - 1])
 def test_every_seed_within_bounds_trains(seed: int, vary: Vary, tmp_path: Path) -> None:
     recipe = vary({"seed": seed, "data.split_seed": seed, "schedule.epochs": 1})
-    assert train(recipe, tmp_path / "run").summary["seed"] == seed
+    assert train(recipe, tmp_path / "run").summary.seed == seed
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,6 @@ def test_a_trial_tells_what_compiling_takes(tiny: Recipe, graphs: list[int]) -> 
     assert graphs == [16]
     assert trial.start > trial.step  # it captures the graph
     assert try_out(tiny, data, runs=1).start == 0.0
-    sizes = data.record()["sizes"]
+    sizes = data.record().sizes
     later = Trial(step=trial.step, image=trial.image, epoch=trial.epoch)
     assert trial.run(tiny, sizes) == pytest.approx(trial.start + later.run(tiny, sizes))

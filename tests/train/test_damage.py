@@ -7,6 +7,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def recipe(tiny_recipe: Recipe) -> Recipe:
 @pytest.fixture(scope="module")
 def done(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = train(recipe, tmp_path_factory.mktemp("damage") / "run")
-    assert run.summary["best"]["epoch"] < run.summary["last"]["epoch"]
+    assert run.summary.best.epoch < run.summary.last.epoch
     return run
 
 
@@ -62,7 +63,7 @@ def as_before(folder: Path) -> None:
     for which in ("last", "best"):
         path = folder / files.weights_file(which)
         state, facts = files.read_weights(path)
-        files.write_weights(path, state, {key: facts[key] for key in ("recipe", "data")})
+        files.write_weights(path, state, replace(facts, epoch=None, val=None))
 
 
 def cut(text: list[str]) -> str:
@@ -105,8 +106,8 @@ def test_metrics_are_held_against_the_checkpoint(
     kept = [{k: v for k, v in line.items() if k not in timeless} for line in again.metrics()]
     assert kept == [{k: v for k, v in ln.items() if k not in timeless} for ln in done.metrics()]
     for which in ("last", "best"):
-        assert again.summary[which] == done.summary[which]
-    assert "lost" not in again.summary
+        assert getattr(again.summary, which) == getattr(done.summary, which)
+    assert not again.summary.lost
 
 
 @pytest.mark.parametrize("summary", ["done", "missing"])
@@ -120,12 +121,12 @@ def test_lines_that_nothing_keeps_are_named_as_lost(
     with pytest.warns(KeymixWarning, match=r"metrics\.jsonl lacks the lines of epochs 3, 4"):
         again = train(recipe, copy)
     for which in ("last", "best"):  # the weights keep their epochs and scores
-        assert again.summary[which] == done.summary[which]
-    (told,) = again.summary["lost"]
+        assert getattr(again.summary, which) == getattr(done.summary, which)
+    (told,) = again.summary.lost
     assert "3, 4" in told
     with warnings.catch_warnings():
         warnings.simplefilter("error", KeymixWarning)
-        assert train(recipe, copy).summary["lost"] == [told]  # done, with what is lost
+        assert train(recipe, copy).summary.lost == (told,)  # done, with what is lost
 
 
 @pytest.mark.parametrize("gone", [[3], [0, 1, 2, 3], [1]])
@@ -141,15 +142,15 @@ def test_a_run_of_before_pairs_no_scores_with_other_weights(
     (copy / files.METRICS).write_text("\n".join(left), "utf-8")
     with pytest.warns(KeymixWarning, match="lacks"):
         again = train(recipe, copy)
-    best = done.summary["best"]["epoch"]
+    best = done.summary.best.epoch
     known = best not in gone or len(gone) == 1
     for which, epoch in (("last", 3), ("best", best if known else None)):
-        told, wanted = again.summary[which], done.summary[which]
-        assert told["epoch"] == epoch
-        assert told["test"] == wanted["test"]
-        assert told["val"]["top1"] == wanted["val"]["top1"]
-        assert told["val"]["loss"] == pytest.approx(wanted["val"]["loss"], rel=1e-6)
-    assert again.summary["lost"]
+        told, wanted = getattr(again.summary, which), getattr(done.summary, which)
+        assert told.epoch == epoch
+        assert told.test == wanted.test
+        assert told.val["top1"] == wanted.val["top1"]
+        assert told.val["loss"] == pytest.approx(wanted.val["loss"], rel=1e-6)
+    assert again.summary.lost
 
 
 def test_an_interrupted_run_of_before_goes_on_with_the_best_so_far(
@@ -163,8 +164,8 @@ def test_an_interrupted_run_of_before_goes_on_with_the_best_so_far(
     with pytest.warns(KeymixWarning, match="lacks the lines of epochs 1, 2, 3"):
         again = train(recipe, copy)
     assert [line["epoch"] for line in again.metrics()] == [3]
-    assert again.summary["last"] == done.summary["last"]
-    assert again.summary["best"]["test"] == done.summary["best"]["test"]
+    assert again.summary.last == done.summary.last
+    assert again.summary.best.test == done.summary.best.test
 
 
 def test_best_weights_that_are_gone_are_named_and_never_paired_with_their_scores(
@@ -174,7 +175,7 @@ def test_best_weights_that_are_gone_are_named_and_never_paired_with_their_scores
     (copy / files.weights_file("best")).write_bytes(b"torn")
     with pytest.warns(KeymixWarning, match=r"weights_best\.safetensors .* missing or damaged"):
         again = train(recipe, copy)
-    assert again.summary["last"] == again.summary["best"] == done.summary["last"]
+    assert again.summary.last == again.summary.best == done.summary.last
     assert again.model("best") is not None
 
 
@@ -186,13 +187,13 @@ def test_weights_of_an_epoch_that_is_trained_again_keep_their_own_scores(
         (copy / name).unlink()
     path = copy / files.weights_file("best")
     state, facts = files.read_weights(path)
-    facts |= {"epoch": 3, "val": {"loss": 0.5, "top1": 1.0, "top5": 1.0}}
+    facts = replace(facts, epoch=3, val={"loss": 0.5, "top1": 1.0, "top5": 1.0})
     files.write_weights(path, state, facts)
     checkpoints(copy)[0].path.unlink()
     again = train(recipe, copy)
-    assert again.summary["best"]["epoch"] == 3
-    assert again.summary["best"]["val"] == facts["val"]
-    assert again.summary["best"]["test"] == done.summary["best"]["test"]  # of these weights
+    assert again.summary.best.epoch == 3
+    assert again.summary.best.val == facts.val
+    assert again.summary.best.test == done.summary.best.test  # of these weights
 
 
 def written(name: str, content: str | bytes) -> Spoil:
@@ -309,7 +310,7 @@ def test_weights_that_were_taken_away_leave_a_run_done(copy: Path, recipe: Recip
     without_checkpoints(copy)
     for which in ("last", "best"):
         (copy / files.weights_file(which)).unlink()
-    assert train(recipe, copy).summary["status"] == "done"
+    assert train(recipe, copy).summary.status == "done"
 
 
 def test_a_damaged_summary_is_told_with_a_remedy_where_it_is_read(copy: Path) -> None:

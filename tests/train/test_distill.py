@@ -28,7 +28,7 @@ from keymix.train.engine import train
 from keymix.train.model import build_model, load_data
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe, from_dict, replace_path
-from keymix.train.runs import Run
+from keymix.train.runs import Run, load_run
 from keymix.train.task import ClassificationTask
 from tolerances import close, differs
 
@@ -192,7 +192,7 @@ def test_an_interrupted_run_ends_to_the_bit_as_one_that_was_not(
     train(recipe, parted)
     for name in ("weights_last.safetensors", "weights_best.safetensors"):
         assert (whole / name).read_bytes() == (parted / name).read_bytes()
-    both = (files.read_metrics(folder / files.METRICS) for folder in (whole, parted))
+    both = (load_run(folder).metrics() for folder in (whole, parted))
     told = [[(line["train_loss"], line["train_distill"]) for line in lines] for lines in both]
     assert told[0] == told[1]
 

@@ -62,7 +62,7 @@ def same_weights(one: Path, other: Path, which: str = "last") -> bool:
 
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
-    lines = files.read_metrics(folder / files.METRICS)
+    lines = load_run(folder).metrics()
     return [
         {k: v for k, v in line.items() if k not in ("seconds", "images_per_s")} for line in lines
     ]
@@ -76,13 +76,13 @@ def test_run_leaves_the_whole_record(tiny: Recipe, tiny_run: Path) -> None:
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert {"train_loss", "val_loss", "val_top1", "val_top5", "lr"} <= set(lines[0])
     summary = run.summary
-    assert summary["status"] == "done"
-    assert summary["params"] == sum(p.numel() for p in run.model().parameters())
-    assert summary["data"]["spec"] == "digits"
+    assert summary.status == "done"
+    assert summary.params == sum(p.numel() for p in run.model().parameters())
+    assert summary.data.spec == "digits"
     best = max(lines, key=lambda line: (line["val_top1"], -line["val_loss"]))
-    assert summary["best"]["epoch"] == best["epoch"]
-    assert summary["best"]["val"]["top1"] == best["val_top1"]
-    assert summary["last"]["epoch"] == 2
+    assert summary.best.epoch == best["epoch"]
+    assert summary.best.val["top1"] == best["val_top1"]
+    assert summary.last.epoch == 2
     answers = np.load(run.folder / "predictions_test.npz")
     for which in ("last", "best"):
         told = summary[which]["test"]
@@ -202,7 +202,7 @@ def test_overwrite_replaces_the_run_and_nothing_else(
     shutil.copytree(tiny_run, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
     run = train(vary({"schedule.epochs": 1, "seed": 4}), tmp_path / "run", overwrite=True)
-    assert run.summary["seed"] == 4
+    assert run.summary.seed == 4
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
@@ -337,7 +337,7 @@ def test_run_on_cuda_resumes_and_is_evaluated(vary: Vary, tmp_path: Path, precis
     with pytest.raises(Stopped):
         train(recipe, cut, progress=stop_after(1))
     run = train(recipe, cut)
-    assert run.summary["status"] == "done"
+    assert run.summary.status == "done"
     # Whether CUDA repeats itself to the bit is asked elsewhere.
     for one, other in zip(without_times(cut), without_times(whole), strict=True):
         assert one["lr"] == other["lr"]
@@ -347,7 +347,7 @@ def test_run_on_cuda_resumes_and_is_evaluated(vary: Vary, tmp_path: Path, precis
     assert scalers[0] == scalers[1]
     assert (scalers[0] is not None) == (precision == "16")
     scores = evaluate(run)
-    assert scores["top1"] == run.summary["last"]["test"]["top1"]
+    assert scores["top1"] == run.summary.last.test.scores["top1"]
     picture = tmp_path / "picture.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
     (answer,) = predict(run, [picture], top=3)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from keymix.compare.environments import lines
 from keymix.train import engine, files
+from keymix.train.damage import read_environment
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe
 
@@ -29,7 +31,7 @@ def test_a_resumed_run_tells_where_its_earlier_parts_were_trained(
     folder = tmp_path / "run"
     here = engine.environment()
     commits = iter(["a" * 40, "a" * 40, "b" * 40])
-    monkeypatch.setattr(engine, "environment", lambda: here | {"commit": next(commits)})
+    monkeypatch.setattr(engine, "environment", lambda: replace(here, commit=next(commits)))
     for _ in range(2):  # resumed with the commit it began with, and then with another
         with pytest.raises(_Stop):
             train(tiny, folder, progress=_stop)
@@ -38,6 +40,6 @@ def test_a_resumed_run_tells_where_its_earlier_parts_were_trained(
     told = files.read_json(folder / files.ENVIRONMENT)
     assert told["commit"] == "b" * 40
     assert [before["commit"] for before in told["earlier"]] == ["a" * 40]
-    assert lines(told)["resumed"] == (
+    assert lines(read_environment(folder))["resumed"] == (
         "earlier parts of the run differ in commit (aaaaaaaaaa then, bbbbbbbbbb now)"
     )

@@ -47,7 +47,7 @@ RECIPE = Recipe(
 
 
 def traces(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    lines = files.read_metrics(folder / files.METRICS)
+    lines = load_run(folder).metrics()
     for line in lines:
         del line["seconds"], line["images_per_s"]
     return (folder / files.weights_file("last")).read_bytes(), lines
@@ -64,8 +64,8 @@ def test_the_model_gets_channels_and_steps_of_the_data(folder: Path) -> None:
     run = load_run(folder)
     model, seen = run.model_and_data()
     assert model.time_steps == 2
-    assert (seen["time_steps"], seen["frames_by"], seen["image_size"]) == (2, "time", [16, 16])
-    assert seen["sensor_size"] == [32, 32]
+    assert (seen.time_steps, seen.frames_by, seen.image_size) == (2, "time", (16, 16))
+    assert seen.sensor_size == (32, 32)
     assert model(torch.zeros(1, 2, 2, 16, 16)).shape == (1, 10)
     assert from_dict(files.read_json(folder / files.RECIPE)) == RECIPE
 
@@ -89,17 +89,17 @@ def test_a_run_that_is_stopped_within_an_epoch_ends_as_one_that_is_not(
 
 
 def test_a_loaded_model_describes_frames_as_they_are(folder: Path) -> None:
-    model, seen = load_run(folder).model(), load_run(folder).summary["data"]
+    model, seen = load_run(folder).model(), load_run(folder).summary.data
     config = resolve_model_data_config(model)
     assert config["input_size"] == (2, 16, 16)
     assert (config["mean"], config["std"]) == ((0.0, 0.0), (1.0, 1.0))
-    assert model.pretrained_cfg["num_classes"] == len(seen["classes"])
+    assert model.pretrained_cfg["num_classes"] == len(seen.classes)
 
 
 def test_evaluation_leaves_nothing_behind(folder: Path) -> None:
     first = evaluate(folder)
     assert evaluate(folder) == first
-    assert first["top1"] == load_run(folder).summary["last"]["test"]["top1"]
+    assert first["top1"] == load_run(folder).summary.last.test.scores["top1"]
     more = evaluate(folder, "moving_digits:160")
     assert more["images"] == 40
     with pytest.raises(UserError, match="'digits' holds images; the run was trained on recordings"):
@@ -216,7 +216,7 @@ def test_steps_are_what_the_data_says(tmp_path: Path) -> None:
 def test_a_run_on_frames_teaches_another(folder: Path, tmp_path: Path) -> None:
     taught = {"loss.distill": 0.5, "loss.distill_teacher": str(folder), "schedule.epochs": 1}
     train(replace_path(RECIPE, taught), tmp_path / "taught")
-    (line,) = files.read_metrics(tmp_path / "taught" / files.METRICS)
+    (line,) = load_run(tmp_path / "taught").metrics()
     assert line["train_distill"] > 0
     with pytest.raises(
         UserError, match="takes 2 frames a recording, and the data has 3 frames a recording"
@@ -243,4 +243,4 @@ def test_a_run_on_cuda_resumes_and_is_evaluated(tmp_path: Path, precision: str) 
     run = train(recipe, tmp_path / "run")
     assert [line["epoch"] for line in run.metrics()] == [0, 1]
     assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
-    assert evaluate(run)["top1"] == run.summary["last"]["test"]["top1"]
+    assert evaluate(run)["top1"] == run.summary.last.test.scores["top1"]

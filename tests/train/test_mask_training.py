@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from timm.data import create_transform, resolve_model_data_config
 from keymix.analysis import overlap
 from keymix.data.augment import Augment
 from keymix.data.segmentation.table import resized_image
-from keymix.data.tasks import scored_classes
 from keymix.errors import KeymixWarning, UserError
+from keymix.records import to_json
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.model import load_data
@@ -31,6 +30,7 @@ from keymix.train.recipe import (
     ScheduleConfig,
     replace_path,
 )
+from keymix.train.record import SplitScores
 from keymix.train.runs import Run, evaluate, load_run
 from keymix.train.segmentation import SegmentationTask
 from made_masks import ORGANS, write_uwgi
@@ -70,25 +70,25 @@ def run(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
-    told, data = run.summary["last"]["test"], run.summary["data"]
-    assert run.summary["task"] == data["task"] == "segmentation"
-    assert data["classes"] == ["background", *ORGANS]
+    told, data = run.summary.last.test, run.summary.data
+    assert run.summary.task == data.task == "segmentation"
+    assert data.classes == ("background", *ORGANS)
     with np.load(run.folder / files.PREDICTIONS) as kept:
         counts, distances = kept["last_counts"], kept["last_hausdorff"]
-        assert sorted(kept["index"]) == list(range(data["sizes"]["test"]))
-        assert len(set(kept["group"].tolist())) == data["cases"]["test"]
-    scored = scored_classes(data)
+        assert sorted(kept["index"]) == list(range(data.sizes["test"]))
+        assert len(set(kept["group"].tolist())) == (data.cases or {})["test"]
+    scored = list(data.scored_classes)
     assert scored == [1, 2, 3]
     pooled = counts.sum(0)
-    assert told["jaccard"] == overlap.mean_jaccard(pooled, scored)
-    assert told["weighted_jaccard"] == overlap.weighted_jaccard(pooled, scored)
-    assert told["dice"] == overlap.mean_dice(pooled, scored)
-    pixels = 24 * 24 * data["sizes"]["test"]
+    assert told.scores["jaccard"] == overlap.mean_jaccard(pooled, scored)
+    assert told.scores["weighted_jaccard"] == overlap.weighted_jaccard(pooled, scored)
+    assert told.scores["dice"] == overlap.mean_dice(pooled, scored)
+    pixels = 24 * 24 * data.sizes["test"]
     assert pooled[:, 1].sum() == pooled[:, 2].sum() == pixels
     one_alone = (counts[:, 1:, 1] > 0) != (counts[:, 1:, 2] > 0)
-    assert told["hausdorff_missed"] == one_alone.sum() == sum(c["missed"] for c in told["classes"])
-    assert [each["name"] for each in told["classes"]] == list(ORGANS)
-    assert told["hausdorff_unit"] == "mm"
+    assert told.hausdorff_missed == one_alone.sum() == sum(c.missed for c in told.classes or ())
+    assert [each.name for each in told.classes or ()] == list(ORGANS)
+    assert told.hausdorff_unit == "mm"
     both = (counts[..., 1] > 0) & (counts[..., 2] > 0)
     assert (np.isfinite(distances[:, 1:]) == both[:, 1:]).all()
     assert np.isnan(distances[:, 0]).all()
@@ -101,7 +101,7 @@ def test_an_epoch_tells_the_losses_and_the_scores_of_validation(run: Run) -> Non
     assert not any("val_top1" in line for line in lines)
     assert 0 < lines[0]["train_dice_loss"] < 1
     best = max(lines, key=lambda line: (line["val_jaccard"], -line["val_loss"]))
-    assert run.summary["best"]["epoch"] == best["epoch"]
+    assert run.summary.best.epoch == best["epoch"]
 
 
 def test_distances_are_in_millimetres_of_the_scan_at_any_size_of_the_model(run: Run) -> None:
@@ -113,25 +113,25 @@ def test_distances_are_in_millimetres_of_the_scan_at_any_size_of_the_model(run: 
 
 
 def test_timm_shows_a_loaded_model_and_its_encoder_the_images_of_its_training(run: Run) -> None:
-    model, seen = load_run(run.folder).model(), run.summary["data"]
+    model, seen = load_run(run.folder).model(), run.summary.data
     data = load_data(run.recipe.data)
     wide = np.random.default_rng(0).integers(0, 255, (1, 30, 50), dtype=np.uint8)
     wanted = data.prepared(resized_image(wide, (24, 24))[None])[0]
-    a_level = 1 / 255 / min(seen["std"])  # Pillow rounds after each axis
+    a_level = 1 / 255 / min(seen.std)  # Pillow rounds after each axis
     for part in (model, model.encoder):
         config = resolve_model_data_config(part)
-        assert (config["mean"], config["std"]) == (tuple(seen["mean"]), tuple(seen["std"]))
+        assert (config["mean"], config["std"]) == (tuple(seen.mean), tuple(seen.std))
         transform = create_transform(**config, is_training=False)
         assert (transform(Image.fromarray(wide[0])) - wanted).abs().max() <= 1.5 * a_level
-    assert model.pretrained_cfg["label_names"] == tuple(seen["classes"])
+    assert model.pretrained_cfg["label_names"] == tuple(seen.classes)
 
 
 def test_evaluation_repeats_the_test(run: Run) -> None:
     told = evaluate(run)
     assert {key: told[key] for key in ("jaccard", "dice", "loss")} == {
-        key: run.summary["last"]["test"][key] for key in ("jaccard", "dice", "loss")
+        key: run.summary.last.test.scores[key] for key in ("jaccard", "dice", "loss")
     }
-    assert told["classes"] == run.summary["last"]["test"]["classes"]
+    assert told["classes"] == to_json(run.summary.last.test.classes)
 
 
 def test_a_run_that_was_broken_off_ends_with_the_same_weights(
@@ -166,10 +166,10 @@ def test_masks_of_several_classes_and_stacks_train(
 ) -> None:
     done = train(recipe_on(scans, schedule__epochs=1, **changes), tmp_path / "run")
     state, _ = done.weights()
-    assert state["decoder.head.weight"].shape[0] == classes == len(done.summary["data"]["classes"])
+    assert state["decoder.head.weight"].shape[0] == classes == len(done.summary.data.classes)
     assert state["encoder.patch_embed.proj.weight"].shape[1] == channels
-    assert 0 <= done.summary["last"]["test"]["jaccard"] <= 1
-    assert evaluate(done)["jaccard"] == done.summary["last"]["test"]["jaccard"]
+    assert 0 <= done.summary.last.test.scores["jaccard"] <= 1
+    assert evaluate(done)["jaccard"] == done.summary.last.test.scores["jaccard"]
 
 
 def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
@@ -238,18 +238,19 @@ def test_a_run_is_not_evaluated_on_other_organs(run: Run, scans: Path, tmp_path:
 
 def test_masks_that_cover_nothing_are_told() -> None:
     with pytest.warns(KeymixWarning, match="5 test images cover nothing of the true ones: probab"):
-        warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": 1.0})
+        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": 1.0}))
     with pytest.warns(KeymixWarning, match="training diverged"):
-        warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": float("nan")})
+        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": float("nan")}))
     with pytest.warns(KeymixWarning, match="none of the 5 test images has a class that counts"):
-        warn_of_no_overlap("test", 5, {"dice": 0.0, "loss": 1.0, "true_pixels": 0})
-    warn_of_no_overlap("test", 5, {"dice": 0.1, "loss": 1.0})  # warnings are errors in these tests
+        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": 1.0}, true_pixels=0))
+    # warnings are errors in these tests
+    warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.1, "loss": 1.0}))
 
 
 def test_the_record_of_a_run_opens_again(run: Run) -> None:
     opened = load_run(run.folder)
     model, data = opened.model_and_data()
-    assert json.loads(json.dumps(data)) == data
+    assert data == opened.summary.data
     logits = model(torch.zeros(1, 1, 24, 24))
     assert logits.shape == (1, 4, 24, 24)
 
@@ -276,5 +277,5 @@ def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
 def test_a_run_on_cuda_is_evaluated(scans: Path, tmp_path: Path, precision: str) -> None:
     run = train(recipe_on(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
     assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
-    told = run.summary["last"]["test"]
-    assert evaluate(run)["jaccard"] == pytest.approx(told["jaccard"], abs=1e-6)
+    told = run.summary.last.test
+    assert evaluate(run)["jaccard"] == pytest.approx(told.scores["jaccard"], abs=1e-6)

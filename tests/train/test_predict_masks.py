@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from keymix.analysis.mask_pictures import PALETTE, rim
-from keymix.data.dataset import load
+from keymix.data import load
 from keymix.data.loaders import Loader
 from keymix.data.segmentation.files import ScanFile
 from keymix.errors import UserError
@@ -115,7 +116,7 @@ def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
         "keymix.train.predict_masks.at_size", lambda *_: (model, seen, (SEEN, SEEN))
     )
     predict_masks(run, out=tmp_path / "out")
-    data, _ = data_for(run, seen, None, (SEEN, SEEN))
+    data, _ = data_for(run.recipe.data, seen, None, (SEEN, SEEN))
     evaluated = [batch.images for batch in Loader(data.test, data, batch_size=8, train=False)]
     assert torch.equal(torch.cat(shown).cpu(), torch.cat(evaluated))
 
@@ -326,8 +327,8 @@ def test_recorded_names_lead_out_of_no_folder(
     )
     path = run.folder / weights_file("last")
     state, facts = read_weights(path)
-    facts["data"]["classes"][0] = bad
-    write_weights(path, state, facts)
+    data = replace(facts.data, classes=(bad, *facts.data.classes[1:]))
+    write_weights(path, state, replace(facts, data=data))
     with pytest.raises(UserError, match="class"):
         predict_masks(run, [slice_of(scans, 1, 1)], out=tmp_path / "a" / "b" / "out")
     assert not (tmp_path / "a").exists()

@@ -32,7 +32,7 @@ def test_a_class_token_that_hears_nothing_is_refused(
 
 def test_one_block_that_serves_the_class_token_is_enough(vary: Vary, tmp_path: Path) -> None:
     recipe = vary({**CLASS_TOKEN, "model.options.depth": 2, "model.mixer": "identity/softmax"})
-    assert train(recipe, tmp_path / "run").summary["last"]["test"]["top1"] > 0
+    assert train(recipe, tmp_path / "run").summary.last.test.scores["top1"] > 0
 
 
 @pytest.mark.parametrize(

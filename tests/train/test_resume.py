@@ -9,14 +9,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from settings import EVERYTHING
 
 from keymix.cli import main
+from keymix.data import load
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
@@ -24,6 +27,8 @@ from keymix.train.engine import train
 from keymix.train.epochs import EpochRecord
 from keymix.train.lock import InUse, locked
 from keymix.train.recipe import Recipe
+from keymix.train.record import WeightsFacts
+from keymix.train.runs import load_run
 from keymix.train.task import ClassificationTask
 
 Vary = Callable[[dict[str, Any]], Recipe]
@@ -32,7 +37,7 @@ STEPS = 5  # an epoch of the tiny run
 
 def traces(folder: Path) -> tuple[bytes, bytes, list[dict[str, Any]]]:
     """The weights' files and the metrics without times."""
-    lines = files.read_metrics(folder / files.METRICS)
+    lines = load_run(folder).metrics()
     for line in lines:
         del line["seconds"], line["images_per_s"]
     last, best = ((folder / files.weights_file(which)).read_bytes() for which in ("last", "best"))
@@ -141,7 +146,7 @@ def test_training_clock_waits_for_the_steps_on_the_gpu(
 
     monkeypatch.setattr("keymix.train.epochs.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    record = EpochRecord(tmp_path, images=9, facts={}, lines=[], best=None)
+    record = EpochRecord(tmp_path, images=9, facts=Mock(), lines=[], best=None)
     for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):
         record.trained(torch.device(device))
         assert record._trained == seconds
@@ -297,7 +302,7 @@ def test_run_killed_while_it_throws_another_away_can_be_repeated(
         train(other, out, overwrite=True)
     monkeypatch.undo()
     assert not (out / files.SUMMARY).exists()
-    assert train(other, out, overwrite=True).summary["seed"] == 4
+    assert train(other, out, overwrite=True).summary.seed == 4
 
 
 def test_stopped_overwrite_goes_on_without_the_flag(tiny: Recipe, tmp_path: Path) -> None:
@@ -360,9 +365,9 @@ def test_lock_of_a_killed_process_is_not_left_to_its_children(tmp_path: Path) ->
         os.kill(child, signal.SIGKILL)
 
 
-def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
+def test_equal_weights_make_equal_files(tiny: Recipe, tmp_path: Path) -> None:
     state = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64)}
-    facts = {"recipe": {"name": "é"}, "data": {}}
+    facts = WeightsFacts(recipe=replace(tiny, name="é"), data=load("digits", limit=40).record())
     made = set()
     for i in range(20):  # the order of two keys is a coin
         files.write_weights(tmp_path / f"{i}", state, facts)

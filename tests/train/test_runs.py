@@ -38,10 +38,10 @@ def copy(done: Run, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_evaluation_repeats_the_final_test(done: Run, which: str) -> None:
     scores = evaluate(done.folder, which=which)  # type: ignore[arg-type]
-    told = done.summary[which]["test"]
+    told = getattr(done.summary, which).test.scores
     assert scores["top1"] == told["top1"]
     assert scores["loss"] == pytest.approx(told["loss"], rel=1e-6)
-    assert scores["images"] == done.summary["data"]["sizes"]["test"]
+    assert scores["images"] == done.summary.data.sizes["test"]
 
 
 def test_model_comes_back_in_eval_mode_without_touching_random_numbers(done: Run) -> None:
@@ -58,16 +58,16 @@ def test_timm_shows_a_loaded_model_the_images_of_its_training(
     done: Run, which: str, tmp_path: Path
 ) -> None:
     model, data = load_run(done.folder).model(which), load(done.recipe.data.spec)  # type: ignore[arg-type]
-    seen = done.summary["data"]
-    assert model.pretrained_cfg["mean"] == tuple(seen["mean"])
-    assert model.pretrained_cfg["label_names"] == tuple(seen["classes"])
-    assert model.pretrained_cfg["num_classes"] == len(seen["classes"])
+    seen = done.summary.data
+    assert model.pretrained_cfg["mean"] == tuple(seen.mean)
+    assert model.pretrained_cfg["label_names"] == tuple(seen.classes)
+    assert model.pretrained_cfg["num_classes"] == len(seen.classes)
     config = resolve_model_data_config(model)
-    assert config["input_size"] == (seen["in_chans"], *seen["image_size"])
+    assert config["input_size"] == (seen.in_chans, *seen.image_size)
     transform = create_transform(**config, is_training=False)
     pixels = data.test.read(0)
     shown = transform(Image.fromarray(pixels[0].numpy()))
-    close(shown[None], replace(data, mean=seen["mean"], std=seen["std"]).prepared(pixels[None]))
+    close(shown[None], replace(data, mean=seen.mean, std=seen.std).prepared(pixels[None]))
 
 
 def test_truncated_weights_are_one_clear_error(copy: Path) -> None:
@@ -117,7 +117,7 @@ def test_prediction_of_files_repeats_the_runs_own(done: Run, tmp_path: Path) -> 
     _digit_files(done, tmp_path, 20)
     answers = predict(done, [tmp_path])
     saved = np.load(done.folder / files.PREDICTIONS)
-    classes = done.summary["data"]["classes"]
+    classes = done.summary.data.classes
     by_index = dict(zip(saved["index"].tolist(), saved["last_pred"].tolist(), strict=True))
     for answer in answers:
         index = int(Path(answer.path).stem)
@@ -155,7 +155,7 @@ def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
     run = train(vary(changes), tmp_path / "run")
     model, data = run.model(), load(spec, image_size=100)
     config = resolve_model_data_config(model)
-    assert config["crop_pct"] == run.summary["data"]["crop_pct"] == 0.875
+    assert config["crop_pct"] == run.summary.data.crop_pct == 0.875
     transform = create_transform(**config, is_training=False)
     shown = transform(Image.open(tmp_path / "images" / "test" / "a" / "0.png"))
     close(shown[None], data.prepared(data.test.read(0)[None]))
@@ -165,9 +165,9 @@ def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> No
     """Held in memory or not: what evaluation crops does not hang on the size."""
     from keymix.train.run_data import data_for
 
-    seen = done.weights()[1]["data"] | {"crop_pct": 0.75}
+    seen = replace(done.weights()[1].data, crop_pct=0.75)
     for side in (14, 16, 100):
-        loaded, _ = data_for(done, seen, None, (side, side))
+        loaded, _ = data_for(done.recipe.data, seen, None, (side, side))
         assert loaded.crop_pct == 0.75
         image = fit(loaded.test.table.open(0).convert("L"), (side, side), 0.75)
         assert (loaded.test.read(0)[0].numpy() == image).all()
@@ -210,12 +210,12 @@ def test_run_on_images_that_are_not_square_is_evaluated(
             image.save(tmp_path / "set" / label / f"{i}.png")
     spec = f"folder:{tmp_path / 'set'}"
     recipe = replace_path(tiny_recipe, {"data.spec": spec, "schedule.epochs": 1})
-    for given, size in ((None, [12, 16]), ((8, 20), [8, 20])):
+    for given, size in ((None, (12, 16)), ((8, 20), (8, 20))):
         recipe = replace_path(recipe, {"data.image_size": given})
         run = train(recipe, tmp_path / str(given))
         assert train(recipe, run.folder).recipe == recipe  # done: the record is the same recipe
-        assert run.summary["data"]["image_size"] == size
-        told, scored = evaluate(run), run.summary["last"]["test"]
+        assert run.summary.data.image_size == size
+        told, scored = evaluate(run), run.summary.last.test.scores
         assert {name: told[name] for name in scored} == scored
 
 

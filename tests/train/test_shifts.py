@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_resume import during, traces
 from torch import nn
 
@@ -19,11 +20,12 @@ from keymix.cli import main
 from keymix.compare import manifest
 from keymix.compare.plan import Plan
 from keymix.compare.run import compare
-from keymix.compare.runs import read_run
+from keymix.compare.runs import Finished, read_run
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.models import create_model, load_weights
 from keymix.recipes import resolve
+from keymix.records import to_json
 from keymix.surgery import load_swapped, save_swapped, swap
 from keymix.train import files
 from keymix.train.engine import train
@@ -85,8 +87,9 @@ def age(folder: Path) -> None:
     del record["model"]["options"]["shifts"], record["data"]["cell_mib"], record["compile"]
     files.write_json(folder / files.RECIPE, record)
     for path in folder.glob("weights_*.safetensors"):
-        state, facts = files.read_weights(path)
-        files.write_weights(path, state, facts | {"recipe": record})
+        tensors, facts = load_file(path), to_json(files.read_facts(path))
+        aged = {"keymix": json.dumps(facts | {"recipe": record})}
+        save_file(tensors, path, metadata=aged)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +199,7 @@ def test_a_new_run_records_the_shifts_of_new_models(tmp_path: Path) -> None:
     train(recipe, tmp_path / "new")
     assert shifts_in(tmp_path / "new") == "axes"
     _, facts = files.read_weights(tmp_path / "new" / files.weights_file("last"))
-    assert facts["recipe"]["model"]["options"]["shifts"] == "axes"
+    assert facts.recipe.model.options["shifts"] == "axes"
     train(recipe, tmp_path / "new")  # it is done: nothing is refused
     assert settled(replace_path(recipe, {"model.name": "vit_nano_p2_12"})).model.options == SMALL
 
@@ -254,7 +257,6 @@ def test_a_swapped_model_keeps_its_shifts(tmp_path: Path) -> None:
     assert embed_of(load_swapped(base, tmp_path / "new")).shifts == "half_patch"
     # an older file has no word on it
     from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
 
     with safe_open(tmp_path / "new", "pt") as file:
         record = json.loads(file.metadata()["keymix_swap"])
@@ -304,7 +306,7 @@ def test_an_old_comparison_goes_on_with_its_shifts(
     with pytest.raises(Interrupted):
         compare(**settings, out=tmp_path / "cmp")
     assert plans[-1].recipe.model.options["shifts"] == "diagonal"
-    images = manifest.read(tmp_path / "cmp").images
-    assert read_run(plans[-1], entrant, 0, images=images, failure=None).run["status"] == "done"
+    images = manifest.read(tmp_path / "cmp").identity.data
+    assert isinstance(read_run(plans[-1], entrant, 0, images=images, failure=None), Finished)
     with pytest.raises(UserError, match=r"shifts is 'diagonal' there and 'axes' here"):
         compare(**settings, out=tmp_path / "cmp", overrides={"model.options.shifts": "axes"})

@@ -99,7 +99,7 @@ def test_a_run_that_started_from_another_describes_its_own_images(
     own = {"model.weights": str(first.folder), "data.limit": 60, "model.drop_rate": 0.0}
     second = train(vary({**short, **own}), tmp_path / "second")
     shown = [resolve_model_data_config(run.model())["mean"] for run in (first, second)]
-    assert shown == [tuple(run.summary["data"]["mean"]) for run in (first, second)]
+    assert shown == [tuple(run.summary.data.mean) for run in (first, second)]
     assert shown[0] != shown[1]
 
 

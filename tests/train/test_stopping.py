@@ -105,7 +105,7 @@ def test_second_ctrl_c_ends_at_once_and_breaks_no_file(
     told(command.err)
     assert not list(out.rglob("*.part"))
     files.read_weights(out / "weights_best.safetensors")
-    assert [line["epoch"] for line in files.read_metrics(out / files.METRICS)][:1] == [0]
+    assert [line.epoch for line in files.read_metrics(out / files.METRICS)][:1] == [0]
 
 
 COMPARE = ["compare", *SMALL, "--mixers", "mhsa,ska", "--seeds", "1", "--no-controls"]

@@ -11,12 +11,14 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
+from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.surgery.operation import swap
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.model import build_model
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.record import WeightsFacts
 from keymix.train.runs import load_run
 from keymix.train.swapped import recipe_of, write
 from mixer_cases import stir
@@ -44,15 +46,19 @@ MODELS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
 }
 
 
-def data(size: int = 32) -> dict[str, Any]:
-    return {
-        "classes": ["a", "b", "c"],
-        "in_chans": 3,
-        "image_size": [size, size],
-        "mean": [0.4] * 3,
-        "std": [0.5] * 3,
-        "crop_pct": 1.0,
-    }
+def data(size: int = 32) -> DataRecord:
+    splits = ("train", "val", "test")
+    return DataRecord(
+        spec="none",
+        classes=("a", "b", "c"),
+        in_chans=3,
+        image_size=(size, size),
+        mean=(0.4,) * 3,
+        std=(0.5,) * 3,
+        sizes=dict.fromkeys(splits, 0),
+        index_sha256=dict.fromkeys(splits, ""),
+        fingerprint="",
+    )
 
 
 def made(case: str) -> tuple[Recipe, nn.Module, torch.Tensor]:
@@ -91,7 +97,7 @@ def test_a_folder_holds_the_model_with_some_of_its_layers_swapped(
     assert resolve_model_data_config(loaded)["mean"] == (0.4,) * 3
     assert resolve_model_data_config(loaded)["input_size"] == (3, 32, 32)
     facts = files.read_weights(run.folder / files.weights_file("last"))[1]
-    assert facts == {"recipe": run.recipe.to_dict(), "data": data()}
+    assert facts == WeightsFacts(recipe=run.recipe, data=data())
 
 
 def test_a_swap_of_a_swapped_run_is_one_too(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from keymix.analysis.statistics import Interval
     from keymix.train.recipe import Recipe
+    from keymix.train.record import Tested
 
 BASELINE = "softmax"
 MIXERS = (BASELINE, "static_key", "conv_static_key")
@@ -335,16 +336,16 @@ def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
         "together": choice(context.results)[0],
         "precision": recipe.precision,
         "batch": recipe.data.batch_size,
-        "sizes": summary["data"]["sizes"],
-        "fingerprint": summary["data"]["fingerprint"],
-        "params": summary["params"],
-        "epochs": summary["epochs"],
-        "seconds": summary["seconds"],
+        "sizes": summary.data.sizes,
+        "fingerprint": summary.data.fingerprint,
+        "params": summary.params,
+        "epochs": summary.epochs,
+        "seconds": summary.seconds,
         "images_per_s": statistics.median(rates),
         "images_per_s_quartiles": _quartiles(rates),
         "gpu_gib": _gpu_gib(),
-        "last": _told(summary["last"]),
-        "best": _told(summary["best"]),
+        "last": _told(summary.last),
+        "best": _told(summary.best),
         "correct": _correct(folder / PREDICTIONS),
         "train_loss": [round(line["train_loss"], 4) for line in lines],
         "val_top1": [round(line["val_top1"], 4) for line in lines],
@@ -352,12 +353,12 @@ def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
     }
 
 
-def _told(of: Mapping[str, Any]) -> Result:
+def _told(of: Tested) -> Result:
     return {
-        "epoch": of["epoch"] + 1,
-        "val_top1": of["val"]["top1"],
-        "top1": of["test"]["top1"],
-        "loss": of["test"]["loss"],
+        "epoch": None if of.epoch is None else of.epoch + 1,
+        "val_top1": of.val["top1"],
+        "top1": of.test.scores["top1"],
+        "loss": of.test.scores["loss"],
     }
 
 

@@ -142,6 +142,7 @@ def _epochs_that_fit(images_per_s: float | None) -> int:
 
 def _run(context: Context) -> Result:
     """Train, or go on; read the firing rates of the trained network on a CPU."""
+    from keymix.records import to_json
     from keymix.train.model import load_data
 
     speed = context.results.get("speed", {}).get("batches", {}).get(str(BATCH), {})
@@ -161,10 +162,10 @@ def _run(context: Context) -> Result:
         "lr": recipe.optim.lr,
         "seed": recipe.seed,
         "precision": recipe.precision,
-        "last": summary["last"],
-        "best": summary["best"],
-        "seconds": summary["seconds"],
-        "images_per_s": summary["data"]["sizes"]["train"] / statistics.median(seconds),
+        "last": to_json(summary.last),
+        "best": to_json(summary.best),
+        "seconds": summary.seconds,
+        "images_per_s": summary.data.sizes["train"] / statistics.median(seconds),
         "metrics": [
             {key: value for key, value in line.items() if isinstance(value, int | float)}
             for line in lines

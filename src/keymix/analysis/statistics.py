@@ -35,8 +35,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -101,10 +101,6 @@ class Interval:
     p: float | None
     p_holm: float | None = None
     note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        return asdict(self)
 
 
 def summarize(values: Sequence[float]) -> Summary:

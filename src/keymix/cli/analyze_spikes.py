@@ -236,9 +236,9 @@ def _at_chance(loaded: Loaded) -> list[str]:
     if loaded.run is None or not loaded.run.done:
         return []
     summary = loaded.run.summary
-    images, top1 = summary["data"]["sizes"]["test"], summary["last"]["test"]["top1"]
-    classes = len(summary["data"]["classes"])
-    if not no_better_than_chance(top1, classes=classes, images=images):
+    images, top1 = summary.data.sizes["test"], summary.last.test.scores["top1"]
+    classes = len(summary.data.classes)
+    if top1 is None or not no_better_than_chance(top1, classes=classes, images=images):
         return []
     return [
         f"The run's test accuracy, {100 * top1:.1f} %, is no better than chance: its rates and its "

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.data.specs import named
+from keymix.records import to_json
 
 if TYPE_CHECKING:
     from keymix.compare.run import Comparison
+    from keymix.report.record import ComparisonRecord, OpenRun
 
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
@@ -43,45 +44,45 @@ def tell(result: Comparison) -> None:
     Args:
         result: The comparison.
     """
-    from keymix.data.tasks import SEGMENTATION, task_of
+    from keymix.data.tasks import SEGMENTATION
     from keymix.report import formats
     from keymix.report.views.spikes import dense_over
     from keymix.report.views.wording import columns, wording
 
     record = result.record
-    task = task_of(record)
+    task = record.task_kind
     words = wording(task)
     masks = task is SEGMENTATION
     beside = [column for column in columns(record) if column.key in BESIDE] if masks else []
     dense, at = dense_over(record)
     rows = []
-    for row in result.rows:
-        label = row["mixer"]
-        cost = record["costs"][label]
-        score, seeds, images = row[task.score], row["seeds"], row["images"]
-        spread = "" if score["sd"] is None else f" ± {formats.percent(score['sd'])}"
-        base = label == record["baseline"]
+    for row in record.outcome.last:
+        label = row.mixer
+        cost = record.costs[label]
+        score, seeds, images = row.scores[task.score], row.seeds, row.images
+        spread = "" if score.sd is None else f" ± {formats.percent(score.sd)}"
+        base = label == record.baseline
         rows.append(
             [
                 label,
-                formats.percent(score["mean"]) + spread,
+                formats.percent(score.mean) + spread,
                 *(
                     (formats.percent if column.percent else formats.distance)(
-                        row[column.key]["mean"]
+                        row.scores[column.key].mean
                     )
                     for column in beside
                 ),
-                "baseline" if base else formats.points(seeds and seeds["difference"]),
-                formats.span(seeds["low"], seeds["high"]) if seeds else formats.MISSING,
-                formats.span(images["low"], images["high"]) if images else formats.MISSING,
-                formats.count(cost["params"]),
-                formats.count(cost["macs"]) + (f" ({at[label]})" if label in at else ""),
-                formats.milliseconds(cost["latency_ms"]),
-                formats.rate(cost["images_per_s"]),
-                formats.mib(cost["peak_mib"]),
+                "baseline" if base else formats.points(seeds.difference if seeds else None),
+                formats.span(seeds.low, seeds.high) if seeds else formats.MISSING,
+                formats.span(images.low, images.high) if images else formats.MISSING,
+                formats.count(cost.params),
+                formats.count(cost.macs) + (f" ({at[label]})" if label in at else ""),
+                formats.milliseconds(cost.latency_ms),
+                formats.rate(cost.images_per_s),
+                formats.mib(cost.peak_mib),
             ]
         )
-    events = "time_steps" in record.get("data", {})
+    events = record.data.events
     heads = [
         "mixer",
         f"{words.short} %",
@@ -92,50 +93,52 @@ def tell(result: Comparison) -> None:
         *(f"MACs, {dense}" if dense and head == "MACs" else head for head in COSTS),
     ]
     heads = [named(head, events=events) for head in heads]
-    console.table(heads, rows, title=f"{record['title']}: test {words.score}, last epoch")
+    console.table(heads, rows, title=f"{record.title}: test {words.score}, last epoch")
     _tell_spikes(record)
     console.say()
-    console.say(record["lead"])
-    for row in result.rows:
-        if row["headline"]:
-            console.say(f"- {row['headline']}")
-        if row["seeds"] and (why := formats.no_spread(row["seeds"])):
+    console.say(record.lead)
+    for row in record.outcome.last:
+        if row.headline:
+            console.say(f"- {row.headline}")
+        if row.seeds and (why := formats.no_spread(row.seeds)):
             console.say(f"  no interval over seeds: {why}.")
-    if record["caution"]:
-        console.say(record["caution"])
+    if record.caution:
+        console.say(record.caution)
     _tell_data(record)
     console.say()
     console.say(f"report   {result.report}")
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
 
 
-def _tell_data(record: Mapping[str, Any]) -> None:
+def _tell_data(record: ComparisonRecord) -> None:
     """Print what the check of the data found, in short; the page has all of it."""
-    checked = record.get("data_check")
+    checked = record.data_check
     if checked is None:
         return
-    for found in checked["findings"]:
-        console.say(f"Data check, {found['grade']}: {found['what']} ({found['count']:,}).")
-    for line in filter(None, (checked["narrow"], checked["missed"])):
+    for found in checked.findings:
+        console.say(f"Data check, {found.grade}: {found.what} ({found.count:,}).")
+    for line in filter(None, (checked.narrow, checked.missed)):
         console.say(line)
 
 
-def _tell_spikes(record: Mapping[str, Any]) -> None:
+def _tell_spikes(record: ComparisonRecord) -> None:
     """Print what the spikes of a spiking model cost."""
     from keymix.report.views.spikes import sheet
 
     spikes = sheet(record)
     if spikes is None:
         return
-    rows = [[row["mixer"], *(row[key] for key in SPIKE_COLUMNS.values())] for row in spikes["rows"]]
+    rows = [
+        [row.mixer, *(getattr(row, key) for key in SPIKE_COLUMNS.values())] for row in spikes.rows
+    ]
     console.say()
     console.table(
         ("mixer", *SPIKE_COLUMNS),
         rows,
-        title=named("what spikes cost, an image", events="time_steps" in record["data"]),
+        title=named("what spikes cost, an image", events=record.data.events),
     )
     console.say(SPIKES_LINE)
-    for note, labels in spikes["notes"].items():
+    for note, labels in spikes.notes.items():
         console.say(f"- {', '.join(labels)}: {note}")
 
 
@@ -145,26 +148,31 @@ def tell_open(result: Comparison) -> None:
     Args:
         result: The comparison.
     """
-    lines = [_line(run) for run in result.failed]
-    missing = [_line(run) for run in result.missing]
+    from keymix.report.record import DoneRun
+    from keymix.report.views.runs import unfinished
+
+    record = result.record
+    lines = [_line(run) for run in unfinished(record, "failed")]
+    missing = [_line(run) for run in unfinished(record, "missing")]
     shown = missing if len(missing) <= MOST_MISSING else missing[: MOST_MISSING - 1]
     lines += shown
     if len(shown) < len(missing):
         lines.append(f"missing: {len(missing) - len(shown)} more runs")
     lines += [
-        f"note: {run['mixer']}, seed {run['seed']}: {note}"
-        for run in result.record["runs"]
-        for note in run.get("notes", ())
+        f"note: {run.mixer}, seed {run.seed}: {note}"
+        for run in record.runs
+        if isinstance(run, DoneRun)
+        for note in run.notes or ()
     ]
     lines += [f"note: {note}" for note in result.notes]
-    if result.record["environment_warning"]:
-        lines.append(f"note: {result.record['environment_warning']}")
+    if record.environment_warning:
+        lines.append(f"note: {record.environment_warning}")
     for line in lines:
         console.warn(line)
 
 
-def _line(run: Mapping[str, Any]) -> str:
-    return f"{run['status']}: {run['mixer']}, seed {run['seed']}: {run['reason']}"
+def _line(run: OpenRun) -> str:
+    return f"{run.status}: {run.mixer}, seed {run.seed}: {run.reason}"
 
 
 def plain(result: Comparison) -> dict[str, Any]:
@@ -173,7 +181,8 @@ def plain(result: Comparison) -> dict[str, Any]:
     Args:
         result: The comparison.
     """
-    record = result.record
+    record = to_json(result.record)
+    spikes = record["spikes"]["mixers"] if "spikes" in record else {}
     return {
         "report": str(result.report),
         "results": str(result.out / "results.json"),
@@ -182,7 +191,11 @@ def plain(result: Comparison) -> dict[str, Any]:
         "data_check": record.get("data_check"),
         **{key: record[key] for key in ("task", "hausdorff_unit") if key in record},
         "mixers": [
-            {**row, "costs": record["costs"][row["mixer"]], **_spikes(record, row["mixer"])}
+            {
+                **row,
+                "costs": record["costs"][row["mixer"]],
+                **({"spikes": spikes[row["mixer"]]} if spikes else {}),
+            }
             for row in result.rows
         ],
         **{
@@ -190,8 +203,3 @@ def plain(result: Comparison) -> dict[str, Any]:
             for status, runs in (("failed", result.failed), ("missing", result.missing))
         },
     }
-
-
-def _spikes(record: Mapping[str, Any], mixer: str) -> dict[str, Any]:
-    spikes = record.get("spikes")
-    return {"spikes": spikes["mixers"][mixer]} if spikes else {}

@@ -11,6 +11,8 @@ from keymix.cli import console, scores
 from keymix.cli.parser import VerbParser, image_size_of
 from keymix.data.specs import is_events, named, task_name
 from keymix.data.tasks import TASKS
+from keymix.records import from_json
+from keymix.train.record import Evaluation
 
 EXAMPLES = """\
 examples:
@@ -88,5 +90,9 @@ def main(argv: list[str]) -> int:
     row += [str(told["images"]), *scores.cells(told, kind)]
     heads += [named("images", events=is_events(told["data"])), *scores.heads(kind)]
     console.table(heads, [row], left=left)
-    scores.tell_classes(told, kind, f"{told['weights']} epoch, {told['split']}")
+    scores.tell_classes(
+        from_json(Evaluation, told, where="the evaluation"),
+        kind,
+        f"{told['weights']} epoch, {told['split']}",
+    )
     return 0

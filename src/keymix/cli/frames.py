@@ -74,7 +74,7 @@ def spikes_instead(loaded: Loaded) -> str:
 
 def takes_frames(loaded: Loaded) -> bool:
     """Tell whether a model is a run on recordings of events."""
-    return loaded.run is not None and "time_steps" in loaded.run.weights()[1]["data"]
+    return loaded.run is not None and loaded.run.weights()[1].data.events
 
 
 def load_frames(
@@ -127,9 +127,9 @@ def _of_files(
     from keymix.data.events.files import read_frames
     from keymix.train.runs import image_files
 
-    record = dict(run.weights()[1]["data"])
+    record = run.weights()[1].data
     if time_steps is not None:
-        record["time_steps"] = time_steps
+        record = replace(record, time_steps=time_steps)
     found = image_files(words, events=True)
     chosen = [found[i] for i in evenly(len(found), limit)]
     origin = one_line(words[0]) if len(words) == 1 else f"{formats.count(len(found))} files"

@@ -15,7 +15,7 @@ from keymix.errors import UserError
 from keymix.report import csv_cells
 
 if TYPE_CHECKING:
-    from keymix.train.predict_masks import MaskPrediction
+    from keymix.train.mask_files import MaskPrediction
     from keymix.train.runs import Run
 
 FOLDER = "predictions"

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console
 from keymix.data.tasks import SEGMENTATION, TaskKind
+
+if TYPE_CHECKING:
+    from keymix.train.record import SplitScores
 
 _HEADS = {
     "loss": "loss",
@@ -24,7 +27,7 @@ def heads(kind: TaskKind) -> list[str]:
     return [_HEADS[name] for name in kind.scores]
 
 
-def cells(scores: Mapping[str, Any], kind: TaskKind) -> list[str]:
+def cells(scores: Mapping[str, float | None], kind: TaskKind) -> list[str]:
     """Write a task's scores: the loss, and fractions in percent."""
     return [
         f"{scores[name]:.4f}" if name == "loss" else percent(scores[name]) for name in kind.scores
@@ -36,31 +39,30 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
 
-def tell_classes(scores: Mapping[str, Any], kind: TaskKind, what: str) -> None:
+def tell_classes(test: SplitScores, kind: TaskKind, what: str) -> None:
     """Print the scores of each class of masks; nothing for another task.
 
     Args:
-        scores: With ``classes``, as `keymix.train.mask_scoring.MaskScored.details` has them.
+        test: What was scored.
         kind: The task.
         what: Whose they are, for the title.
     """
     if kind is not SEGMENTATION:
         return
-    unit = scores["hausdorff_unit"]
     rows = [
         [
-            each["name"],
-            percent(each["jaccard"]),
-            percent(each["dice"]),
-            distance(each["hausdorff_mm"]),
-            str(each["missed"]),
+            each.name,
+            percent(each.jaccard),
+            percent(each.dice),
+            distance(each.hausdorff_mm),
+            str(each.missed),
         ]
-        for each in scores["classes"]
+        for each in test.classes or ()
     ]
-    overall = [percent(scores["jaccard"]), percent(scores["dice"])]
-    overall += [distance(scores["hausdorff_mm"]), str(scores["hausdorff_missed"])]
+    overall = [percent(test.scores["jaccard"]), percent(test.scores["dice"])]
+    overall += [distance(test.hausdorff_mm), str(test.hausdorff_missed)]
     rows.append(["all", *overall])
-    columns = ["class", "Jaccard %", "Dice %", f"Hausdorff {unit}", "in one alone"]
+    columns = ["class", "Jaccard %", "Dice %", f"Hausdorff {test.hausdorff_unit}", "in one alone"]
     console.table(columns, rows, left=1, title=f"each class, {what}")
     console.note(
         "Hausdorff is a mean over the images where truth and prediction both have the class; "

@@ -169,9 +169,9 @@ def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> Swap
         mixer=spec.label,
         weights=source.weights,
         data=source.data.spec,
-        image_size=tuple(source.seen["image_size"]),
-        mean=tuple(source.seen["mean"]),
-        std=tuple(source.seen["std"]),
+        image_size=tuple(source.seen.image_size),
+        mean=tuple(source.seen.mean),
+        std=tuple(source.seen.std),
         layers=given.layers,
         init=given.init,
         estimate=given.estimate,
@@ -327,7 +327,7 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
         scored = score(
             shown,
             relabelled(batches, source.numbers),
-            num_classes=len(source.seen["classes"]),
+            num_classes=len(source.seen.classes),
             device=device,
         )
         metrics: dict[str, Any] = {**scored.metrics, "images": len(scored.index)}

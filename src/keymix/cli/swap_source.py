@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from keymix.data.dataset import ImageData, Split
+    from keymix.data.record import DataRecord
     from keymix.train.recipe import Recipe
     from keymix.train.runs import Run
 
@@ -32,7 +33,7 @@ class Source:
         name: As it was given.
         model: In eval mode, on this machine's device.
         recipe: Builds it.
-        seen: The record of its data: classes, image size, mean and so on.
+        seen: The record of its data.
         data: The data, normalised as the model wants it.
         numbers: The model's class of each class of the data.
         weights: Where its weights come from, in words; with a digest of their file if there is one.
@@ -42,7 +43,7 @@ class Source:
     name: str
     model: nn.Module
     recipe: Recipe
-    seen: dict[str, Any]
+    seen: DataRecord
     data: ImageData
     numbers: Tensor
     weights: str
@@ -120,7 +121,7 @@ def _refuse_other_libraries(name: str) -> None:
 
 
 def _of_run(name: str, spec: str | None) -> Source:
-    from keymix.data.tasks import SEGMENTATION, task_of
+    from keymix.data.tasks import SEGMENTATION
     from keymix.train import files
     from keymix.train.model import device_of_this_machine
     from keymix.train.run_data import data_for
@@ -131,17 +132,17 @@ def _of_run(name: str, spec: str | None) -> Source:
     if not weights.exists():
         raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
     model, seen = run.model_and_data()
-    if "time_steps" in seen:
+    if seen.events:
         raise UserError(
             f"the run {name!r} takes frames of events, and a swap is calibrated and judged on "
             "images. Train it anew with another --model.mixer."
         )
-    if task_of(seen) is SEGMENTATION:
+    if seen.task_kind is SEGMENTATION:
         raise UserError(
             f"the run {name!r} predicts masks, and a swap is calibrated and judged on classes. "
             "Train it anew with another --model.mixer, or swap in Python: keymix.swap(model, …)."
         )
-    data, numbers = data_for(run, seen, spec, (seen["image_size"][0], seen["image_size"][1]))
+    data, numbers = data_for(run.recipe.data, seen, spec, seen.image_size)
     return Source(
         name=name,
         model=model.to(device_of_this_machine()),

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console, scores
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import is_events, named
-from keymix.data.tasks import CLASSIFICATION, TASKS, task_of
+from keymix.data.tasks import CLASSIFICATION, TASKS
 from keymix.errors import UserError
+from keymix.records import to_json
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
 
 if TYPE_CHECKING:
@@ -113,10 +114,11 @@ def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run
     return train(recipe, out, overwrite=overwrite, progress=progress)  # type: ignore[arg-type]
 
 
-def _epoch_line(line: Mapping[str, Any], *, items: str) -> None:
+def _epoch_line(line: Mapping[str, float | None], *, items: str) -> None:
     kind = next(kind for kind in TASKS.values() if f"val_{kind.score}" in line)
+    epoch = int(line["epoch"] or 0) + 1
     console.note(
-        f"epoch {line['epoch'] + 1}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
+        f"epoch {epoch}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
         f"val loss {line['val_loss']:.4f}  val {kind.short} {line[f'val_{kind.score}']:.2%}  "
         f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )
@@ -125,42 +127,41 @@ def _epoch_line(line: Mapping[str, Any], *, items: str) -> None:
 def _tell(run: Run, *, as_json: bool) -> None:
     summary = run.summary
     if as_json:
-        console.say(json.dumps({"folder": str(run.folder), **summary}))
+        console.say(json.dumps({"folder": str(run.folder), **to_json(summary)}))
         return
-    kind = task_of(summary)
+    kind = summary.task_kind
     rows = []
-    for which in ("last", "best"):
-        told = summary[which]
-        cells = [which, "not known" if told["epoch"] is None else str(told["epoch"] + 1)]
-        for split in ("val", "test"):
-            cells += scores.cells(told[split], kind)
-        rows.append(cells)
+    for which, epoch in (("last", summary.last), ("best", summary.best)):
+        cells = [which, "not known" if epoch.epoch is None else str(epoch.epoch + 1)]
+        rows.append(
+            [*cells, *scores.cells(epoch.val, kind), *scores.cells(epoch.test.scores, kind)]
+        )
     heads = [f"{split} {head}" for split in ("val", "test") for head in scores.heads(kind)]
-    mixer = summary["mixer"] or "its own mixer"
-    title = f"{summary['model']}, {mixer}, seed {summary['seed']}: {run.folder}"
+    mixer = summary.mixer or "its own mixer"
+    title = f"{summary.model}, {mixer}, seed {summary.seed}: {run.folder}"
     console.table(["weights", "epoch", *heads], rows, title=title)
-    scores.tell_classes(summary["last"]["test"], kind, "last epoch, test")
+    scores.tell_classes(summary.last.test, kind, "last epoch, test")
 
 
 def _warn_of_one_answer(run: Run) -> None:
     """Warn where the last epoch's weights gave every test image the same answer, or no mask."""
-    last = run.summary["last"]["test"]
-    if task_of(run.summary) is not CLASSIFICATION:
+    last, data = run.summary.last.test, run.summary.data
+    if data.task_kind is not CLASSIFICATION:
         from keymix.train.one_answer import warn_of_no_overlap
 
-        warn_of_no_overlap("test", run.summary["data"]["sizes"]["test"], last)
+        warn_of_no_overlap("test", data.sizes["test"], last)
         return
     from keymix.compare.answers import read_answers
     from keymix.train.files import PREDICTIONS
     from keymix.train.one_answer import warn_of_one_answer
 
-    answers = read_answers(run.folder / PREDICTIONS, run.summary["data"])
+    answers = read_answers(run.folder / PREDICTIONS, data)
     warn_of_one_answer(
         run.recipe.model,
-        run.summary["data"]["classes"],
+        data.classes,
         "test",
         answers.predicted["last"].tolist(),
         answers.target.tolist(),
-        last["loss"],
+        last.scores["loss"],
         items=named("images", events=is_events(run.recipe.data.spec)),
     )

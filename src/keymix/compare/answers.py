@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from keymix.data.record import DataRecord
+from keymix.report.record import Confusion
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -38,7 +40,7 @@ class Answers:
         return right
 
 
-def read_answers(path: Path, data: Mapping[str, Any]) -> Answers:
+def read_answers(path: Path, data: DataRecord) -> Answers:
     """Read a run's predictions.
 
     Args:
@@ -60,13 +62,12 @@ def packed(correct: BoolArray) -> str:
     return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
 
 
-def counts(labels: IntArray, num_classes: int) -> list[int]:
+def counts(labels: IntArray, num_classes: int) -> tuple[int, ...]:
     """Count the images of each class."""
-    told: list[int] = np.bincount(labels, minlength=num_classes).tolist()
-    return told
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
-def confusions(runs: Iterable[Answers], *, which: str = "last") -> list[dict[str, Any]]:
+def confusions(runs: Iterable[Answers], *, which: str = "last") -> tuple[Confusion, ...]:
     """List the mix-ups that happened most often over some runs, the commonest first.
 
     Args:
@@ -81,7 +82,7 @@ def confusions(runs: Iterable[Answers], *, which: str = "last") -> list[dict[str
         for (true, said), number in zip(kinds.tolist(), times.tolist(), strict=True):
             seen[true, said] += number
     ordered = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
-    return [
-        {"true": true, "predicted": said, "count": number}
+    return tuple(
+        Confusion(true=true, predicted=said, count=number)
         for (true, said), number in ordered[:CONFUSIONS]
-    ]
+    )

@@ -5,27 +5,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from keymix.compare.plan import Entrant, Plan
 from keymix.compare.worker import FAILURES, reason
+from keymix.data.record import DataRecord
+from keymix.errors import UserError
+from keymix.report.record import CostRow
 
 if TYPE_CHECKING:
     from torch import nn
 
     from keymix.analysis.memory import Build
-
-UNKNOWN = (
-    "macs",
-    "activation_bytes",
-    "latency_ms",
-    "latency_low_ms",
-    "latency_high_ms",
-    "images_per_s",
-    "peak_mib",
-)
-"""What a row tells beside the parameters, none of it known of a model that does not run."""
 
 BATCH_SIZE, REPEATS, FEWEST = 64, 20, 7
 BATCH_SECONDS = 4.0
@@ -68,10 +60,15 @@ class Effort:
     batch_size: int
     repeats: int
 
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)} must be at least 1")
+
 
 def costs(
-    plan: Plan, data: Mapping[str, Any], *, threads: int, effort: Effort | None = None
-) -> tuple[dict[str, Any], Effort]:
+    plan: Plan, data: DataRecord, *, threads: int, effort: Effort | None = None
+) -> tuple[dict[str, CostRow], Effort]:
     """Count and measure the models of the mixers of a plan.
 
     Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
@@ -111,67 +108,71 @@ def costs(
             chosen, shape, batch_size=effort.batch_size, threads=threads, phases=("training",)
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
-    table: dict[str, Any] = {}
+    table: dict[str, CostRow] = {}
     for entrant in plan.entrants:
         label = entrant.label
         if label in broken:
-            row = {"params": entrant.params, **dict.fromkeys(UNKNOWN)}
-            table[label] = row | {"note": f"its model does not run: {broken[label]}"}
+            note = f"its model does not run: {broken[label]}"
+            table[label] = CostRow.unknown(entrant.params, note=note)
             continue
         row, cost = _counted(entrant, models[label], shape), measured[label]
-        notes = [row["note"]] if row["note"] else []
+        notes = [row.note] if row.note else []
         if cost.busy:
             notes.append("times: the machine was busy while they were measured")
-        row |= {
-            "latency_ms": cost.latency_ms,
-            "latency_low_ms": cost.latency_q1_ms,
-            "latency_high_ms": cost.latency_q3_ms,
-            "images_per_s": cost.images_per_s,
-            "peak_mib": cost.peak_mib,
-        }
         if cost.peak_mib is None:
             notes.append(f"peak memory: {cost.peak_note}")
-        row["note"] = "; ".join(notes)
-        table[label] = row
+        table[label] = replace(
+            row,
+            latency_ms=cost.latency_ms,
+            latency_low_ms=cost.latency_q1_ms,
+            latency_high_ms=cost.latency_q3_ms,
+            images_per_s=cost.images_per_s,
+            peak_mib=cost.peak_mib,
+            note="; ".join(notes),
+        )
     return table, effort
 
 
-def counted(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
+def counted(plan: Plan, data: DataRecord) -> dict[str, CostRow]:
     """Count the models of the mixers of a plan and measure nothing.
 
     Args:
         plan: The mixers.
         data: The record of the images, for their shape and classes.
     """
-    table: dict[str, Any] = {}
+    table: dict[str, CostRow] = {}
     builds, shape = _builds(plan, data), _shape(data)
     for entrant in plan.entrants:
         try:
             table[entrant.label] = _counted(entrant, builds[entrant.label].make(), shape)
         except FAILURES as error:  # a mixer of the user's may be gone
-            row = {"params": entrant.params, **dict.fromkeys(UNKNOWN)}
-            table[entrant.label] = row | {"note": f"not counted: {reason(error)}"}
+            note = f"not counted: {reason(error)}"
+            table[entrant.label] = CostRow.unknown(entrant.params, note=note)
     return table
 
 
-def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> dict[str, Any]:
+def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> CostRow:
     from keymix.analysis.counting import count
 
-    row: dict[str, Any] = {"params": entrant.params, **dict.fromkeys(UNKNOWN), "note": ""}
+    row = CostRow.unknown(entrant.params, note="")
     try:
         found = count(model, shape)
     except FAILURES as error:  # a mixer of the user's may fail in training mode alone
-        return row | {"note": f"not counted: {reason(error)}"}
-    steps = {} if found.time_steps is None else {"time_steps": found.time_steps}
-    return row | {"macs": found.macs, "activation_bytes": found.activation_bytes, **steps}
+        return replace(row, note=f"not counted: {reason(error)}")
+    return replace(
+        row,
+        macs=found.macs,
+        activation_bytes=found.activation_bytes,
+        time_steps=found.time_steps,
+    )
 
 
-def _shape(data: Mapping[str, Any]) -> tuple[int, ...]:
-    frames = (data["time_steps"],) if "time_steps" in data else ()
-    return (*frames, data["in_chans"], *data["image_size"])
+def _shape(data: DataRecord) -> tuple[int, ...]:
+    frames = () if data.time_steps is None else (data.time_steps,)
+    return (*frames, data.in_chans, *data.image_size)
 
 
-def _builds(plan: Plan, data: Mapping[str, Any]) -> dict[str, Build]:
+def _builds(plan: Plan, data: DataRecord) -> dict[str, Build]:
     from keymix.analysis.memory import Build
 
     return {
@@ -179,10 +180,10 @@ def _builds(plan: Plan, data: Mapping[str, Any]) -> dict[str, Build]:
             factory="keymix.compare.costs:model_of",
             kwargs={
                 "recipe": plan.recipe_for(entrant, 0).to_dict(),
-                "num_classes": len(data["classes"]),
-                "in_chans": data["in_chans"],
-                "image_size": list(data["image_size"]),
-                "time_steps": data.get("time_steps"),
+                "num_classes": len(data.classes),
+                "in_chans": data.in_chans,
+                "image_size": list(data.image_size),
+                "time_steps": data.time_steps,
             },
             imports=plan.imports,
         )

@@ -4,54 +4,55 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-Lines = dict[str, str]
+from keymix.report.record import Lines, TrainedWith
+from keymix.train.record import Environment, Machine
+
 NOT_RECORDED = "not recorded"
 _SHOWN = 60
 
 
-def lines(found: Mapping[str, Any]) -> Lines:
-    """Write an environment's record as short lines.
+def lines(found: Environment) -> Lines:
+    """Write an environment's record as short lines; what it lacks is called not recorded.
 
     Args:
-        found: What `keymix.train.environment.environment` returned, or a run's
-            ``environment.json``; what it lacks is told as not recorded.
+        found: Of this process, or of a run.
     """
-    packages = found.get("packages")
-    cpu, cores = found.get("cpu"), found.get("cores")
-    told = {
-        "keymix": _text(found.get("keymix")),
-        "commit": str(found["commit"] or "not a checkout") if "commit" in found else NOT_RECORDED,
-        "python": _text(found.get("python")),
-        "packages": ", ".join(f"{name} {version}" for name, version in packages.items())
-        if isinstance(packages, Mapping)
-        else NOT_RECORDED,
-        "machine": f"{cpu}, {cores} cores" if cpu else NOT_RECORDED,
-        "system": _text(found.get("platform")),
-        "threads": _text(found.get("threads")),
-    }
-    if found.get("device", "cpu") != "cpu":
-        told["device"] = f"{found['device']}, CUDA {found.get('cuda')}"
-    earlier = [
-        {k: v for k, v in part.items() if k != "earlier"} for part in found.get("earlier", ())
-    ]
-    parts = [changes(lines(part), told) for part in earlier]
+    told = _of_machine(found)
+    parts = [changes(_of_machine(part), told) for part in found.earlier]
     if any(parts):
         told["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
     return told
 
 
-def _text(value: Any) -> str:
+def _of_machine(found: Machine) -> dict[str, str]:
+    packages, commit = found.packages, found.commit or "not a checkout"
+    told = {
+        "keymix": _text(found.keymix),
+        "commit": commit if found.known else NOT_RECORDED,
+        "python": _text(found.python),
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items())
+        if packages is not None
+        else NOT_RECORDED,
+        "machine": f"{found.cpu}, {found.cores} cores" if found.cpu else NOT_RECORDED,
+        "system": _text(found.platform),
+        "threads": _text(found.threads),
+    }
+    if found.device not in (None, "cpu"):
+        told["device"] = f"{found.device}, CUDA {found.cuda}"
+    return told
+
+
+def _text(value: str | int | None) -> str:
     return NOT_RECORDED if value is None else str(value)
 
 
-def distinct(runs: Sequence[Lines]) -> tuple[list[dict[str, Any]], list[int]]:
+def distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]:
     """Find the different environments among the runs'.
 
     Returns:
-        ``{"lines", "runs"}`` of each, the one of the first run first, and for every run the
+        Each with the number of its runs, the one of the first run first, and for every run the
         position of its own.
     """
     found: list[Lines] = []
@@ -60,10 +61,11 @@ def distinct(runs: Sequence[Lines]) -> tuple[list[dict[str, Any]], list[int]]:
         if run not in found:
             found.append(run)
         places.append(found.index(run))
-    return [{"lines": env, "runs": places.count(i)} for i, env in enumerate(found)], places
+    groups = (TrainedWith(lines=each, runs=places.count(i)) for i, each in enumerate(found))
+    return tuple(groups), places
 
 
-def warning(trained_with: Sequence[Mapping[str, Any]], here: Lines) -> str | None:
+def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     """Say in words where the runs' environments differ, from each other or from this one.
 
     Args:
@@ -73,7 +75,7 @@ def warning(trained_with: Sequence[Mapping[str, Any]], here: Lines) -> str | Non
     if len(trained_with) > 1:
         parts = [
             f"{key} ({_shares(trained_with, key)})"
-            for key in _keys([env["lines"] for env in trained_with])
+            for key in _keys([env.lines for env in trained_with])
         ]
         return (
             f"The runs were not all trained in one environment; they differ in {_listing(parts)}. "
@@ -81,7 +83,7 @@ def warning(trained_with: Sequence[Mapping[str, Any]], here: Lines) -> str | Non
         )
     if not trained_with:
         return None
-    there = trained_with[0]["lines"]
+    there = trained_with[0].lines
     told = changes(
         {key: line for key, line in there.items() if key != "threads"},
         {key: line for key, line in here.items() if key != "threads"},
@@ -94,7 +96,7 @@ def warning(trained_with: Sequence[Mapping[str, Any]], here: Lines) -> str | Non
     )
 
 
-def changes(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+def changes(then: Lines, now: Lines) -> str:
     """Say in words which lines of an environment have changed; empty if none."""
     parts = []
     for key in _keys([then, now]):
@@ -103,23 +105,23 @@ def changes(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     return _listing(parts) if parts else ""
 
 
-def _keys(environments: Sequence[Mapping[str, str]]) -> list[str]:
+def _keys(environments: Sequence[Lines]) -> list[str]:
     """Return the keys whose lines are not the same in all environments."""
     known = {key: None for env in environments for key in env}
     return [key for key in known if len({env.get(key) for env in environments}) > 1]
 
 
-def _shares(trained_with: Sequence[Mapping[str, Any]], key: str) -> str:
+def _shares(trained_with: Sequence[TrainedWith], key: str) -> str:
     runs: dict[str, int] = {}
-    values = _values([env["lines"] for env in trained_with], key)
+    values = _values([env.lines for env in trained_with], key)
     for value, env in zip(values, trained_with, strict=True):
-        runs[value] = runs.get(value, 0) + env["runs"]
+        runs[value] = runs.get(value, 0) + env.runs
     return "; ".join(
         f"{value}: {number} run{'' if number == 1 else 's'}" for value, number in runs.items()
     )
 
 
-def _values(environments: Sequence[Mapping[str, str]], key: str) -> list[str]:
+def _values(environments: Sequence[Lines], key: str) -> list[str]:
     """Return each environment's line, of packages only those that are not the same in all."""
     values = [env.get(key, "none") for env in environments]
     if key == "packages":

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from keymix.compare import manifest
-from keymix.compare.manifest import MANIFEST
+from keymix.compare.manifest import MANIFEST, Identity
 from keymix.compare.plan import Plan
+from keymix.data.record import DataRecord
 from keymix.errors import KeymixWarning, UserError
+from keymix.records import to_json
+from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.views.spikes import steps_of
 
 RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
@@ -44,7 +47,7 @@ SPIKE_COLUMNS = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_hi
 
 def claim(
     plan: Plan,
-    data: Mapping[str, Any],
+    data: DataRecord,
     *,
     overwrite: bool,
     command: str,
@@ -69,7 +72,7 @@ def claim(
     out = plan.out
     check_folder(out)
     clear_parts(out)
-    made: list[str] = []
+    made: Sequence[str] = ()
     checked = None
     if (out / MANIFEST).exists():
         try:
@@ -80,7 +83,7 @@ def claim(
             made, differing = manifest.runs_in(out), []
         else:
             made, checked = there.runs, there.checked
-            differing = differences(there.identity, manifest.identity(plan, data))
+            differing = differences(to_json(there.identity), to_json(Identity.of(plan, data)))
         if differing and not overwrite:
             told = "; ".join(
                 f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]
@@ -91,7 +94,7 @@ def claim(
             )
         if overwrite:
             clear(out, made)
-            made, checked = [], None
+            made, checked = (), None
     manifest.write(
         plan,
         data,
@@ -174,44 +177,40 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, record: object) -> None:
     """Write JSON whole or not at all; numbers that are not finite are refused."""
     from keymix.train.files import write_text
 
-    write_text(path, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    plain = to_json(record)
+    write_text(path, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_csv(path: Path, record: Mapping[str, Any]) -> None:
+def write_csv(path: Path, record: ComparisonRecord) -> None:
     """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
     from keymix.report import csv_cells
     from keymix.train.files import write_text
 
-    columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.get("spikes") else ())
+    columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
     write_text(path, csv_cells.write(columns, csv_rows(record)))
 
 
-def csv_rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
+def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
-    spikes, steps = record.get("spikes"), steps_of(record)
-    in_pixels = {"hausdorff_mm": "hausdorff_px"} if record.get("hausdorff_unit") == "px" else {}
-    for run in record["runs"]:
-        if run["status"] != "done":
+    spikes, steps = record.spikes, steps_of(record)
+    in_pixels = {"hausdorff_mm": "hausdorff_px"} if record.hausdorff_unit == "px" else {}
+    for run in record.runs:
+        if not isinstance(run, DoneRun):
             continue
-        cost = record["costs"].get(run["mixer"], {})
-        told = [steps.get(run["mixer"])] if spikes else []
-        for epoch in ("last", "best"):
-            of_last = spikes["runs"].get(run["folder"], {}) if spikes and epoch == "last" else {}
-            for split in ("val", "test"):
-                for metric, value in run[epoch][split].items():
+        cost = record.costs.get(run.mixer)
+        costs = [getattr(cost, name) if cost else None for name in COLUMNS[6:]]
+        for epoch, mark in (("last", run.last), ("best", run.best)):
+            told: list[Any] = []
+            if spikes:
+                row = spikes.runs.get(run.folder) if epoch == "last" else None
+                told = [getattr(row, name) if row else None for name in SPIKE_COLUMNS]
+                told = [steps.get(run.mixer), *told]
+            for split, scores in (("val", mark.val), ("test", mark.test)):
+                for name, value in scores.items():
                     if value is not None:
-                        yield [
-                            run["mixer"],
-                            run["seed"],
-                            epoch,
-                            split,
-                            in_pixels.get(metric, metric),
-                            value,
-                            *(cost.get(name) for name in COLUMNS[6:]),
-                            *told,
-                            *(of_last.get(name) for name in (SPIKE_COLUMNS if spikes else ())),
-                        ]
+                        metric = in_pixels.get(name, name)
+                        yield [run.mixer, run.seed, epoch, split, metric, value, *costs, *told]

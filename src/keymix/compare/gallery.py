@@ -13,11 +13,12 @@ from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.compare import gather, maps
 from keymix.compare.mask_answers import MaskAnswers, spread_over_cases, telling
 from keymix.compare.plan import Plan
-from keymix.compare.runs import Reading
+from keymix.compare.runs import Finished, Reading
 from keymix.compare.worker import FAILURES, reason
 from keymix.data.tasks import IGNORE
 from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri
+from keymix.report.record import Gallery, GallerySlice, LegendEntry, PredictedMask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,33 +32,28 @@ SIDE = 224
 """At most so many pixels a side has a picture."""
 
 
-def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> dict[str, Any]:
+def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> gather.Pictures:
     """Look into every mixer's model of one seed, last epoch.
 
     Args:
         plan: The comparison.
         runs: Its runs as they were read.
         data: Its images.
-
-    Returns:
-        ``attention`` and ``collapse`` of `keymix.compare.maps`; where images have masks
-        ``gallery``, too.
     """
     seed, models = gather.trained_models(plan, runs)
-    answers = next((r.answers for r in runs if isinstance(r.answers, MaskAnswers)), None)
+    found = (reading.answers for reading in runs if isinstance(reading, Finished))
+    answers = next((each for each in found if isinstance(each, MaskAnswers)), None)
     chosen = None if answers is None else spread_over_cases(answers, maps.PICTURES)
-    found: dict[str, Any] = {
-        "attention": maps.attention(models, data, pooling=plan.pooling, seed=seed, chosen=chosen),
-        "collapse": maps.collapse(models, data, seed=seed),
-    }
-    if answers is not None:
-        found["gallery"] = gallery(models, data, answers, seed=seed)
-    return found
+    return gather.Pictures(
+        attention=maps.attention(models, data, pooling=plan.pooling, seed=seed, chosen=chosen),
+        collapse=maps.collapse(models, data, seed=seed),
+        gallery=None if answers is None else gallery(models, data, answers, seed=seed),
+    )
 
 
 def gallery(
     models: Mapping[str, nn.Module], data: ImageData, answers: MaskAnswers, *, seed: int
-) -> dict[str, Any]:
+) -> Gallery:
     """Draw what every mixer's model finds on the same few test images, beside the truth.
 
     Args:
@@ -65,13 +61,6 @@ def gallery(
         data: The images and masks.
         answers: Of any run, for the choice of images, which rests on what is true alone.
         seed: Whose weights they are, for the record.
-
-    Returns:
-        ``seed``, ``size`` (height and width), ``legend`` (name and colour of each class),
-        ``ignored`` (whether pixels are shown that count nowhere), ``slices`` (``id, case, png,
-        truth``, true pixels as ``area``), ``predictions`` (by label: ``png``, ``jaccard`` of the
-        image, ``found`` pixels),
-        ``missing`` (label to reason), ``names`` (of all test images, in order).
     """
     import torch
 
@@ -84,7 +73,7 @@ def gallery(
     truths = _planes(truth, scored, multilabel=multilabel)
     ignored = (truth == IGNORE).reshape(len(truth), -1, *truth.shape[-2:]).any(1)
     paint = colours_of(len(scored))
-    predictions: dict[str, list[dict[str, Any]]] = {}
+    predictions: dict[str, tuple[PredictedMask, ...]] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
         try:
@@ -95,12 +84,12 @@ def gallery(
             continue
         found = predicted_masks(logits, multilabel=multilabel).numpy()
         counts = overlap_counts(found, truth, num_classes=len(data.classes), multilabel=multilabel)
-        predictions[label] = [
-            {
-                "png": layer_uri(planes, paint, outlines=true, most=SIDE),
-                "jaccard": round(float(share), 6),
-                "found": int(pixels[list(scored), 1].sum()),
-            }
+        predictions[label] = tuple(
+            PredictedMask(
+                png=layer_uri(planes, paint, outlines=true, most=SIDE),
+                jaccard=round(float(share), 6),
+                found=int(pixels[list(scored), 1].sum()),
+            )
             for planes, true, share, pixels in zip(
                 _planes(found, scored, multilabel=multilabel),
                 truths,
@@ -108,29 +97,29 @@ def gallery(
                 counts,
                 strict=True,
             )
-        ]
-    return {
-        "seed": seed,
-        "size": list(data.image_size),
-        "legend": [
-            {"name": data.classes[c], "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+        )
+    return Gallery(
+        seed=seed,
+        size=data.image_size,
+        legend=tuple(
+            LegendEntry(name=data.classes[c], colour="#{:02x}{:02x}{:02x}".format(*colour))
             for c, colour in zip(scored, paint, strict=True)
-        ],
-        "ignored": bool(ignored.any()),
-        "slices": [
-            {
-                "id": scans.scan_id(i),
-                "case": scans.groups[i],
-                "png": image_uri(data.test.picture(i).numpy(), most=SIDE),
-                "truth": layer_uri(truths[at], paint, grey=ignored[at], most=SIDE),
-                "area": int(truths[at].sum()),
-            }
+        ),
+        ignored=bool(ignored.any()),
+        slices=tuple(
+            GallerySlice(
+                id=scans.scan_id(i),
+                case=scans.groups[i],
+                png=image_uri(data.test.picture(i).numpy(), most=SIDE),
+                truth=layer_uri(truths[at], paint, grey=ignored[at], most=SIDE),
+                area=int(truths[at].sum()),
+            )
             for at, i in enumerate(chosen)
-        ],
-        "predictions": predictions,
-        "missing": missing,
-        "names": [scans.scan_id(i) for i in range(len(data.test))],
-    }
+        ),
+        predictions=predictions,
+        missing=missing,
+        names=tuple(scans.scan_id(i) for i in range(len(data.test))),
+    )
 
 
 def _scans(data: ImageData) -> ScanTable:

@@ -11,32 +11,97 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
 
-from keymix.compare.data_check import is_whole
 from keymix.compare.plan import Entrant, Plan
+from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
+from keymix.records import from_json
+from keymix.report.record import Checked, ComparisonRecord
 from keymix.train.names import is_name
-
-if TYPE_CHECKING:
-    from keymix.train.recipe import Recipe
+from keymix.train.recipe import Recipe, from_record
 
 MANIFEST = "comparison.json"
-_SHARED = ("baseline", "match", "pooling")
-_KINDS = {
-    "label": str,
-    "slug": str,
-    "control": bool,
-    "mixes_prefix": bool,
-    "params": int,
-    "note": str,
-    "twin_of": str,
-    "options": dict,
-}
-"""What a mixer of a plan is described by."""
-_OPTIONAL = {field.name for field in fields(Entrant) if field.default is not MISSING} | {"options"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameImages:
+    """What says that the images of two runs are the same.
+
+    Args:
+        fingerprint: Hash of images and targets.
+        index_sha256: Hash of the rows of each split.
+    """
+
+    fingerprint: str
+    index_sha256: Mapping[str, str]
+
+    @classmethod
+    def of(cls, data: DataRecord) -> SameImages:
+        """Take it from the data's record."""
+        return cls(fingerprint=data.fingerprint, index_sha256=data.index_sha256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What must be equal for runs to stand in one comparison.
+
+    Mixers, seeds and the baseline may change: an existing comparison grows by them.
+
+    Args:
+        recipe: What all runs share.
+        match: ``params`` if widths were matched.
+        data: The images.
+    """
+
+    recipe: Recipe
+    match: str | None
+    data: SameImages
+
+    @classmethod
+    def of(cls, plan: Plan, data: DataRecord) -> Identity:
+        """Take it from a plan and the record of its images."""
+        return cls(recipe=plan.recipe, match=plan.match, data=SameImages.of(data))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The plan of the last call, see `keymix.compare.plan.Plan`.
+
+    Args:
+        mixers: The mixers, in the order of every table.
+        seeds: The training seeds.
+        baseline: Label of the mixer that the others are compared with.
+        match: ``params`` if widths were matched.
+        pooling: How every model reads out.
+        unheard: Labels of the mixers that decided it.
+        cannot_sit: Why mixers that nobody named are not in it.
+        imports: Files that register mixers.
+        command: What repeats the call; empty where nobody knows, as are the next two 0.
+        processes: Training processes side by side.
+        threads: Threads of each.
+
+    Raises:
+        UserError: If a name is none, or the parts do not go together.
+    """
+
+    mixers: tuple[Entrant, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    match: str | None = None
+    pooling: str
+    unheard: tuple[str, ...]
+    cannot_sit: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    command: str = ""
+    processes: int = 0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = next(_faults(self), "")
+        if wrong:
+            raise UserError(wrong)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,42 +109,27 @@ class Manifest:
     """What the folder says about itself.
 
     Args:
-        identity: What all its runs have in common, see `identity`.
+        identity: What all its runs have in common.
         runs: Folders of all runs that it ever planned, relative to it.
-        planned: The plan of the last call, the command, processes and threads.
+        planned: The plan of the last call; None in manifests of earlier versions, and where it is
+            damaged.
+        damage: What is wrong with the plan; empty if nothing.
         checked: What the check of the data found before the first run; None if there was none.
     """
 
-    identity: dict[str, Any]
-    runs: list[str]
-    planned: dict[str, Any]
-    checked: dict[str, Any] | None = None
-
-    @property
-    def images(self) -> dict[str, Any]:
-        """Fingerprint and index hashes of the images."""
-        found: dict[str, Any] = self.identity["data"]
-        return found
-
-
-def identity(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be equal for runs to stand in one comparison.
-
-    Mixers, seeds and the baseline may change: an existing comparison grows by them.
-    """
-    return {
-        "recipe": plan.recipe.to_dict(),
-        "match": plan.match,
-        "data": {"fingerprint": data["fingerprint"], "index_sha256": data["index_sha256"]},
-    }
+    identity: Identity
+    runs: tuple[str, ...]
+    planned: Planned | None = None
+    damage: str = ""
+    checked: Checked | None = None
 
 
 def write(
     plan: Plan,
-    data: Mapping[str, Any],
+    data: DataRecord,
     *,
     before: Iterable[str] = (),
-    checked: Mapping[str, Any] | None = None,
+    checked: Checked | None = None,
     command: str,
     processes: int,
     threads: int,
@@ -98,25 +148,27 @@ def write(
     from keymix.train.files import write_json
 
     ours = [plan.folder(e, s).relative_to(plan.out).as_posix() for e, s in plan.pairs]
-    planned = {
-        "mixers": [asdict(entrant) for entrant in plan.entrants],
-        "seeds": list(plan.seeds),
-        **{key: getattr(plan, key) for key in _SHARED},
-        "unheard": list(plan.unheard),
-        "cannot_sit": list(plan.cannot_sit),
-        "imports": list(plan.imports),
-        "command": command,
-        "processes": processes,
-        "threads": threads,
-    }
+    planned = Planned(
+        mixers=plan.entrants,
+        seeds=plan.seeds,
+        baseline=plan.baseline,
+        match=plan.match,
+        pooling=plan.pooling,
+        unheard=plan.unheard,
+        cannot_sit=plan.cannot_sit,
+        imports=plan.imports,
+        command=command,
+        processes=processes,
+        threads=threads,
+    )
     plan.out.mkdir(parents=True, exist_ok=True)
     write_json(
         plan.out / MANIFEST,
         {
-            "identity": identity(plan, data),
+            "identity": Identity.of(plan, data),
             "runs": sorted({*before, *ours}),
             "planned": planned,
-            **({} if checked is None else {"checked": dict(checked)}),
+            **({} if checked is None else {"checked": checked}),
         },
     )
 
@@ -130,18 +182,11 @@ def read(out: Path) -> Manifest:
         UserError: If it is damaged.
     """
     from keymix.train.files import read_json
-    from keymix.train.recipe import from_record
 
     path = out / MANIFEST
     try:
         values = read_json(path)
-        found = values.get("identity")
-        data = found.get("data") if isinstance(found, dict) else None
-        if not isinstance(found, dict) or not isinstance(found.get("recipe"), dict):
-            raise UserError(f"{str(path)!r} is damaged: it has no recipe")
-        if not isinstance(data, dict) or data.keys() != {"fingerprint", "index_sha256"}:
-            raise UserError(f"{str(path)!r} is damaged: it lacks the images")
-        recipe = from_record(found["recipe"]).to_dict()
+        identity = _identity(values.get("identity"), repr(str(path)))
     except UserError as error:
         wrong = str(error).rstrip(".")
         wrong = wrong if repr(str(path)) in wrong else f"{str(path)!r} is damaged: {wrong}"
@@ -149,12 +194,32 @@ def read(out: Path) -> Manifest:
             f"{wrong}. Run the same `keymix compare` command again, which writes "
             f"{str(path)!r} again; finished runs are kept."
         ) from None
-    runs, planned, checked = (values.get(key) for key in ("runs", "planned", "checked"))
+    planned: Planned | None = None
+    checked: Checked | None = None
+    runs, damage = values.get("runs"), ""
+    try:
+        if isinstance(values.get("planned"), dict):
+            planned = from_json(Planned, values["planned"], where="its plan")
+    except UserError as error:
+        damage = str(error).rstrip(".")
+    with suppress(UserError):
+        checked = from_json(Checked, values.get("checked"), where="what was checked")
     return Manifest(
-        identity=found | {"recipe": recipe, "match": found.get("match")},
-        runs=[name for name in runs if _is_run(name)] if isinstance(runs, list) else [],
-        planned=planned if isinstance(planned, dict) else {},
-        checked=checked if is_whole(checked) else None,
+        identity=identity,
+        runs=tuple(name for name in runs if _is_run(name)) if isinstance(runs, list) else (),
+        planned=planned,
+        damage=damage,
+        checked=checked,
+    )
+
+
+def _identity(found: object, where: str) -> Identity:
+    if not isinstance(found, dict) or not isinstance(found.get("recipe"), dict):
+        raise UserError(f"{where} is damaged: it has no recipe")
+    return Identity(
+        recipe=from_record(found["recipe"]),
+        match=found.get("match"),
+        data=from_json(SameImages, found.get("data"), where=f"the record of the images in {where}"),
     )
 
 
@@ -165,12 +230,11 @@ def recorded_in(out: Path) -> Recipe | None:
         out: The comparison's folder; where the manifest is damaged, a run says it.
     """
     from keymix.train.damage import recorded_recipe
-    from keymix.train.recipe import from_record
 
     if not (out / MANIFEST).is_file():
         return None
     try:
-        return from_record(read(out).identity["recipe"])
+        return read(out).identity.recipe
     except UserError:
         for name in runs_in(out):
             with suppress(UserError):
@@ -178,11 +242,11 @@ def recorded_in(out: Path) -> Recipe | None:
     return None
 
 
-def keep_checked(out: Path, checked: Mapping[str, Any]) -> None:
+def keep_checked(out: Path, checked: Checked) -> None:
     """Add to the manifest what the check of the data found."""
     from keymix.train.files import read_json, write_json
 
-    write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": dict(checked)})
+    write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": checked})
 
 
 def recorded_imports(out: Path) -> list[str]:
@@ -192,10 +256,10 @@ def recorded_imports(out: Path) -> list[str]:
         out: The comparison's folder; a damaged manifest names none.
     """
     try:
-        named = read(out).planned.get("imports") if (out / MANIFEST).exists() else None
+        planned = read(out).planned if (out / MANIFEST).exists() else None
     except UserError:
         return []
-    return [file for file in named if isinstance(file, str)] if isinstance(named, list) else []
+    return [] if planned is None else list(planned.imports)
 
 
 def imports_note(recorded: Sequence[str], given: Iterable[str | Path]) -> str:
@@ -240,7 +304,7 @@ def runs_in(out: Path) -> list[str]:
     return sorted(name for name in found if _is_run(name))
 
 
-def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:
+def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> Plan:
     """Return the plan of the last call, from the manifest alone.
 
     The files of the user's mixers are left out: who reads a folder says which files run.
@@ -248,100 +312,86 @@ def plan_of(out: Path, manifest: Manifest, record: Mapping[str, Any]) -> Plan:
     Args:
         out: The comparison's folder.
         manifest: Its manifest.
-        record: The content of ``results.json``, or nothing; it stands in for the plan that
-            manifests of earlier versions lack.
+        record: An earlier record; it stands in for the plan that manifests of earlier versions
+            lack.
 
     Raises:
-        UserError: If neither tells the plan.
+        UserError: If neither has the plan.
     """
-    from keymix.train.recipe import from_record
-
-    planned = manifest.planned or _from_record(record)
-    wrong = next(_faults(planned), "")
-    if wrong:
+    planned, wrong = manifest.planned, manifest.damage or "it has no plan"
+    if planned is None and not manifest.damage and record is not None:
+        try:
+            planned = _from_record(record)
+        except UserError as error:
+            wrong = str(error)
+    if planned is None:
         raise UserError(
             f"{str(out / MANIFEST)!r} lacks what was compared: {wrong}. Run the same "
             "`keymix compare` command again; finished runs are kept."
         )
-    known = {field.name for field in fields(Entrant)}
     return Plan(
-        recipe=from_record(manifest.identity["recipe"]),
-        entrants=tuple(
-            Entrant(**{key: mixer[key] for key in mixer if key in known})
-            for mixer in planned["mixers"]
-        ),
-        seeds=tuple(planned["seeds"]),
-        unheard=tuple(planned["unheard"]),
-        cannot_sit=tuple(planned.get("cannot_sit", ())),
+        recipe=manifest.identity.recipe,
+        entrants=planned.mixers,
+        seeds=planned.seeds,
+        baseline=planned.baseline,
+        match=planned.match,
+        pooling=planned.pooling,
+        unheard=planned.unheard,
+        cannot_sit=planned.cannot_sit,
         imports=(),
         out=out,
-        **{key: planned[key] for key in _SHARED},
     )
 
 
-def _faults(planned: Mapping[str, Any]) -> Iterator[str]:
+def _faults(planned: Planned) -> Iterator[str]:
     """Say what is wrong with a plan as it was recorded; names of folders must be names."""
-    mixers, seeds = planned.get("mixers"), planned.get("seeds")
-    if not isinstance(mixers, list) or not mixers:
+    if not planned.mixers:
         yield "it names no mixers"
-        return
-    for mixer in mixers:
-        if not isinstance(mixer, dict) or not _KINDS.keys() <= {*mixer, *_OPTIONAL}:
-            yield "a mixer lacks a part"
-            return
-        for key, kind in _KINDS.items():
-            if type(mixer.get(key, kind())) is not kind:
-                yield f"{key}={mixer[key]!r} of a mixer"
-        if not is_name(mixer["slug"]):
-            yield f"slug={mixer['slug']!r} of a mixer is no name of a folder"
-        if not mixer["label"].isprintable():
-            yield f"label={mixer['label']!r} of a mixer"
-    labels = [mixer["label"] for mixer in mixers]
+    for mixer in planned.mixers:
+        if not is_name(mixer.slug):
+            yield f"slug={mixer.slug!r} of a mixer is no name of a folder"
+        if not mixer.label.isprintable():
+            yield f"label={mixer.label!r} of a mixer"
+    labels = [mixer.label for mixer in planned.mixers]
     if len({*labels}) < len(labels):
         yield "a mixer is given twice"
-    if (
-        not isinstance(seeds, list)
-        or not all(type(s) is int and s >= 0 for s in seeds)
-        or not seeds
-        or len({*seeds}) < len(seeds)
-    ):
-        yield f"seeds={seeds!r}"
-    if planned.get("baseline") not in labels:
-        yield f"baseline={planned.get('baseline')!r}"
-    if planned.get("match") not in (None, "params"):
-        yield f"match={planned.get('match')!r}"
-    if not isinstance(planned.get("pooling"), str):
-        yield f"pooling={planned.get('pooling')!r}"
-    for key in ("unheard", "cannot_sit"):
-        told = planned.get(key, [] if key == "cannot_sit" else None)
-        if not isinstance(told, list) or not all(isinstance(each, str) for each in told):
-            yield f"{key}={told!r}"
+    seeds = planned.seeds
+    if not seeds or min(seeds) < 0 or len({*seeds}) < len(seeds):
+        yield f"seeds={list(seeds)!r}"
+    if planned.baseline not in labels:
+        yield f"baseline={planned.baseline!r}"
+    if planned.match not in (None, "params"):
+        yield f"match={planned.match!r}"
 
 
-def _from_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the plan from a result; one that is empty or damaged gives an empty plan."""
-    if not {"mixers", "costs", "readout", "seeds", "baseline", "match"} <= record.keys():
-        return {}
-    costs, readout, told = record["costs"], record["readout"], record["mixers"]
-    deaf = readout.get("because") if isinstance(readout, dict) else None
-    if not (isinstance(costs, dict) and isinstance(told, list) and isinstance(deaf, list)):
-        return {}
-    mixers = [
-        {
-            **{key: mixer.get(key) for key in ("label", "slug", "control", "note")},
-            "mixes_prefix": mixer.get("label") not in deaf,
-            "params": row.get("params") if isinstance(row, dict) else None,
-        }
-        for mixer in told
-        if isinstance(mixer, dict)
-        for row in [costs.get(str(mixer.get("label")))]
-    ]
-    return {
-        "mixers": mixers,
-        "seeds": record["seeds"],
-        "baseline": record["baseline"],
-        "match": record["match"],
-        "pooling": readout.get("pooling"),
-        "unheard": deaf,
-        **{key: record[key] for key in ("command", "processes", "threads") if key in record},
-    }
+def _from_record(record: ComparisonRecord) -> Planned:
+    """Take the plan from an earlier record.
+
+    Raises:
+        UserError: If it is no plan.
+    """
+    deaf = record.readout.because
+    lacking = [mixer.label for mixer in record.mixers if mixer.label not in record.costs]
+    if lacking:
+        raise UserError(f"costs of {lacking[0]!r} are not known")
+    return Planned(
+        mixers=tuple(
+            Entrant(
+                label=mixer.label,
+                slug=mixer.slug,
+                control=mixer.control,
+                note=mixer.note,
+                mixes_prefix=mixer.label not in deaf,
+                params=record.costs[mixer.label].params,
+            )
+            for mixer in record.mixers
+        ),
+        seeds=record.seeds,
+        baseline=record.baseline,
+        match=record.match,
+        pooling=record.readout.pooling,
+        unheard=deaf,
+        command=record.command,
+        processes=record.processes,
+        threads=record.threads,
+    )

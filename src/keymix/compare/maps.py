@@ -14,6 +14,7 @@ import numpy.typing as npt
 from keymix.compare.worker import FAILURES, reason
 from keymix.errors import NoAttentionMap, UserError
 from keymix.report.pictures import image_uri
+from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
 FloatArray = npt.NDArray[np.float64]
+Stage = tuple[list[int], dict[str, PackedMaps], dict[str, str]]
+"""What was read of a stage: its blocks, and maps and reasons by mixer's label."""
 
 PICTURES, COLLAPSE_IMAGES = 4, 64
 MOST_LAYERS = 12
@@ -62,7 +65,7 @@ def attention(
     pooling: str,
     seed: int,
     chosen: Sequence[int] | None = None,
-) -> dict[str, Any]:
+) -> Attention:
     """Record where every mixer's trained model looks on the same few test images.
 
     The map is that after the softmax, head by head and averaged over heads: the row of the class
@@ -77,11 +80,6 @@ def attention(
         pooling: How the models read out, timm's word.
         seed: Whose weights they are, for the record.
         chosen: Which test images; `spread_out` chooses if None.
-
-    Returns:
-        ``images`` (PNG, class, or name where images have masks, and origin), ``layers``, ``query``,
-        ``maps`` (label to heads, grid and packed weights, see `packed`), ``missing`` (label to
-        reason).
     """
     from keymix.hosts import find_mixers
 
@@ -99,20 +97,20 @@ def attention(
         if by_class_token
         else "Attention that the patches receive, averaged over all patch tokens"
     )
-    return {
-        "images": [
-            {
-                "png": image_uri(data.test.picture(i).numpy()),
-                "label": _label(data, i),
-                "id": data.test.ids(i),
-            }
+    return Attention(
+        images=tuple(
+            MapImage(
+                png=image_uri(data.test.picture(i).numpy()),
+                label=_label(data, i),
+                id=data.test.ids(i),
+            )
             for i in chosen
-        ],
-        "layers": [f"Block {i + 1} of {depth}" for i in layers],
-        "query": f"{query}, after the softmax, weights of the last epoch, seed {seed}.",
-        "maps": maps,
-        "missing": missing,
-    }
+        ),
+        layers=tuple(f"Block {i + 1} of {depth}" for i in layers),
+        query=f"{query}, after the softmax, weights of the last epoch, seed {seed}.",
+        maps=maps,
+        missing=missing,
+    )
 
 
 def _label(data: ImageData, i: int) -> str:
@@ -134,10 +132,10 @@ def _stages(models: Mapping[str, nn.Module]) -> list[list[int]]:
 
 def _read(
     models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int], by_class_token: bool
-) -> tuple[list[int], dict[str, Any], dict[str, str]]:
+) -> Stage:
     """Read every model's maps in some blocks: the blocks, maps and reasons by label."""
     layers = chosen_layers(stage)
-    maps: dict[str, Any] = {}
+    maps: dict[str, PackedMaps] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
         try:
@@ -147,10 +145,10 @@ def _read(
     return layers, maps, missing
 
 
-def _worth(read: tuple[list[int], dict[str, Any], dict[str, str]]) -> tuple[int, int, int]:
+def _worth(read: Stage) -> tuple[int, int, int]:
     """How much a stage shows: mixers with maps, then positions of a map, then blocks."""
     layers, maps, _ = read
-    finest = max((math.prod(found["grid"]) for found in maps.values()), default=0)
+    finest = max((math.prod(found.grid) for found in maps.values()), default=0)
     return len(maps), finest, len(layers)
 
 
@@ -162,19 +160,19 @@ def chosen_layers(blocks: Sequence[int]) -> list[int]:
     return [blocks[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
 
 
-def packed(weights: FloatArray) -> dict[str, Any]:
+def packed(weights: FloatArray) -> PackedMaps:
     """Pack weights ``[image, layer, 1 + heads, H, W]`` as base64 of little-endian uint16.
 
     A weight is its number / 65535 * ``scale``, the largest weight of all.
     """
     scale = float(weights.max())
     numbers = np.round(weights / scale * 65535) if scale > 0 else np.zeros_like(weights)
-    return {
-        "heads": weights.shape[2] - 1,
-        "grid": list(weights.shape[3:]),
-        "weights": base64.b64encode(numbers.astype("<u2").tobytes()).decode("ascii"),
-        "scale": scale,
-    }
+    return PackedMaps(
+        heads=weights.shape[2] - 1,
+        grid=(weights.shape[3], weights.shape[4]),
+        weights=base64.b64encode(numbers.astype("<u2").tobytes()).decode("ascii"),
+        scale=scale,
+    )
 
 
 def _weights(
@@ -216,7 +214,7 @@ def _with_mean(heads: Tensor) -> FloatArray:
     return found
 
 
-def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> dict[str, Any]:
+def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> Collapse:
     """Record how alike the maps of neighbouring blocks are (DeepViT, Eq. 2).
 
     Maps of different stages have different sizes and are not compared: of a model in stages that
@@ -231,22 +229,22 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
     stages = [stage for stage in _stages(models) if len(stage) > 1] or _stages(models)[:1]
     read = [(stage, *_likeness(models, images, stage)) for stage in stages]
     blocks, similarity, missing = max(read, key=lambda r: (len(r[1]), len(r[0])))
-    return {
-        "pairs": [f"{i + 1}–{i + 2}" for i in blocks[:-1]],
-        "images": len(images),
-        "seed": seed,
-        "similarity": similarity,
-        "missing": missing,
-    }
+    return Collapse(
+        pairs=tuple(f"{i + 1}–{i + 2}" for i in blocks[:-1]),
+        images=len(images),
+        seed=seed,
+        similarity=similarity,
+        missing=missing,
+    )
 
 
 def _likeness(
     models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int]
-) -> tuple[dict[str, list[float]], dict[str, str]]:
+) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
     """Compare the maps of neighbours in a stage: means and reasons by label."""
     from keymix.analysis.collapse import map_similarity
 
-    similarity: dict[str, list[float]] = {}
+    similarity: dict[str, tuple[float, ...]] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
         try:
@@ -258,7 +256,7 @@ def _likeness(
         if any(math.isnan(v) for v in values):
             missing[label] = "a block's map is zero throughout"
             continue
-        similarity[label] = [round(v, 6) for v in values]
+        similarity[label] = tuple(round(v, 6) for v in values)
     return similarity, missing
 
 

@@ -7,17 +7,16 @@ A stored overlap is base64 of little-endian uint16, `SHARES` for a Jaccard index
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from keymix.analysis import overlap
 from keymix.analysis.statistics import by_case
-from keymix.data.tasks import scored_classes
+from keymix.data.record import DataRecord
 from keymix.report.views.payload import SHARES
 
 IntArray = npt.NDArray[np.int64]
@@ -54,7 +53,7 @@ class MaskAnswers:
         return overlap.mean_jaccard(self.counts[which], self.scored)
 
 
-def read_mask_answers(path: Path, data: Mapping[str, Any]) -> MaskAnswers:
+def read_mask_answers(path: Path, data: DataRecord) -> MaskAnswers:
     """Read a run's predictions.
 
     Args:
@@ -70,7 +69,7 @@ def read_mask_answers(path: Path, data: Mapping[str, Any]) -> MaskAnswers:
     return MaskAnswers(
         group=stored["group"],
         counts={which: stored[f"{which}_counts"] for which in ("last", "best")},
-        scored=tuple(scored_classes(data)),
+        scored=data.scored_classes,
     )
 
 

@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from keymix.analysis import statistics
-from keymix.analysis.statistics import VERDICT_SEEDS, Interval
+from keymix.analysis.statistics import VERDICT_SEEDS, Interval, Summary
 from keymix.compare.verdicts import judge
 from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind
-
-Which = Literal["last", "best"]
+from keymix.report.record import OutcomeRow
 
 SUMMARIES = {
     CLASSIFICATION.name: ("top1", "top5", "val_top1"),
@@ -49,8 +48,8 @@ class MaskScores:
     Args:
         val_jaccard: Mean Jaccard index on the validation split, a fraction.
         jaccard: That on the test split, as are the rest.
-        weighted_jaccard: Each class weighted by its true pixels.
-        dice: Mean Dice coefficient.
+        weighted_jaccard: Each class weighted by its true pixels; None without any.
+        dice: Mean Dice coefficient; None without any.
         hausdorff_mm: Mean Hausdorff distance, ``None`` where there is none.
         cases: Pixels of each test case and class, shared, predicted and true, ``[G, K, 3]``.
         scored: Numbers of the classes that count.
@@ -58,15 +57,15 @@ class MaskScores:
 
     val_jaccard: float
     jaccard: float
-    weighted_jaccard: float
-    dice: float
+    weighted_jaccard: float | None
+    dice: float | None
     hausdorff_mm: float | None
     cases: npt.NDArray[np.int64]
     scored: tuple[int, ...]
 
 
-Runs = Mapping[int, Any]
-"""Seed to `Scores`, or to `MaskScores`."""
+Runs = Mapping[int, Scores | MaskScores]
+"""Scores by seed."""
 Table = Mapping[str, Runs]
 """Mixer's label to seed to scores; failed runs are absent."""
 
@@ -80,7 +79,7 @@ def outcome(
     task: TaskKind = CLASSIFICATION,
     classes: Sequence[str] = (),
     narrow: bool = False,
-) -> list[dict[str, Any]]:
+) -> tuple[OutcomeRow, ...]:
     """Compute the rows of the result, one a mixer, in the order given.
 
     Holm's correction takes each question (seeds, images) as one family over all mixers other than
@@ -97,8 +96,7 @@ def outcome(
             too narrow.
 
     Returns:
-        Plain rows: ``mixer``, the task's `SUMMARIES` (n, mean, sd), ``seeds, images`` (intervals or
-        ``None``), ``verdict, headline, detail``.
+        The rows; their scores are the task's `SUMMARIES`.
     """
     others = [label for label in labels if label != baseline]
     base = scores.get(baseline, {})
@@ -115,15 +113,15 @@ def outcome(
     rows = []
     for label in labels:
         runs = scores.get(label, {})
-        row: dict[str, Any] = {
-            "mixer": label,
-            **{key: _summary(runs, key) for key in SUMMARIES[task.name]},
-            "seeds": None,
-            "images": None,
-            "verdict": None,
-            "headline": "",
-            "detail": "",
-        }
+        row = OutcomeRow(
+            mixer=label,
+            scores={key: _summary(runs, key) for key in SUMMARIES[task.name]},
+            seeds=None,
+            images=None,
+            verdict=None,
+            headline="",
+            detail="",
+        )
         if label in compared:
             over_seeds, over_images = compared[label]
             judgement = judge(
@@ -135,35 +133,38 @@ def outcome(
                 unit=unit,
                 narrow=narrow,
             )
-            row["seeds"] = over_seeds.to_dict() if over_seeds else None
-            row["images"] = over_images.to_dict() if over_images else None
-            row |= asdict(judgement)
+            row = replace(
+                row,
+                seeds=over_seeds,
+                images=over_images,
+                verdict=judgement.verdict,
+                headline=judgement.headline,
+                detail=judgement.detail,
+            )
         rows.append(row)
-    return rows
+    return tuple(rows)
 
 
-def lead(
-    rows: Sequence[Mapping[str, Any]], *, baseline: str, task: TaskKind = CLASSIFICATION
-) -> str:
+def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: TaskKind = CLASSIFICATION) -> str:
     """Say where the baseline stands and which mixers are ahead or behind."""
-    base = next(row for row in rows if row["mixer"] == baseline)[task.score]
-    if base["mean"] is None:
+    base = next(row for row in rows if row.mixer == baseline).scores[task.score]
+    if base.mean is None:
         return f"No run of the baseline {baseline} finished, so there is nothing to compare with."
-    spread = "" if base["sd"] is None else f" ± {base['sd'] * 100:.1f}"
-    runs = "one seed" if base["n"] == 1 else f"{base['n']} seeds"
-    share = f"{base['mean'] * 100:.1f}{spread}\u00a0%"
+    spread = "" if base.sd is None else f" ± {base.sd * 100:.1f}"
+    runs = "one seed" if base.n == 1 else f"{base.n} seeds"
+    share = f"{base.mean * 100:.1f}{spread}\u00a0%"
     if task is CLASSIFICATION:
         told = f"gets {share} of the test images right"
     else:
         told = f"reaches a {task.told} of {share} on the test images"
     text = f"The baseline {baseline} {told} ({runs})."
     for word in ("better", "worse"):
-        names = [row["mixer"] for row in rows if row["verdict"] == word]
+        names = [row.mixer for row in rows if row.verdict == word]
         if names:
             verb = "does" if len(names) == 1 else "do"
             text += f" {_listing(names)} {verb} {word}."
-    if any(row["verdict"] not in (None, "no verdict") for row in rows):
-        unclear = [row["mixer"] for row in rows if row["verdict"] == "no difference shown"]
+    if any(row.verdict not in (None, "no verdict") for row in rows):
+        unclear = [row.mixer for row in rows if row.verdict == "no difference shown"]
         if unclear:
             text += f" No difference is shown for {_listing(unclear)}."
     return text
@@ -191,9 +192,9 @@ def _each(runs: Runs, key: str) -> dict[int, Any]:
     return {seed: getattr(s, key) for seed, s in runs.items()}
 
 
-def _summary(runs: Runs, key: str) -> dict[str, Any]:
+def _summary(runs: Runs, key: str) -> Summary:
     known = [value for value in _each(runs, key).values() if value is not None]
-    return asdict(statistics.summarize(known))
+    return statistics.summarize(known)
 
 
 def _over_images(runs: Runs, base: Runs) -> Interval | None:
@@ -201,7 +202,7 @@ def _over_images(runs: Runs, base: Runs) -> Interval | None:
 
 
 def _over_cases(runs: Runs, base: Runs, *, classes: Sequence[str]) -> Interval | None:
-    scored = next((s.scored for s in base.values()), ())
+    scored = next((s.scored for s in base.values() if isinstance(s, MaskScores)), ())
     return statistics.over_cases(
         _each(runs, "cases"), _each(base, "cases"), scored, classes=classes
     )

@@ -4,21 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from keymix.compare import cost_store, folder, gather, manifest, spike_costs
 from keymix.compare.events import Event, Watcher
-from keymix.compare.manifest import MANIFEST, Manifest
+from keymix.compare.manifest import MANIFEST, Manifest, Planned
 from keymix.compare.plan import Plan
 from keymix.compare.run import Comparison, ignore, write
-from keymix.compare.runs import Reading
+from keymix.compare.runs import Finished, Reading
 from keymix.compare.worker import FAILURES, reason
 from keymix.errors import UserError, one_line
-from keymix.report.html import FORMAT
+from keymix.report.record import ComparisonRecord, OpenRun, opened
 
 PICTURES = ("attention", "collapse", "gallery")
 """What of the record is read off the models and the images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What a folder had before.
+
+    Args:
+        record: Its record; None if there is none or it is damaged.
+        damage: What is wrong with its record, or with the pictures of it, which are left out then.
+    """
+
+    record: ComparisonRecord | None = None
+    damage: str = ""
 
 
 def rebuild(
@@ -51,25 +64,28 @@ def rebuild(
     for path in imports:
         import_file(path)
     stamp = _stamp(out)
-    before = _record(out)
+    before = _before(out)
     there = manifest.read(out)
-    plan = manifest.plan_of(out, there, before)
+    plan = manifest.plan_of(out, there, before.record)
     unread = manifest.imports_note(manifest.recorded_imports(out), imports)
-    command = one_line(
-        str(there.planned.get("command") or before.get("command") or "keymix compare")
-    )
-    runs = gather.read_runs(plan, images=there.images, failures=_failures(before))
-    data = next((reading.data for reading in runs if reading.answers is not None), None)
+    known: list[Planned | ComparisonRecord] = []
+    if there.planned is not None:
+        known.append(there.planned)
+    if before.record is not None:
+        known.append(before.record)
+    command = one_line(next((each.command for each in known if each.command), "keymix compare"))
+    runs = gather.read_runs(plan, images=there.identity.data, failures=_failures(before.record))
+    data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
     if data is None:
-        failed = (reading.run["reason"] for reading in runs if reading.run["status"] == "failed")
+        failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
         why = next(failed, "")
         raise UserError(
             f"no run of the comparison in {str(out)!r} is finished yet. Go on with: {command}"
             + (f". The first that failed says: {why}" if why else "")
         )
-    table, measured = cost_store.known(plan, data, before)
+    table, measured = cost_store.known(plan, data, before.record)
     watch(Event(kind="stage", text="reading attention maps"))
-    maps, note = _maps(plan, there, runs, before)
+    pictures, note = _pictures(plan, there, runs, before)
     record = gather.make_record(
         plan,
         data,
@@ -79,15 +95,17 @@ def rebuild(
         measured=measured,
         spikes=spike_costs.known(plan, runs),
         checked=there.checked,
-        processes=_number("processes", there, before),
-        threads=_number("threads", there, before),
-        **maps,
+        processes=next((each.processes for each in known if each.processes > 0), 1),
+        threads=next((each.threads for each in known if each.threads > 0), 1),
+        pictures=pictures,
     )
-    if note and record["attention"] is not None and not _shows(record):
-        record |= dict.fromkeys(PICTURES)
+    if note and record.attention is not None and not _shows(record):
+        record = replace(record, attention=None, collapse=None, gallery=None)
         note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
     if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
-        return Comparison(out=out, record=_record(out))
+        newer = _before(out).record
+        if newer is not None:
+            return Comparison(out=out, record=newer)
     write(record, out)
     return Comparison(out=out, record=record, notes=tuple(filter(None, (unread, note))))
 
@@ -117,35 +135,34 @@ def _stamp(out: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def _record(out: Path) -> dict[str, Any]:
-    """Return the earlier record, of any format; an empty one if there is none or it is damaged."""
+def _before(out: Path) -> Before:
+    """Open the earlier record, of any format; where only pictures are damaged, without them."""
     from keymix.train.files import read_json
 
+    path, damage = out / folder.RESULTS, ""
     try:
-        return read_json(out / folder.RESULTS)
+        values = read_json(path)
     except UserError:
-        return {}
+        return Before()
+    for given in (values, {**values, **dict.fromkeys(PICTURES)}):
+        try:
+            return Before(record=opened(given, where=repr(str(path))), damage=damage)
+        except UserError as error:
+            damage = damage or str(error)
+    return Before(damage=damage)
 
 
-def _failures(before: dict[str, Any]) -> dict[tuple[str, int], str]:
+def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
     """Return why runs failed when they were last tried."""
-    runs = before.get("runs")
-    if before.get("format") != FORMAT or not isinstance(runs, list):
-        return {}
+    runs = before.runs if before else ()
     return {
-        (str(run.get("mixer")), run["seed"]): run["reason"]
+        (run.mixer, run.seed): run.reason
         for run in runs
-        if isinstance(run, dict) and run.get("status") == "failed"
-        if type(run.get("seed")) is int and isinstance(run.get("reason"), str)
+        if isinstance(run, OpenRun) and run.status == "failed"
     }
 
 
-def _number(key: str, there: Manifest, before: dict[str, Any]) -> int:
-    known = (values.get(key) for values in (there.planned, before))
-    return next((number for number in known if type(number) is int and number > 0), 1)
-
-
-def _shows(record: dict[str, Any]) -> bool:
+def _shows(record: ComparisonRecord) -> bool:
     """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
     from keymix.report.html import render
 
@@ -156,22 +173,26 @@ def _shows(record: dict[str, Any]) -> bool:
     return True
 
 
-def _maps(
-    plan: Plan, there: Manifest, runs: Sequence[Reading], before: dict[str, Any]
-) -> tuple[dict[str, Any], str]:
+def _pictures(
+    plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before
+) -> tuple[gather.Pictures, str]:
     """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
     from keymix.compare.gallery import pictures
     from keymix.train.model import load_data
 
     try:
         images = load_data(plan.recipe.data)
-        found = images.record()
-        if any(found[key] != value for key, value in there.images.items()):
+        if manifest.SameImages.of(images.record()) != there.identity.data:
             raise UserError(f"the data {images.spec!r} has changed since")
-        read = pictures(plan, runs, images)
+        return pictures(plan, runs, images), ""
     except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
-        same = before.get("format") == FORMAT
-        kept = {key: before.get(key) if same else None for key in PICTURES}
-        what = "kept as they were" if kept["attention"] else "left out"
-        return kept, f"attention maps are {what}: {reason(error)}"
-    return read, ""
+        why = reason(error)
+    if before.damage:
+        return gather.Pictures(), f"attention maps are left out: {before.damage}; {why}"
+    record = before.record
+    if record is None or record.attention is None:
+        return gather.Pictures(), f"attention maps are left out: {why}"
+    kept = gather.Pictures(
+        attention=record.attention, collapse=record.collapse, gallery=record.gallery
+    )
+    return kept, f"attention maps are kept as they were: {why}"

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.compare import cost_store, data_check, folder, manifest, spike_costs
+from keymix.compare import cost_store, data_check, folder, gather, manifest, spike_costs
 from keymix.compare.defaults import default_for
 from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.forecast import Forecast
@@ -23,9 +23,11 @@ from keymix.compare.plan import (
     make_plan,
 )
 from keymix.compare.pool import run_here, run_side_by_side, share_out
-from keymix.compare.runs import Reading, is_done
+from keymix.compare.runs import Finished, Reading, is_done
 from keymix.compare.twin import with_twin
 from keymix.errors import UserError
+from keymix.records import to_json
+from keymix.report.record import Checked, ComparisonRecord, OpenRun
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -43,7 +45,7 @@ class Comparison:
     """
 
     out: Path
-    record: dict[str, Any]
+    record: ComparisonRecord
     notes: tuple[str, ...] = ()
 
     @property
@@ -54,18 +56,17 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One row a mixer: accuracy, or overlap, of the last epoch, intervals, verdict."""
-        found: list[dict[str, Any]] = self.record["outcome"]["last"]
-        return found
+        return [to_json(row) for row in self.record.outcome.last]
 
     @property
     def failed(self) -> list[dict[str, Any]]:
         """The runs that failed, with their reasons."""
-        return [run for run in self.record["runs"] if run["status"] == "failed"]
+        return [to_json(run) for run in self.record.runs if run.status == "failed"]
 
     @property
     def missing(self) -> list[dict[str, Any]]:
         """The runs that have not started, or are not finished yet."""
-        return [run for run in self.record["runs"] if run["status"] == "missing"]
+        return [to_json(run) for run in self.record.runs if run.status == "missing"]
 
 
 def compare(
@@ -131,7 +132,6 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.compare import gather
     from keymix.train.fits import check_processes, check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
 
@@ -203,9 +203,9 @@ def compare(
             cost_threads=cost_threads,
             watch=watch,
         )
-        runs = gather.read_runs(plan, images=manifest.read(out).images, failures=failures)
-        if not any(reading.answers for reading in runs):
-            reason = runs[0].run["reason"]
+        runs = gather.read_runs(plan, images=manifest.read(out).identity.data, failures=failures)
+        if not any(isinstance(reading, Finished) for reading in runs):
+            reason = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
             raise UserError(f"no run could be finished; the first says: {reason}")
         table, measured = cost_store.settled(
             plan,
@@ -229,7 +229,7 @@ def compare(
             checked=checked,
             processes=processes,
             threads=threads,
-            **looked,
+            pictures=looked,
         )
         write(record, out)
     return Comparison(out=out, record=record, notes=(note,) if note else ())
@@ -248,14 +248,16 @@ def _run_imports(
         import_file(path)
 
 
-def _pictures(plan: Plan, runs: Sequence[Reading], images: ImageData) -> tuple[dict[str, Any], str]:
+def _pictures(
+    plan: Plan, runs: Sequence[Reading], images: ImageData
+) -> tuple[gather.Pictures, str]:
     """Look into the models; where their weights cannot be read, the scores stand without."""
     from keymix.compare.gallery import pictures
 
     try:
         return pictures(plan, runs, images), ""
     except UserError as error:
-        return {"attention": None, "collapse": None}, f"attention maps are left out: {error}"
+        return gather.Pictures(), f"attention maps are left out: {error}"
 
 
 def _note(plan: Plan, chosen: str, watch: Watcher) -> None:
@@ -265,7 +267,7 @@ def _note(plan: Plan, chosen: str, watch: Watcher) -> None:
         watch(Event(kind="note", text=text))
 
 
-def _checked(out: Path, data: ImageData, watch: Watcher) -> dict[str, Any]:
+def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:
     """Tell what the cheap part of the data check finds; a comparison that goes on reads it."""
     checked = manifest.read(out).checked
     if checked is None:
@@ -297,7 +299,7 @@ def _train(
     forecast = Forecast(
         plan,
         jobs,
-        sizes=data.record()["sizes"],
+        sizes=data.record().sizes,
         processes=processes,
         unmeasured=cost_store.unmeasured(plan, threads=cost_threads),
         watch=watch,
@@ -321,7 +323,7 @@ def _train(
     )
 
 
-def write(record: Mapping[str, Any], out: Path) -> None:
+def write(record: ComparisonRecord, out: Path) -> None:
     """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
     from keymix.report.html import render
     from keymix.train.files import write_text

@@ -3,64 +3,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from keymix.compare import mask_answers
 from keymix.compare.answers import Answers, counts, packed, read_answers
-from keymix.compare.environments import Lines, lines
+from keymix.compare.environments import lines
+from keymix.compare.manifest import SameImages
 from keymix.compare.mask_answers import MaskAnswers, read_mask_answers
 from keymix.compare.outcome import MaskScores, Scores
 from keymix.compare.plan import Entrant, Plan
-from keymix.data.tasks import SEGMENTATION, TaskKind, task_of
+from keymix.data.record import DataRecord
+from keymix.data.tasks import SEGMENTATION, TaskKind
 from keymix.errors import UserError
+from keymix.report.record import (
+    DoneRun,
+    HistoryLine,
+    Lines,
+    Mark,
+    MaskScore,
+    Number,
+    OpenRun,
+    Which,
+)
+from keymix.train.record import Environment, RunRecord, Tested
 
 T = TypeVar("T")
 
 NOT_STARTED = "it has not started"
-_OF_EACH_CLASS = ("jaccard", "dice", "hausdorff_mm", "missed")
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """One run as it was found.
+class Finished:
+    """A finished run as it was read.
 
     Args:
-        run: Plain values for the record: ``mixer, seed, folder, status, reason``, and of a run
-            that is done its scores and history, and ``notes`` of what its record lacks.
-        answers: What it answered; ``None`` unless it is done.
-        environment: What it was trained with, as lines; empty unless it is done.
-        data: Its record of the data; empty unless it is done.
+        run: Its part of the record, but for the position of its environment.
+        answers: What it answered.
+        environment: What it was trained with.
+        data: Its record of the data.
     """
 
-    run: dict[str, Any]
-    answers: Answers | MaskAnswers | None
+    run: DoneRun
+    answers: Answers | MaskAnswers
     environment: Lines
-    data: dict[str, Any]
+    data: DataRecord
 
-    def scores(self, which: Literal["last", "best"]) -> Scores | MaskScores:
-        """Return what a run that is done scored at one epoch."""
-        if self.answers is None:
-            raise ValueError(f"run {self.run['folder']} is {self.run['status']}: it has no scores")
-        told = self.run[which]
+    def scores(self, which: Which) -> Scores | MaskScores:
+        """Return what it scored at one epoch."""
+        mark = self.run.mark(which)
         if isinstance(self.answers, MaskAnswers):
             return MaskScores(
-                val_jaccard=told["val"]["jaccard"],
-                **{key: told["test"][key] for key in (*SEGMENTATION.scores[1:], "hausdorff_mm")},
+                val_jaccard=_needed(mark.val["jaccard"]),
+                jaccard=_needed(mark.test["jaccard"]),
+                weighted_jaccard=mark.test["weighted_jaccard"],
+                dice=mark.test["dice"],
+                hausdorff_mm=mark.test["hausdorff_mm"],
                 cases=self.answers.cases(which),
                 scored=self.answers.scored,
             )
         return Scores(
-            val_top1=told["val"]["top1"],
-            top1=told["test"]["top1"],
-            top5=told["test"]["top5"],
+            val_top1=_needed(mark.val["top1"]),
+            top1=_needed(mark.test["top1"]),
+            top5=mark.test["top5"],
             correct=self.answers.correct(which),
         )
+
+
+Reading = Finished | OpenRun
+"""A run as it was found."""
 
 
 def is_done(plan: Plan, entrant: Entrant, seed: int) -> bool:
@@ -77,76 +93,67 @@ def is_done(plan: Plan, entrant: Entrant, seed: int) -> bool:
 
 
 def read_run(
-    plan: Plan, entrant: Entrant, seed: int, *, images: Mapping[str, Any], failure: str | None
+    plan: Plan, entrant: Entrant, seed: int, *, images: SameImages, failure: str | None
 ) -> Reading:
     """Read one run; epochs are counted from 1.
 
-    A run whose files cannot be read, or that is another run than the plan's, is told as failed.
+    A run whose files cannot be read, or that is another run than the plan's, counts as failed.
 
     Args:
         plan: The comparison.
         entrant: Whose run.
         seed: Which run.
-        images: Fingerprint and index hashes of the images, as `folder.identity` keeps them.
+        images: Those of the comparison.
         failure: Why it failed when it was last tried, if it did.
     """
-    run: dict[str, Any] = {
-        "mixer": entrant.label,
-        "seed": seed,
-        "folder": plan.folder(entrant, seed).relative_to(plan.out).as_posix(),
-    }
     from keymix.train.files import SUMMARY
 
+    folder = plan.folder(entrant, seed)
+    status: Literal["failed", "missing"] = "failed"
     try:
-        if (plan.folder(entrant, seed) / SUMMARY).exists():
-            return _read_done(plan, entrant, seed, run, images)
+        if (folder / SUMMARY).exists():
+            return _read_done(plan, entrant, seed, images)
     except UserError as error:
-        run |= {"status": "failed", "reason": failure or str(error)}
+        reason = failure or str(error)
     else:
+        status = "failed" if failure else "missing"
         reason = failure or _how_far(plan, entrant, seed)
-        run |= {"status": "failed" if failure else "missing", "reason": reason}
-    return Reading(run=run, answers=None, environment={}, data={})
+    return OpenRun(
+        mixer=entrant.label,
+        seed=seed,
+        folder=folder.relative_to(plan.out).as_posix(),
+        status=status,
+        reason=reason,
+    )
 
 
-def _read_done(
-    plan: Plan, entrant: Entrant, seed: int, run: dict[str, Any], images: Mapping[str, Any]
-) -> Reading:
+def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> Finished:
     from keymix.train.damage import check_metrics, read_environment, read_summary
     from keymix.train.files import METRICS, PREDICTIONS, read_metrics
 
     folder = plan.folder(entrant, seed)
     _check_recipe(plan, entrant, seed)
     summary = _read(folder, lambda: read_summary(folder))
-    data = summary["data"]
-    task = task_of(data)
-    marks = {which: _mark(summary[which], task) for which in ("last", "best")}
-    told = _told_of_masks(summary) if task is SEGMENTATION else {}
-    changed = [key for key in images if data[key] != images[key]]
+    data, task = summary.data, summary.data.task_kind
+    there = SameImages.of(data)
+    changed = [f.name for f in fields(there) if getattr(there, f.name) != getattr(images, f.name)]
     if changed:
         raise UserError(
             f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "
             "away to train it anew."
         )
-    answers: Answers | MaskAnswers
-    if task is SEGMENTATION:
-        answers = _read(folder, lambda: read_mask_answers(folder / PREDICTIONS, data))
-        told["overlaps"] = mask_answers.packed(answers.images("last"))
-    else:
-        answers = _read(folder, lambda: read_answers(folder / PREDICTIONS, data))
-        correct = answers.correct("last")
-        told["correct"] = packed(correct)
-        told["class_correct"] = counts(answers.target[correct], len(data["classes"]))
-    history = [
-        {
-            "epoch": line["epoch"] + 1,
-            **{
-                key: _finite(line.get(key))
-                for key in ("train_loss", "val_loss", f"val_{task.score}")
+    history = tuple(
+        HistoryLine(
+            epoch=line.epoch + 1,
+            values={
+                "train_loss": _finite(line.train.get("loss")),
+                "val_loss": _finite(line.val.get("loss")),
+                f"val_{task.score}": _finite(line.val.get(task.score)),
             },
-        }
+        )
         for line in read_metrics(folder / METRICS)
-    ]
-    notes, environment = list(summary.get("lost", [])), {}
+    )
+    notes, environment = list(summary.lost), Environment()
     try:
         environment = read_environment(folder)
         if not notes:
@@ -154,14 +161,34 @@ def _read_done(
     except UserError as error:
         again = "The same `keymix compare` command writes again what can be had of it"
         notes.append(f"{str(error).rstrip('.')}. {again}")
-    done = {"status": "done", "reason": None, "seconds": summary["seconds"], **marks, **told}
-    done |= {"notes": notes} if notes else {}
-    return Reading(
-        run=run | done | {"history": history},
-        answers=answers,
-        environment=lines(environment),
-        data=data,
+    run = DoneRun(
+        mixer=entrant.label,
+        seed=seed,
+        folder=folder.relative_to(plan.out).as_posix(),
+        status="done",
+        reason=None,
+        seconds=summary.seconds,
+        last=_mark(summary.last, task),
+        best=_mark(summary.best, task),
+        notes=tuple(notes) or None,
+        history=history,
+        trained_with=0,
     )
+    answers: Answers | MaskAnswers
+    if task is SEGMENTATION:
+        answers = _read(folder, lambda: read_mask_answers(folder / PREDICTIONS, data))
+        run = replace(
+            _with_masks(run, summary), overlaps=mask_answers.packed(answers.images("last"))
+        )
+    else:
+        answers = _read(folder, lambda: read_answers(folder / PREDICTIONS, data))
+        correct = answers.correct("last")
+        run = replace(
+            run,
+            correct=packed(correct),
+            class_correct=counts(answers.target[correct], len(data.classes)),
+        )
+    return Finished(run=run, answers=answers, environment=lines(environment), data=data)
 
 
 def _read(folder: Path, read: Callable[[], T]) -> T:
@@ -216,26 +243,42 @@ def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
     return f"it is not finished: {done} of {plan.recipe.schedule.epochs} epochs are done"
 
 
-def _mark(told: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
+def _mark(tested: Tested, task: TaskKind) -> Mark:
     keys = (*task.scores[1:], task.scores[0])
-    of_test = (*keys, "hausdorff_mm", "hausdorff_missed") if task is SEGMENTATION else keys
-    return {
-        "epoch": None if told["epoch"] is None else told["epoch"] + 1,
-        **{
-            split: {metric: _finite(told[split].get(metric)) for metric in metrics}
-            for split, metrics in (("val", keys), ("test", of_test))
-        },
-    }
+    test: dict[str, Number | None] = {key: _finite(tested.test.scores.get(key)) for key in keys}
+    if task is SEGMENTATION:
+        test["hausdorff_mm"] = _finite(tested.test.hausdorff_mm)
+        test["hausdorff_missed"] = tested.test.hausdorff_missed
+    return Mark(
+        epoch=None if tested.epoch is None else tested.epoch + 1,
+        val={key: _finite(tested.val.get(key)) for key in keys},
+        test=test,
+    )
 
 
-def _told_of_masks(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a summary tells of each class, last epoch, and the unit of its distances."""
-    test = summary["last"]["test"]
-    return {
-        "classes": [{key: row[key] for key in _OF_EACH_CLASS} for row in test["classes"]],
-        "hausdorff_unit": test["hausdorff_unit"],
-    }
+def _with_masks(run: DoneRun, summary: RunRecord) -> DoneRun:
+    """Add what a summary has of each class, last epoch, and the unit of its distances."""
+    test = summary.last.test
+    return replace(
+        run,
+        classes=tuple(
+            MaskScore(
+                jaccard=each.jaccard,
+                dice=each.dice,
+                hausdorff_mm=each.hausdorff_mm,
+                missed=each.missed,
+            )
+            for each in test.classes or ()
+        ),
+        hausdorff_unit=test.hausdorff_unit,
+    )
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and np.isfinite(value) else None
+
+
+def _needed(value: Number | None) -> Number:
+    if value is None:
+        raise ValueError("a finished run has no score")
+    return value

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from math import isfinite
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.analysis import statistics
 from keymix.compare.folder import SPIKES
 from keymix.compare.plan import Plan
-from keymix.compare.runs import Reading
+from keymix.compare.runs import Finished, Reading
 from keymix.compare.worker import FAILURES, reason
 from keymix.errors import UserError
+from keymix.records import from_json
+from keymix.report.record import CostRow, MixerSpikes, Number, RunSpikes, Spikes
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -40,16 +41,16 @@ QUANTITIES = (
     "dense_energy_uj",
 )
 """What is read of each run; energies in µJ an image, the last of the network without spikes."""
-_ROW = {*QUANTITIES, "weights", "images", "time_steps", "notes"}
 _PJ = 1e-6  # µJ
 NOT_YET = "not measured yet: `keymix compare` does it when it ends"
 
-Row = dict[str, Any]
+Row = RunSpikes | str
+"""What a run's spikes cost, or why that is not known."""
 
 
 def settled(
     plan: Plan, images: ImageData, readings: Sequence[Reading], *, say: Callable[[str], None]
-) -> dict[str, Any] | None:
+) -> dict[str, Row] | None:
     """Return what the spikes of every finished run cost: as kept in the folder, or read now.
 
     Args:
@@ -66,34 +67,33 @@ def settled(
     from keymix.train.files import write_json
 
     runs = known(plan, readings) or {}
-    left = [name for name, row in runs.items() if "note" in row]
+    left = [name for name, row in runs.items() if isinstance(row, str)]
     if left:
         say(f"counting spikes of {len(left)} {'run' if len(left) == 1 else 'runs'}")
     for name in left:
         try:
             runs[name] = _study(plan.out / name, images)
         except FAILURES as error:  # UserError included: a mixer of the user's may do what none does
-            runs[name] = {"note": reason(error)}
-        whole = {each: row for each, row in runs.items() if "note" not in row}
+            runs[name] = reason(error)
+        whole = {each: row for each, row in runs.items() if isinstance(row, RunSpikes)}
         write_json(plan.out / SPIKES, {"runs": _read(plan.out / SPIKES) | whole})
     return runs
 
 
-def known(plan: Plan, readings: Sequence[Reading]) -> dict[str, Any] | None:
+def known(plan: Plan, readings: Sequence[Reading]) -> dict[str, Row] | None:
     """Return what the spikes of every finished run cost as far as it is known; nothing is measured.
 
     Returns:
-        Rows by the run's folder; one with a ``note`` alone says why it is not known. ``None`` where
-        the model has no spikes.
+        Rows by the run's folder; ``None`` where the model has no spikes.
     """
     if not plan.spiking:
         return None
     kept = _read(plan.out / SPIKES)
-    runs = {}
+    runs: dict[str, Row] = {}
     for name in _finished(plan, readings):
         row = kept.get(name)
-        fresh = row is not None and row["weights"] == _hash(plan.out / name)
-        runs[name] = row if row is not None and fresh else {"note": NOT_YET}
+        fresh = row is not None and row.weights == _hash(plan.out / name)
+        runs[name] = row if row is not None and fresh else NOT_YET
     return runs
 
 
@@ -109,9 +109,9 @@ def table(
     plan: Plan,
     readings: Sequence[Reading],
     runs: Mapping[str, Row] | None,
-    costs: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any] | None:
-    """Make what the record tells of spikes: the mean of each mixer over its seeds.
+    costs: Mapping[str, CostRow],
+) -> Spikes | None:
+    """Make what the record has of spikes: the mean of each mixer over its seeds.
 
     Args:
         plan: The comparison.
@@ -120,65 +120,62 @@ def table(
         costs: Every mixer's cost, for the multiply-adds of the twin.
 
     Returns:
-        ``text`` (how it was measured), ``mixers`` (label to quantities, each n, mean and sd, and
-        notes) and ``runs``; ``None`` where the model has no spikes.
+        ``None`` where the model has no spikes.
     """
     if runs is None:
         return None
     from keymix.analysis.energy import ENERGIES
 
     cost = ENERGIES["fp32"]
-    rows: dict[str, list[Row]] = {label: [] for label in plan.labels}
+    rows: dict[str, list[RunSpikes]] = {label: [] for label in plan.labels}
     notes: dict[str, list[str]] = {label: [] for label in plan.labels}
-    finished = {r.run["folder"]: r.run["mixer"] for r in readings if r.answers is not None}
+    finished = {r.run.folder: r.run.mixer for r in readings if isinstance(r, Finished)}
     for name, label in finished.items():
         row = runs.get(name)
-        if row is None:
-            continue
-        if "note" in row:
-            notes[label].append(row["note"])
-        else:
+        if isinstance(row, str):
+            notes[label].append(row)
+        elif row is not None:
             rows[label].append(row)
-    twins = {e.label: _twin(costs[e.label]["macs"], cost.mac) for e in plan.entrants if e.twin_of}
+    twins = {e.label: _twin(costs[e.label].macs, cost.mac) for e in plan.entrants if e.twin_of}
     mixers = {}
     for label in plan.labels:
         found = [twins[label]] if label in twins else rows[label]
-        mixers[label] = {
-            **{
-                key: asdict(
-                    statistics.summarize([row[key] for row in found if row[key] is not None])
-                )
-                for key in QUANTITIES
-            },
-            "time_steps": found[0]["time_steps"] if found else None,
-            "notes": list(dict.fromkeys([*notes[label], *_dead(rows[label])])),
-        }
-    told = {
-        name: twins[label] if label in twins else runs[name]
-        for name, label in finished.items()
-        if label in twins or "note" not in runs.get(name, {"note": NOT_YET})
-    }
-    read = [row["images"] for found in rows.values() for row in found]
-    text = _text(cost.mac, cost.ac, images=read[0] if read else IMAGES)
-    return {"text": text, "mixers": mixers, "runs": told}
+        mixers[label] = MixerSpikes(
+            **{key: statistics.summarize(_each(found, key)) for key in QUANTITIES},
+            time_steps=found[0].time_steps if found else None,
+            notes=tuple(dict.fromkeys([*notes[label], *_notes(rows[label])])),
+        )
+    each = {name: twins.get(label, runs.get(name)) for name, label in finished.items()}
+    read = [row.images for found in rows.values() for row in found]
+    text = _text(cost.mac, cost.ac, images=read[0] or IMAGES if read else IMAGES)
+    known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
+    return Spikes(text=text, mixers=mixers, runs=known_rows)
 
 
-def _twin(macs: float | None, pj: float) -> Row:
+def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
+    values = (getattr(row, key) for row in rows)
+    return [value for value in values if value is not None]
+
+
+def _twin(macs: Number | None, pj: float) -> RunSpikes:
     """Return the row of a network without spikes: multiply-adds alone."""
     energy = None if macs is None else macs * pj * _PJ
-    same = dict.fromkeys(
-        ("energy_uj", "energy_low_uj", "energy_high_uj", "dense_energy_uj"), energy
+    return RunSpikes(
+        firing_rate=None,
+        silent=None,
+        sops=None,
+        time_steps=None,
+        macs=macs,
+        energy_uj=energy,
+        energy_low_uj=energy,
+        energy_high_uj=energy,
+        dense_energy_uj=energy,
     )
-    return {
-        **dict.fromkeys(("firing_rate", "silent", "sops", "time_steps")),
-        "macs": macs,
-        **same,
-    }
 
 
-def _dead(rows: Sequence[Row]) -> list[str]:
-    """Say so where hardly any neuron fires."""
-    return [note for row in rows for note in row["notes"]]
+def _notes(rows: Sequence[RunSpikes]) -> list[str]:
+    """Return what is out of the ordinary, such as that hardly any neuron fires."""
+    return [note for row in rows for note in row.notes or ()]
 
 
 def _text(mac: float, ac: float, *, images: int) -> str:
@@ -198,13 +195,13 @@ def _finished(plan: Plan, readings: Sequence[Reading]) -> list[str]:
     """Return the folders of the finished runs that have spikes."""
     twins = {entrant.label for entrant in plan.entrants if entrant.twin_of}
     return [
-        reading.run["folder"]
+        reading.run.folder
         for reading in readings
-        if reading.answers is not None and reading.run["mixer"] not in twins
+        if isinstance(reading, Finished) and reading.run.mixer not in twins
     ]
 
 
-def _study(folder: Path, images: ImageData) -> Row:
+def _study(folder: Path, images: ImageData) -> RunSpikes:
     import torch
 
     from keymix.analysis.spikes import spike_study
@@ -217,21 +214,20 @@ def _study(folder: Path, images: ImageData) -> Row:
     with torch.random.fork_rng(devices=[]):
         found = spike_study(model, normalised(images, images.val, chosen), batch_size=BATCH)
     low, middle, high = found.energy
-    silent = found.silent
-    return {
-        "weights": _hash(folder),
-        "images": found.images,
-        "time_steps": found.time_steps,
-        "firing_rate": found.rate,
-        "silent": silent,
-        "sops": found.sops,
-        "macs": found.macs,
-        "energy_uj": middle * _PJ,
-        "energy_low_uj": low * _PJ,
-        "energy_high_uj": high * _PJ,
-        "dense_energy_uj": found.twin_energy * _PJ,
-        "notes": [note for note in found.notes if "never fired" in note],
-    }
+    return RunSpikes(
+        weights=_hash(folder),
+        images=found.images,
+        time_steps=found.time_steps,
+        firing_rate=found.rate,
+        silent=found.silent,
+        sops=found.sops,
+        macs=found.macs,
+        energy_uj=middle * _PJ,
+        energy_low_uj=low * _PJ,
+        energy_high_uj=high * _PJ,
+        dense_energy_uj=found.twin_energy * _PJ,
+        notes=tuple(note for note in found.notes if "never fired" in note),
+    )
 
 
 def _hash(folder: Path) -> str:
@@ -243,29 +239,23 @@ def _hash(folder: Path) -> str:
         return ""  # of a run whose weights were moved away; its scores are read still
 
 
-def _read(path: Path) -> dict[str, Row]:
-    """Return what is kept; a file that is missing or damaged keeps nothing."""
+def _read(path: Path) -> dict[str, RunSpikes]:
+    """Return what is kept; a file, or a run's row, that is missing or damaged keeps nothing."""
     from keymix.train.files import read_json
 
     try:
         runs = read_json(path).get("runs")
     except UserError:
         return {}
-    if not isinstance(runs, dict):
-        return {}
-    return {name: row for name, row in runs.items() if _is_row(row)}
+    found = {}
+    for name, row in runs.items() if isinstance(runs, dict) else ():
+        with suppress(UserError):
+            found[name] = _whole(from_json(RunSpikes, row, where=f"{str(path)!r}: {name}"))
+    return found
 
 
-def _is_row(row: object) -> bool:
-    """Whether a run's row is as `_study` makes it."""
-    if not isinstance(row, dict) or not row.keys() >= _ROW:
-        return False
-    numbers = [row[key] for key in (*QUANTITIES, "time_steps")]
-    notes = row["notes"]
-    return (
-        all(value is None or (type(value) in (int, float) and isfinite(value)) for value in numbers)
-        and isinstance(row["weights"], str)
-        and type(row["images"]) is int
-        and isinstance(notes, list)
-        and all(isinstance(note, str) for note in notes)
-    )
+def _whole(row: RunSpikes) -> RunSpikes:
+    """Refuse the row of a network without spikes, which no file keeps."""
+    if row.weights is None or row.images is None or row.notes is None:
+        raise UserError("it lacks the weights that it was read from, the images or the notes")
+    return row

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 from keymix.analysis.statistics import VERDICT_SEEDS
 from keymix.compare.plan import Plan
 from keymix.compare.words_masks import SCORE, over_cases, split_by
+from keymix.data.record import DataRecord
 from keymix.data.specs import named
-from keymix.data.tasks import SEGMENTATION, scored_classes, task_of
+from keymix.data.tasks import SEGMENTATION
+from keymix.report.record import Paragraph
 
-Data = Mapping[str, Any]
+T = TypeVar("T")
 
 _OVER_IMAGES = (
     "The interval over test images: for each image how often mixer minus baseline gets it right, "
@@ -22,56 +25,60 @@ _OVER_IMAGES = (
 )
 
 
-def title(data: Data) -> str:
+def title(data: DataRecord) -> str:
     """Name the comparison."""
     return f"Token mixers compared on {_place(data)}"
 
 
-def of_data(value: Any, data: Data) -> Any:
+def of_data(value: T, data: DataRecord) -> T:
     """Call images recordings in all that is said of data of events.
 
     Args:
-        value: Text, or lists and dicts of it; mixers' names stay.
+        value: Text, or records, tuples and mappings of it; mixers' names stay.
         data: The data's record.
     """
-    if "time_steps" not in data:
-        return value
+    return cast(T, _of_recordings(value)) if data.events else value
+
+
+def _of_recordings(value: Any) -> Any:
     if isinstance(value, str):
         return named(value, events=True)
-    if isinstance(value, list):
-        return [of_data(each, data) for each in value]
+    if isinstance(value, tuple):
+        return tuple(map(_of_recordings, value))
     if isinstance(value, dict):
-        return {k: v if k == "mixer" else of_data(v, data) for k, v in value.items()}
+        return {key: _of_recordings(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in fields(value) if each.name != "mixer"]
+        return replace(value, **{name: _of_recordings(getattr(value, name)) for name in names})
     return value
 
 
-def _place(data: Data) -> str:
+def _place(data: DataRecord) -> str:
     """Return the last part of a path in a data spec: ``folder:~/photos`` is photos."""
-    kind, _, path = str(data["spec"]).partition(":")
+    kind, _, path = data.spec.partition(":")
     return path.rstrip("/").rpartition("/")[2] or kind
 
 
-def facts(plan: Plan, data: Data) -> list[str]:
+def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
     """List the few facts under the title."""
     epochs, seeds = plan.recipe.schedule.epochs, len(plan.seeds)
-    sizes = data["sizes"]
-    height, width = data["image_size"]
-    left_out = int(data.get("left_out_count", 0))
-    return [
+    sizes = data.sizes
+    height, width = data.image_size
+    left_out = data.left_out_count
+    return (
         plan.recipe.model.name,
         f"{len(plan.entrants)} mixers × {_plural(seeds, 'seed')}",
         _plural(epochs, "epoch"),
         f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test images",
-        f"{height}×{width} px, {_plural(len(scored_classes(data)), 'class', 'classes')}"
-        + (" of masks" if task_of(data) is SEGMENTATION else ""),
+        f"{height}×{width} px, {_plural(len(data.scored_classes), 'class', 'classes')}"
+        + (" of masks" if data.task_kind is SEGMENTATION else ""),
         *([f"{_plural(left_out, 'broken image')} left out"] if left_out else []),
-    ]
+    )
 
 
-def data_line(data: Data) -> str:
+def data_line(data: DataRecord) -> str:
     """Tell the data and its fingerprint in one line."""
-    parts = [str(data["spec"]), *data.get("notes", [])]
-    return f"{'; '.join(parts)}; fingerprint {str(data['fingerprint'])[:16]}"
+    return f"{'; '.join((data.spec, *data.notes))}; fingerprint {data.fingerprint[:16]}"
 
 
 def curves_note(plan: Plan) -> str:
@@ -95,14 +102,14 @@ def curves_note(plan: Plan) -> str:
 
 def method(
     plan: Plan,
-    data: Data,
+    data: DataRecord,
     *,
     processes: int,
     threads: int,
     done: int,
     device: str,
     narrow: str = "",
-) -> list[dict[str, str]]:
+) -> tuple[Paragraph, ...]:
     """Tell how it was done, one paragraph a question.
 
     Args:
@@ -114,9 +121,9 @@ def method(
         device: Where they were measured.
         narrow: Why the intervals over test images are too narrow; empty if they are not.
     """
-    sizes = data["sizes"]
-    left_out = int(data.get("left_out_count", 0))
-    masks = task_of(data) is SEGMENTATION
+    sizes = data.sizes
+    left_out = data.left_out_count
+    masks = data.task_kind is SEGMENTATION
     items = [
         (
             "What was held equal.",
@@ -130,7 +137,7 @@ def method(
             "Splits.",
             f"{sizes['train']:,} images train, {sizes['val']:,} validate, {sizes['test']:,} test. "
             "Validation is apart from the test images and its split has a seed of its own "
-            f"({data.get('split_seed', 0)}). The test images were touched once, at the end of each "
+            f"({data.split_seed}). The test images were touched once, at the end of each "
             "run. The headline is the last epoch, which needs no choice; the epoch that was best "
             "on validation is told beside it."
             + (split_by(plan.recipe.data.split_by) if masks else "")
@@ -188,7 +195,7 @@ def method(
             "not trained again.",
         )
     )
-    return [{"title": a, "text": b} for a, b in items]
+    return tuple(Paragraph(title=title, text=text) for title, text in items)
 
 
 def _readout(plan: Plan) -> str:

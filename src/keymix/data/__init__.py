@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from keymix.data.augment import Augment as Augment
     from keymix.data.dataset import ImageData as ImageData
     from keymix.data.dataset import Split as Split
-    from keymix.data.dataset import load as load
     from keymix.data.decode import read_image as read_image
     from keymix.data.loaders import Batch as Batch
     from keymix.data.loaders import Loader as Loader
+    from keymix.data.loading import load as load
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -26,7 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "ImageData": "keymix.data.dataset",
         "Loader": "keymix.data.loaders",
         "Split": "keymix.data.dataset",
-        "load": "keymix.data.dataset",
+        "load": "keymix.data.loading",
         "read_image": "keymix.data.decode",
     },
 )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keymix.data import splits
 from keymix.data.sources.base import Source, Table, some
+from keymix.data.splits import choose, rest
 from keymix.data.streams import IntArray, Stream
 from keymix.errors import UserError
 
@@ -40,7 +40,7 @@ class Part:
 
     def without(self, chosen: IntArray) -> Part:
         """Keep the rows at all positions but ``chosen``."""
-        return self.keep(splits.rest(len(self.rows), chosen))
+        return self.keep(rest(len(self.rows), chosen))
 
 
 def carve(
@@ -71,9 +71,7 @@ def carve(
         notes.append("test = the source's validation split; validation carved from train")
     else:
         number = max(1, round(source.test_fraction * len(train.rows)))
-        chosen = splits.choose(
-            train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True
-        )
+        chosen = choose(train.labels, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True)
         train, test = train.without(chosen), train.keep(chosen)
         notes.append(f"test = {len(chosen)} {source.items} carved from train, stratified, fixed")
 
@@ -81,16 +79,16 @@ def carve(
         least = 2 * len(np.unique(train.labels))  # one to learn from and one to validate on
         if limit < least:
             raise UserError(f"{limit=} is below two {source.items} a class. Give at least {least}.")
-        test = test.keep(splits.choose(test.labels, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
+        test = test.keep(choose(test.labels, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
     budget = len(train.rows) if limit is None else min(limit, len(train.rows))
     number = max(1, round(val_fraction * budget))
     if val is not None:
         notes.append("validation = the source's validation split")
         if limit is not None:
-            val = val.keep(splits.choose(val.labels, number, seed=seed, stream=Stream.LIMIT))
+            val = val.keep(choose(val.labels, number, seed=seed, stream=Stream.LIMIT))
             budget = max(0, min(limit - len(val.rows), len(train.rows)))
     if budget < len(train.rows):
-        train = train.keep(splits.choose(train.labels, budget, seed=seed, stream=Stream.LIMIT))
+        train = train.keep(choose(train.labels, budget, seed=seed, stream=Stream.LIMIT))
     if val is None:
         counts = np.bincount(train.labels, minlength=len(source.classes))
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)]
@@ -98,9 +96,7 @@ def carve(
             notes.append(
                 f"not validated on, for want of a second {source.items[:-1]}: {some(single)}"
             )
-        chosen = splits.choose(
-            train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True
-        )
+        chosen = choose(train.labels, number, seed=seed, stream=Stream.VALIDATION, leave_one=True)
         train, val = train.without(chosen), train.keep(chosen)
     for name, part in (("train", train), ("validation", val), ("test", test)):
         if not len(part.rows):

@@ -58,7 +58,7 @@ def glance(
         return clock() - start > share * seconds
 
     missed = []
-    if data.masks is None or not data.facts["grouped"]:
+    if data.masks is None or not data.facts.grouped:
         tables = {split.name: split.table for split in data.splits}
         try:
             found = sequences_of(tables, late=late)
@@ -217,7 +217,7 @@ def _add_masks(report: Report, data: ImageData, looks: dict[str, _Look]) -> None
         classes=data.classes,
         masks=data.masks,
         channels=data.in_chans,
-        grouped=data.facts["grouped"],
+        grouped=bool(data.facts.grouped),
         images=_images(data, looks),
         survey=survey,
         groups=[
@@ -230,5 +230,5 @@ def _add_masks(report: Report, data: ImageData, looks: dict[str, _Look]) -> None
     check.add_copies(report, scans)
     check.add_cases(report, scans)
     check.add_unlisted(report, data.unlisted)
-    counts = {name: np.array(number) for name, number in data.facts["class_images"].items()}
+    counts = {name: np.array(number) for name, number in (data.facts.class_images or {}).items()}
     check.add_lacking(report, data.classes, counts)

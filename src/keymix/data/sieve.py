@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keymix.data import measure
 from keymix.data.carve import Part
+from keymix.data.measure import broken
+from keymix.data.record import LeftOutImage
 from keymix.data.sources.base import Source, Table, some
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
-NAMED = 50  # images left out that a record names
+_NAMED = 50  # images left out that a record names
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def sieve(
     """
     left_parts, left_tables, left_out = dict(parts), dict(tables), []
     for name, table in tables.items():
-        reasons = measure.broken(table, source.in_chans) if find is None else find(table)
+        reasons = broken(table, source.in_chans) if find is None else find(table)
         if not reasons:
             continue
         part = parts[name]
@@ -101,6 +102,11 @@ def left_out_note(left_out: Sequence[LeftOut], source: Source) -> list[str]:
         for name in dict.fromkeys(each.split for each in left_out)
     ]
     return [f"broken {source.items} left out: {', '.join(counts)}"]
+
+
+def named_left_out(left_out: Sequence[LeftOut]) -> tuple[LeftOutImage, ...]:
+    """Name the first images left out, as a record does."""
+    return tuple(LeftOutImage(id=each.id, reason=each.reason) for each in left_out[:_NAMED])
 
 
 def rows_left_out(left_out: Sequence[LeftOut]) -> dict[str, IntArray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keymix.data import measure
+from keymix.data.measure import mean_std, sample
 
 if TYPE_CHECKING:
     from keymix.data.dataset import Split
@@ -18,9 +18,9 @@ def statistics_of(train: Split) -> tuple[tuple[float, ...], tuple[float, ...], s
         Mean, deviation, and in words of which images they are.
     """
     if train.images is not None:
-        return *measure.mean_std([train.images.numpy()]), "all training images"
-    rows = measure.sample(len(train))
-    mean, std = measure.mean_std([train.read(int(i)).numpy()[None] for i in rows])
+        return *mean_std([train.images.numpy()]), "all training images"
+    rows = sample(len(train))
+    mean, std = mean_std([train.read(int(i)).numpy()[None] for i in rows])
     few = len(rows) < len(train)
     return (
         mean,

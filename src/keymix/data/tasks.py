@@ -6,11 +6,7 @@ A run's or a comparison's record names its task by the key ``task``; one without
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from keymix.errors import UserError
 
 BACKGROUND = "background"
 """Name of the class of exclusive masks that no mean over classes counts."""
@@ -67,31 +63,3 @@ class MaskKind:
 
     multilabel: bool
     background: int | None
-
-
-def task_of(record: Mapping[str, Any]) -> TaskKind:
-    """Return the task of a record: a comparison's, a run's summary, or that of data.
-
-    Args:
-        record: What tells it by ``task``, itself or in its ``data``.
-
-    Raises:
-        UserError: If this keymix has no such task.
-    """
-    data = record.get("data")
-    inside = data if isinstance(data, Mapping) else {}
-    name = record.get("task", inside.get("task", CLASSIFICATION.name))
-    if name not in TASKS:
-        raise UserError(f"task {name!r} is unknown to this keymix; it has {', '.join(TASKS)}.")
-    return TASKS[name]
-
-
-def scored_classes(record: Mapping[str, Any]) -> list[int]:
-    """Return the classes over which scores are averaged: all but the background of masks.
-
-    Args:
-        record: That of data: ``classes``, and ``task`` where it is not classification.
-    """
-    names = list(record["classes"])
-    whole = task_of(record) is not SEGMENTATION or record.get("multilabel", False)
-    return [i for i, name in enumerate(names) if whole or name != BACKGROUND]

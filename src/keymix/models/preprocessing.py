@@ -9,7 +9,7 @@ then stands in the record of a run's data, and goes over that here, so that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from timm.models import get_model_traits
 from torch import nn
@@ -18,8 +18,39 @@ from keymix.hosts.encoded import encoder_of
 
 Config = dict[str, Any]
 
-RECORD = frozenset({"classes", "in_chans", "image_size", "mean", "std", "crop_pct"})
-"""What the record of a run's data says of images and classes."""
+
+class TrainedOn(Protocol):
+    """What the record of a run's data says of images and classes."""
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+
+    @property
+    def in_chans(self) -> int:
+        """Channels."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images in pixels."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of each channel, of values 0..1."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of each channel."""
+
+    @property
+    def crop_pct(self) -> float:
+        """Share of the resized image's side that the evaluation crop keeps."""
+
+
 _SHOWN = ("input_size", "mean", "std", "crop_pct", "crop_mode", "interpolation")
 _ANSWERED = ("num_classes", "label_names")
 _OF_OTHER_WEIGHTS = (
@@ -32,20 +63,20 @@ _CROPPED = {"crop_mode": "center", "interpolation": "bicubic"}
 _FITTED = {"segmentation": {"crop_mode": "squash", "interpolation": "bilinear"}}
 
 
-def preprocessing_of(data: Mapping[str, Any]) -> Config:
+def preprocessing_of(data: TrainedOn) -> Config:
     """Return what the record of a run's data says, as ``pretrained_cfg`` has it.
 
     Args:
-        data: The record, which has all of `RECORD`.
+        data: The record.
     """
     return {
-        "input_size": (int(data["in_chans"]), *map(int, data["image_size"])),
-        "mean": tuple(map(float, data["mean"])),
-        "std": tuple(map(float, data["std"])),
-        "crop_pct": float(data["crop_pct"]),
-        **_FITTED.get(data.get("task", ""), _CROPPED),
-        "num_classes": len(data["classes"]),
-        "label_names": tuple(map(str, data["classes"])),
+        "input_size": (data.in_chans, *data.image_size),
+        "mean": data.mean,
+        "std": data.std,
+        "crop_pct": data.crop_pct,
+        **_FITTED.get(data.task, _CROPPED),
+        "num_classes": len(data.classes),
+        "label_names": data.classes,
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from keymix.errors import UserError, one_line
 from keymix.layers.shifts import recorded_shifts
 from keymix.mixers.base import Grid
-from keymix.models.preprocessing import RECORD, Config, preprocessing_of
+from keymix.models.preprocessing import Config, preprocessing_of
+from keymix.records import from_json
 
 _LAST = "weights_last.safetensors"  # of a run's folder
 _WANTED = "give model.state_dict(), a file or a run's folder"
@@ -53,6 +54,25 @@ class Source:
     img_size: Grid | None = None
     shown: Config | None = None
     shifts: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sized:
+    """What weights need to say of a run's data to be resampled."""
+
+    image_size: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown(_Sized):
+    """What weights say of a run's data."""
+
+    classes: tuple[str, ...]
+    in_chans: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+    task: str = ""
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
@@ -142,10 +162,10 @@ def _trained_at(facts: Mapping[str, Any]) -> tuple[Grid | None, Config | None]:
     """Return height and width of a run's images, and how they were shown."""
     if not facts:
         return None, None
-    data = facts["data"]
-    height, width = data["image_size"]
-    shown = preprocessing_of(data) if data.keys() >= RECORD else None
-    return (int(height), int(width)), shown
+    data, where = facts["data"], "the record of its data"
+    size = from_json(_Sized, data, where=where).image_size
+    whole = data.keys() >= {each.name for each in fields(_Shown)} - {"task"}
+    return size, preprocessing_of(from_json(_Shown, data, where=where)) if whole else None
 
 
 def _shifts(facts: Mapping[str, Any]) -> str | None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keymix.analysis.statistics import Interval
 
 MISSING = "–"
 
@@ -27,9 +29,9 @@ def span(low: float | None, high: float | None) -> str:
     return MISSING if low is None or high is None else f"{points(low)} to {points(high)}"
 
 
-def no_spread(interval: Mapping[str, Any]) -> str:
+def no_spread(interval: Interval) -> str:
     """Say why several seeds have no interval; empty where they have, and for one seed."""
-    return str(interval["note"]) if interval["low"] is None and interval["n"] > 1 else ""
+    return interval.note if interval.low is None and interval.n > 1 else ""
 
 
 def distance(value: float | None) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One comparison as one offline HTML page: from the plain record of ``results.json``, no torch.
+"""One comparison as one offline HTML page: from the record of ``results.json``, no torch.
 
 The page's script sorts tables, picks attention maps and compares two runs; `keymix.report.page`
 says what holds for every page.
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keymix.data.tasks import SEGMENTATION, task_of
-from keymix.errors import UserError
+from keymix.data.tasks import SEGMENTATION
+from keymix.records import to_json
 from keymix.report import plots
 from keymix.report.page import render_page
+from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.views import (
     attention,
     classes,
@@ -27,38 +28,27 @@ from keymix.report.views import (
 from keymix.report.views.payload import payload
 from keymix.report.views.wording import columns, wording
 
-FORMAT = 2
-"""Version of the record that this page understands (``record["format"]``)."""
-
 SCRIPTS = ("core", "tables", "attention", "answers", "pair")
 """Files of ``templates/script``, in the order they are joined."""
 MASK_SCRIPTS = tuple("overlaps" if name == "answers" else name for name in SCRIPTS)
 """Those where images have masks."""
 
-Record = Mapping[str, Any]
 
-
-def render(record: Record) -> str:
+def render(record: ComparisonRecord) -> str:
     """Render a comparison's record.
 
     Args:
-        record: The content of ``results.json``, which `keymix.compare.gather` makes.
+        record: What `keymix.compare.gather` makes, or `keymix.report.record.opened` reads.
 
     Returns:
         The HTML document.
 
     Raises:
-        UserError: If the record has another format version.
+        UserError: If a picture of the record is none.
     """
-    if record.get("format") != FORMAT:
-        raise UserError(
-            f"record of format {record.get('format')!r} cannot be shown; this keymix reads format "
-            f"{FORMAT}. Run `keymix compare` again with the same command (finished runs are kept)."
-        )
-    labels = [m["label"] for m in record["mixers"]]
-    controls = [m["label"] for m in record["mixers"] if m["control"]]
-    looks = plots.looks(labels, baseline=record["baseline"], controls=controls)
-    masks = task_of(record) is SEGMENTATION
+    controls = [mixer.label for mixer in record.mixers if mixer.control]
+    looks = plots.looks(record.labels, baseline=record.baseline, controls=controls)
+    masks = record.task_kind is SEGMENTATION
     return render_page(
         "report.html.j2",
         _view(record, looks),
@@ -67,23 +57,24 @@ def render(record: Record) -> str:
     )
 
 
-def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
-    labels = [m["label"] for m in record["mixers"]]
-    last = record["outcome"]["last"]
+def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
     dense, at = spikes.dense_over(record)
-    task = task_of(record)
+    task = record.task_kind
     masks = task is SEGMENTATION
+    done = [run for run in record.runs if isinstance(run, DoneRun)]
     return {
         "r": record,
+        "recipe": record.recipe.to_dict(),
+        "data": to_json(record.data),
         "looks": looks,
-        "others": [row for row in last if row["mixer"] != record["baseline"]],
+        "others": [row for row in record.outcome.last if row.mixer != record.baseline],
         "failed": runs.unfinished(record, "failed"),
         "waiting": runs.unfinished(record, "missing"),
         "noted": runs.noted(record),
         "absent": runs.without_runs(record),
-        "done": sum(run["status"] == "done" for run in record["runs"]),
-        "ratio": {label: runs.ratio(record, label) for label in labels},
-        "checked": record.get("data_check"),
+        "done": len(done),
+        "ratio": {label: runs.ratio(record, label) for label in record.labels},
+        "checked": record.data_check,
         "status": runs.STATUS,
         "environments": runs.environments(record),
         "masks": masks,
@@ -100,5 +91,5 @@ def _view(record: Record, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
         "classes": (mask_classes if masks else classes).by_class(record, looks),
         "gallery": gallery.sheet(record),
         "attention": attention.sheet(record),
-        "seconds": sum(run.get("seconds") or 0 for run in record["runs"]),
+        "seconds": sum(run.seconds for run in done),
     }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from keymix.train.runs import Run, load_run
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+    from keymix.data.record import DataRecord
 
 _FEW = 3  # classes named in a message
 
@@ -108,7 +109,7 @@ def make_teacher(config: LossConfig, data: ImageData, device: torch.device) -> T
     except UserError as error:
         raise _refusal(config, str(error)) from None
     here = {
-        "image_size": list(data.image_size),
+        "image_size": data.image_size,
         "in_chans": data.in_chans,
         "time_steps": data.time_steps,
     }
@@ -119,14 +120,14 @@ def make_teacher(config: LossConfig, data: ImageData, device: torch.device) -> T
     }
     for key, now in here.items():
         told = words[key]
-        if seen.get(key) != now:
-            what = f"it takes {told.format(seen.get(key))}, and the data has {told.format(now)}"
+        if (then := getattr(seen, key)) != now:
+            what = f"it takes {told.format(then)}, and the data has {told.format(now)}"
             raise _refusal(config, f"{what}.")
     weights = run.folder / files.weights_file("last")
     return Teacher(
         model.to(device),
         config.distill_temperature,
-        order=_order(config, seen["classes"], list(data.classes), device),
+        order=_order(config, list(seen.classes), list(data.classes), device),
         rescale=_rescale(seen, data, device),
         digest=hashlib.sha256(weights.read_bytes()).hexdigest(),
     )
@@ -149,10 +150,10 @@ def _order(
 
 
 def _rescale(
-    seen: dict[str, Any], data: ImageData, device: torch.device
+    seen: DataRecord, data: ImageData, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """From (pixel - mean) / std of the student's to the teacher's: a factor and an offset."""
-    theirs = list(seen["mean"]), list(seen["std"])
+    theirs = list(seen.mean), list(seen.std)
     ours = list(data.mean), list(data.std)
     if theirs == ours:
         return None

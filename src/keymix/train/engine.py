@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import math
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +43,7 @@ from keymix.train.model import (
 )
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
+from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
 from keymix.train.resume import Progress, mend, progress_of, tell_lost, weights_told
 from keymix.train.runs import Run, load_run
 from keymix.train.score_split import eval_loader, score_split
@@ -61,7 +62,7 @@ def train(
     out: str | Path,
     *,
     overwrite: bool = False,
-    progress: Literal["bar"] | Callable[[Mapping[str, Any]], None] | None = None,
+    progress: Literal["bar"] | Report | None = None,
     data: ImageData | None = None,
     checkpoint_minutes: float = 10.0,
 ) -> Run:
@@ -188,10 +189,10 @@ def _start(folder: Path, recipe: Recipe, before: Progress) -> None:
     files.write_metrics(folder / files.METRICS, list(before.lines))
 
 
-def _environment(folder: Path, *, resumed: bool) -> dict[str, object]:
+def _environment(folder: Path, *, resumed: bool) -> Environment:
     """The environment, with those (``earlier``) in which a resumed run was trained before.
 
-    One whose record is missing or damaged stands there as an empty mapping.
+    One whose record is missing or damaged stands there as one of which nothing is known.
     """
     now = environment()
     if not resumed:
@@ -199,11 +200,9 @@ def _environment(folder: Path, *, resumed: bool) -> dict[str, object]:
     try:
         there = read_environment(folder)
     except UserError:
-        there = {}
-    earlier = there.pop("earlier", [])
-    if there != now:
-        earlier = [*earlier, there]
-    return now | ({"earlier": earlier} if earlier else {})
+        there = Environment()
+    differs = there.machine != now.machine
+    return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))
 
 
 def _record(
@@ -216,7 +215,7 @@ def _record(
     return EpochRecord(
         folder,
         images=len(data.train),
-        facts={"recipe": recipe.to_dict(), "data": data.record()},
+        facts=WeightsFacts(recipe=recipe, data=data.record()),
         lines=before.lines,
         best=before.best,
         lost=before.lost,
@@ -275,8 +274,8 @@ def _restore(training: Training, record: EpochRecord, before: Progress) -> None:
 def _keep_last(recipe: Recipe, record: EpochRecord, task: TrainingTask) -> nn.Module:
     """Write the weights of the last epoch; return the model that is evaluated."""
     last = recipe.schedule.epochs - 1
-    known = next((line for line in record.lines if line["epoch"] == last), {"epoch": last})
-    record.write_weights("last", task, known)
+    known = (line.validated for line in record.lines if line.epoch == last)
+    record.write_weights("last", task, next(known, Validated(epoch=last, val={})))
     return task.evaluated
 
 
@@ -294,8 +293,8 @@ def _finish(
     Their epochs and validation scores are those that the weights themselves tell.
     """
     last = weights_told("last", folder, recipe, data, model)
-    if last["epoch"] is None:
-        last["epoch"] = recipe.schedule.epochs - 1
+    if last.epoch is None:
+        last = replace(last, epoch=recipe.schedule.epochs - 1)
     if record.best is None:  # it was lost, and no epoch was left to take its place
         path = folder / files.weights_file("last")
         files.write_bytes(folder / files.weights_file("best"), path.read_bytes())
@@ -323,23 +322,23 @@ def _finish(
     files.write_arrays(folder / files.PREDICTIONS, arrays)
     files.write_json(
         folder / files.SUMMARY,
-        {
-            "status": "done",
-            "model": recipe.model.name,
-            "mixer": mixer_label(recipe.model),
-            "seed": recipe.seed,
-            "params": params,
-            "epochs": recipe.schedule.epochs,
-            "seconds": math.fsum(line.get("seconds") or 0.0 for line in record.lines),
-            "last": _told(last, scored["last"]),
-            "best": _told(record.best, scored["best"]),
-            "data": data.record(),
-            **({} if data.masks is None else {"task": data.task.name}),
-            **({"lost": record.lost} if record.lost else {}),
-        },
+        RunRecord(
+            status="done",
+            model=recipe.model.name,
+            mixer=mixer_label(recipe.model),
+            seed=recipe.seed,
+            params=params,
+            epochs=recipe.schedule.epochs,
+            seconds=math.fsum(line.seconds or 0.0 for line in record.lines),
+            last=_tested(last, scored["last"]),
+            best=_tested(record.best, scored["best"]),
+            data=data.record(),
+            task=data.task.name,
+            lost=tuple(record.lost),
+        ),
     )
 
 
-def _told(line: Mapping[str, Any], test: Scored | MaskScored) -> dict[str, Any]:
-    val = {name: line[f"val_{name}"] for name in test.metrics}
-    return {"epoch": line["epoch"], "val": val, "test": {**test.metrics, **test.details}}
+def _tested(epoch: Validated, test: Scored | MaskScored) -> Tested:
+    val = {name: epoch.val[name] for name in test.metrics}
+    return Tested(epoch=epoch.epoch, val=val, test=test.record)

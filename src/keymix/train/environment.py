@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from keymix._version import __version__
+from keymix.train.record import Environment
 
 
 def cpu_model() -> str:
@@ -43,19 +44,19 @@ def source_commit() -> str | None:
     return commit + ("+" if ask("status", "--porcelain", "-uno", "--", "src/keymix") else "")
 
 
-def environment() -> dict[str, object]:
-    """The record of the environment, plain values."""
+def environment() -> Environment:
+    """What this process computes with."""
     cuda = torch.cuda.is_available()
     packages = ("torch", "torchvision", "timm", "lightning-fabric", "torchmetrics", "numpy")
-    return {
-        "python": platform.python_version(),
-        "keymix": __version__,
-        "commit": source_commit(),
-        "packages": {name: importlib.metadata.version(name) for name in packages},
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
-        "cuda": torch.version.cuda if cuda else None,
-    }
+    return Environment(
+        python=platform.python_version(),
+        keymix=__version__,
+        commit=source_commit(),
+        packages={name: importlib.metadata.version(name) for name in packages},
+        platform=platform.platform(),
+        cpu=cpu_model(),
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(0) if cuda else "cpu",
+        cuda=torch.version.cuda if cuda else None,
+    )

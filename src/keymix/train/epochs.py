@@ -12,32 +12,36 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from keymix.records import from_json, to_json
 from keymix.train import files
+from keymix.train.record import EpochLine, EpochsDone, SameData, Validated, WeightsFacts
 from keymix.train.task import TrainingTask
 
-SAME_DATA = ("fingerprint", "index_sha256", "classes")
-"""What of the data's record must not change within a run."""
-
-Line = dict[str, Any]
-"""An epoch's line of metrics; of weights that are kept, the epoch and the scores alone."""
-Report = Callable[[Mapping[str, Any]], None]
+Report = Callable[[Mapping[str, float | None]], None]
 
 
-def is_better(line: Mapping[str, Any], than: Mapping[str, Any] | None) -> bool:
+def is_better(one: Validated, than: Validated | None) -> bool:
     """Whether an epoch validates better than another: by its task's score, then by loss."""
-    if than is None:
-        return True
-    score = next(key for key in files.SCORES if key in line)
-    return (line[score], -line["val_loss"]) > (than[score], -than["val_loss"])
+    return than is None or one.rank > than.rank
 
 
-def best_of(lines: Iterable[Line]) -> Line | None:
-    """The best-on-validation epoch's line."""
-    best: Line | None = None
+def best_of(lines: Iterable[EpochLine]) -> Validated | None:
+    """The epoch that validated best."""
+    best: Validated | None = None
     for line in lines:
-        if is_better(line, best):
-            best = line
+        if is_better(line.validated, best):
+            best = line.validated
     return best
+
+
+def epochs_done(content: Mapping[str, Any], path: Path) -> EpochsDone:
+    """Read what a checkpoint keeps of the epochs before it.
+
+    Args:
+        content: The checkpoint.
+        path: Its file, for the message.
+    """
+    return from_json(EpochsDone, content["record"], where=f"the checkpoint {str(path)!r}")
 
 
 class EpochRecord:
@@ -61,9 +65,9 @@ class EpochRecord:
         folder: Path,
         *,
         images: int,
-        facts: Mapping[str, Any],
-        lines: Iterable[Line],
-        best: Line | None,
+        facts: WeightsFacts,
+        lines: Iterable[EpochLine],
+        best: Validated | None,
         lost: Iterable[str] = (),
         report: Report | None = None,
     ) -> None:
@@ -74,9 +78,14 @@ class EpochRecord:
 
     def state(self) -> dict[str, Any]:
         """The epochs' lines, the seconds of the unfinished epoch, and whose images it saw."""
-        kept = {name: self.facts["data"][name] for name in SAME_DATA}
-        lines = [dict(line) for line in self.lines]
-        return {"seconds": self._elapsed(), "data": kept, "lines": lines, "lost": self.lost}
+        done = EpochsDone(
+            seconds=self._elapsed(),
+            data=SameData.of(self.facts.data),
+            lines=tuple(self.lines),
+            lost=tuple(self.lost),
+        )
+        state: dict[str, Any] = to_json(done)
+        return state
 
     def start(self, seconds: float = 0.0) -> None:
         """Start the clock of an epoch.
@@ -99,15 +108,17 @@ class EpochRecord:
             task: What was trained.
             scores: Of the validation.
         """
-        line: Line = {"epoch": task.current_epoch}
-        line |= {f"train_{name}": mean for name, mean in task.losses.means().items()}
-        line |= {f"val_{name}": score for name, score in scores.items()}
-        line["lr"] = task.last_lr
-        line["seconds"] = self._elapsed()
-        line["images_per_s"] = self.images / max(self._trained, 1e-9)
-        if is_better(line, self.best):
-            self.best = line
-            self.write_weights("best", task, line)
+        line = EpochLine(
+            epoch=task.current_epoch,
+            train=task.losses.means(),
+            val=dict(scores),
+            lr=task.last_lr,
+            seconds=self._elapsed(),
+            images_per_s=self.images / max(self._trained, 1e-9),
+        )
+        if is_better(line.validated, self.best):
+            self.best = line.validated
+            self.write_weights("best", task, line.validated)
         self.lines.append(line)
         files.write_metrics(self.folder / files.METRICS, self.lines)
         self.start()
@@ -119,14 +130,13 @@ class EpochRecord:
             epochs: How many are planned.
         """
         if self.report is not None and self.best is not None:
-            self.report({**self.lines[-1], "epochs": epochs, "best_epoch": self.best["epoch"]})
+            planned = {"epochs": epochs, "best_epoch": self.best.epoch}
+            self.report({**to_json(self.lines[-1]), **planned})
 
-    def write_weights(self, which: str, task: TrainingTask, line: Line) -> None:
+    def write_weights(self, which: str, task: TrainingTask, validated: Validated) -> None:
         """Write the weights as they are now, as ``last`` or ``best``, with epoch and scores."""
         path = self.folder / files.weights_file(which)
-        val = {key.removeprefix("val_"): line[key] for key in line if key.startswith("val_")}
-        facts = {**self.facts, "epoch": line["epoch"], "val": val}
-        files.write_weights(path, task.evaluated.state_dict(), facts)
+        files.write_weights(path, task.evaluated.state_dict(), self.facts.of(validated))
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start

@@ -9,7 +9,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from keymix.data.tasks import TASKS
 from keymix.errors import UserError, WriteError
+from keymix.records import from_json, to_json
 from keymix.train.recipe import RECORD
+from keymix.train.record import EpochLine, WeightsFacts, facts_from_json
 
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
@@ -30,8 +31,6 @@ NONFINITE, SWAP = "nonfinite.json", "swap.json"
 _PART = ".part"
 _DEEPEST = 64
 """Levels of a record; the deepest of keymix's own has about ten."""
-SCORES = tuple(f"val_{kind.score}" for kind in TASKS.values())
-"""Of an epoch's line: the score of each task by which epochs are ranked; a line has one."""
 
 _BAD_ARRAYS = (
     OSError,
@@ -143,9 +142,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a mapping as indented JSON."""
-    write_text(path, json.dumps(values, indent=2) + "\n")
+def write_json(path: Path, record: object) -> None:
+    """Write a record, or a mapping, as indented JSON."""
+    write_text(path, json.dumps(to_json(record), indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None
     write_atomically(path, lambda stream: stream.write(content.getbuffer()))
 
 
-def write_weights(path: Path, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_weights(path: Path, state: Mapping[str, Tensor], facts: WeightsFacts) -> None:
     """Write weights with the facts they need to be used: how to build the model, its classes.
 
     Equal weights and facts make equal files.
@@ -196,10 +195,10 @@ def write_weights(path: Path, state: Mapping[str, Tensor], facts: Mapping[str, A
     Args:
         path: The ``.safetensors`` file.
         state: The model's state; tensors that share memory are written out apart.
-        facts: Plain values, kept as JSON in the file's metadata.
+        facts: Kept as JSON in the file's metadata.
     """
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    data = save(tensors, metadata={"format": "pt", "keymix": json.dumps(facts)})
+    data = save(tensors, metadata={"format": "pt", "keymix": json.dumps(to_json(facts))})
     write_bytes(path, _in_order(data))
 
 
@@ -213,7 +212,7 @@ def _in_order(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
     """Read weights and their facts.
 
     Raises:
@@ -227,7 +226,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     )
 
 
-def read_facts(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> WeightsFacts:
     """Read the facts of weights alone; the file is seen to be as long as it should be.
 
     Raises:
@@ -238,7 +237,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def _weights(
     path: Path, *, tensors: bool, remedy: str = ""
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], WeightsFacts]:
     if not path.exists():
         raise UserError(
             f"{str(path)!r} does not exist: the run has not finished its first epoch, or somebody "
@@ -249,18 +248,17 @@ def _weights(
             told = (stored.metadata() or {}).get("keymix")
             names = list(stored.keys()) if tensors else []
             state = {name: stored.get_tensor(name) for name in names}
-        facts = None if told is None else json.loads(told)
+        values = None if told is None else json.loads(told)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         why = str(error) or type(error).__name__
         raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
     if told is None:
         raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.")
-    if not (
-        isinstance(facts, dict) and all(type(facts.get(k)) is dict for k in ("recipe", "data"))
-    ):
-        why = "their facts have no recipe or no data"
-        raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}")
-    return state, facts
+    try:
+        return state, facts_from_json(values, where="their record")
+    except UserError as error:
+        why = str(error).rstrip(".")
+        raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -279,7 +277,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise UserError(f"cannot read {str(path)!r}: {told}") from None
 
 
-def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any]]:
+def read_metrics(path: Path, *, epochs: int | None = None) -> list[EpochLine]:
     """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs.
 
     What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
@@ -296,39 +294,27 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-    told: dict[int, dict[str, str]] = {}
+    found: dict[int, dict[str, EpochLine]] = {}
     for text in content.decode("utf-8", errors="replace").splitlines():
-        line = _line(text)
-        if line is not None:
-            told.setdefault(line["epoch"], {})[json.dumps(line)] = text
+        try:
+            line = from_json(EpochLine, json.loads(text), where="a line")
+        except (ValueError, RecursionError):  # a UserError included
+            continue
+        found.setdefault(line.epoch, {})[line_text(line)] = line
     return [
-        json.loads(text)
-        for epoch, texts in sorted(told.items())
+        line
+        for epoch, lines in sorted(found.items())
         if epochs is None or epoch < epochs
-        for text in texts.values()
-        if len(texts) == 1
+        for line in lines.values()
+        if len(lines) == 1
     ]
 
 
-def _line(text: str) -> dict[str, Any] | None:
-    """An epoch's line of metrics; None if a text is none."""
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return line if is_line(line) else None
+def line_text(line: EpochLine) -> str:
+    """Write an epoch's line of metrics."""
+    return json.dumps(to_json(line))
 
 
-def is_line(line: object) -> bool:
-    """Whether a value is an epoch's line of metrics."""
-    if not isinstance(line, dict) or type(line.get("epoch")) is not int or line["epoch"] < 0:
-        return False
-    numbers = all(value is None or type(value) in (int, float) for value in line.values())
-    losses = all(type(line.get(key)) in (int, float) for key in ("train_loss", "val_loss"))
-    scores = [line[key] for key in SCORES if key in line]
-    return numbers and losses and len(scores) == 1 and scores[0] is not None
-
-
-def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:
+def write_metrics(path: Path, lines: Sequence[EpochLine]) -> None:
     """Write all epochs' lines."""
-    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(path, "".join(line_text(line) + "\n" for line in lines))

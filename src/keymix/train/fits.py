@@ -129,7 +129,7 @@ def training_batches(recipe: Recipe, data: ImageData) -> Loader:
         UserError: Naming the field, also where it is larger than the data; or if masks hold
             nothing to learn.
     """
-    if why := data.facts.get("unfit"):
+    if why := data.facts.unfit:
         raise UserError(f"data {data.spec}: {why}")
     batches = Loader(
         data.train,

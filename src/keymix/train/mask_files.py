@@ -8,13 +8,13 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.analysis import mask_pictures
+from keymix.data.decode import Size
 from keymix.data.segmentation import rle
 from keymix.errors import UserError
 from keymix.train import files
@@ -23,6 +23,94 @@ from keymix.train.names import is_part
 MASKS, OVERLAYS = "masks", "overlays"
 RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
 COLUMNS = ("id", "class", "segmentation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPrediction:
+    """What a run says of an image.
+
+    Args:
+        path: The image's file.
+        id: Its name among the predictions.
+        size: Its height and width, pixels.
+        spacing: Its millimetres from row to row and from column to column; None where unknown.
+        pixels: Predicted pixels of each class but the background.
+        area: Square millimetres of each; None where the spacing is unknown.
+        error: Why there is no answer, or None.
+    """
+
+    path: str
+    id: str
+    size: Size | None = None
+    spacing: tuple[float, float] | None = None
+    pixels: Mapping[str, int] | None = None
+    area: Mapping[str, float] | None = None
+    error: str | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no manifest: what there is not."""
+        return tuple(name for name, value in vars(self).items() if value is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedImage:
+    """An image of which the mask is not written yet.
+
+    Args:
+        id: Its name among the predictions.
+    """
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassColour:
+    """The colour of a class.
+
+    Args:
+        name: The class.
+        colour: Red, green and blue, 0..255; None for the background.
+    """
+
+    name: str
+    colour: mask_pictures.Colour | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What was predicted by which run: ``predictions.json``.
+
+    Args:
+        keymix: Version of keymix.
+        run: The run's folder.
+        weights: Weights of the ``last`` or the ``best`` epoch.
+        data: Spec of the data; None of image files.
+        split: Split of the data; None of image files.
+        image_size: Height and width of the images as the model sees them, pixels.
+        multilabel: Whether a pixel may have several classes.
+        classes: The classes.
+        answered: Number of images with an answer; None before the end.
+        broken: Number of images without one.
+        complete: Whether all is written.
+        images: The images.
+    """
+
+    keymix: str
+    run: str
+    weights: str
+    data: str | None
+    split: str | None
+    image_size: Size
+    multilabel: bool
+    classes: tuple[ClassColour, ...]
+    answered: int | None = None
+    broken: int | None = None
+    complete: bool = False
+    images: tuple[MaskPrediction | PlannedImage, ...]
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file: the counts before the end."""
+        return () if self.complete else ("answered", "broken")
 
 
 @dataclass
@@ -55,25 +143,23 @@ class MaskFolder:
         left = [k for k in range(number) if k not in self.organs]
         return mask_pictures.class_colours(number, left[0] if left else None)
 
-    def begin(self, ids: Sequence[str], facts: Mapping[str, Any]) -> None:
+    def begin(self, manifest: Manifest) -> None:
         """Make the folder, take out the predictions of before, and note what will be written.
 
         Args:
-            ids: Names of all images.
-            facts: What the manifest tells beside.
+            manifest: With all images that will be written.
 
         Raises:
             UserError: If something else is in the folder, or the disk does not take it.
         """
         checked(self.path, overwrite=True)
-        self._refuse_paths(ids)
+        self._refuse_paths([image.id for image in manifest.images])
         for file in _of_before(self.path):
             file.unlink(missing_ok=True)
         inside = [f"{MASKS}/{self.classes[k]}" for k in self.organs] if self.multilabel else [MASKS]
         for name in (OVERLAYS, *inside):
             files.make_folder(self.path / name)
-        planned = [{"id": name} for name in ids]
-        files.write_json(self.path / MANIFEST, {**facts, "complete": False, "images": planned})
+        files.write_json(self.path / MANIFEST, manifest)
 
     def _refuse_paths(self, ids: Sequence[str]) -> None:
         """Refuse names of classes and images that would lead out of the folder."""
@@ -120,12 +206,11 @@ class MaskFolder:
         self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
         return {self.classes[k]: int(planes[k].sum()) for k in self.organs}
 
-    def finish(self, images: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    def finish(self, manifest: Manifest) -> None:
         """Write the run lengths of all, and the manifest.
 
         Args:
-            images: What the manifest tells of each image.
-            facts: What it tells beside.
+            manifest: Of what was predicted.
 
         Raises:
             WriteError: If the disk does not take it.
@@ -135,8 +220,7 @@ class MaskFolder:
         writer.writerow(COLUMNS)
         writer.writerows(self.rows)
         files.write_text(self.path / RUN_LENGTHS, text.getvalue())
-        told = {**facts, "complete": True, "images": list(images)}
-        files.write_json(self.path / MANIFEST, told)
+        files.write_json(self.path / MANIFEST, manifest)
 
 
 def checked(path: Path, *, overwrite: bool) -> Path:

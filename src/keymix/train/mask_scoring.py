@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from torchmetrics import Metric
 
 from keymix.analysis import overlap
 from keymix.data.streams import IntArray
-from keymix.data.tasks import IGNORE, scored_classes
+from keymix.data.tasks import IGNORE
 from keymix.train.one_answer import warn_of_no_overlap
+from keymix.train.record import ClassScores, SplitScores
 from keymix.train.scoring import ImageBatch, Metrics, autocast
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class MaskScores(nn.Module):
         super().__init__()
         assert data.masks is not None
         self.multilabel, self.num_classes = data.masks.multilabel, len(data.classes)
-        self.scored = scored_classes(data.record())
+        self.scored = list(data.record().scored_classes)
         self.sums = _Sums(self.num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -209,33 +210,34 @@ class MaskScored:
     groups: IntArray
     counts: IntArray
     hausdorff: NDArray[np.float64]
-    unit: str
+    unit: Literal["mm", "px"]
     classes: tuple[str, ...]
     scored: tuple[int, ...]
 
     @property
-    def details(self) -> dict[str, Any]:
-        """What a summary tells beside the scores: distances, and each class for itself."""
+    def record(self) -> SplitScores:
+        """The scores, distances, and each class for itself, as records keep them."""
         pooled = self.counts.sum(0)
         jaccard, dice = overlap.jaccard(pooled), overlap.dice(pooled)
         one_empty = (self.counts[..., 1] > 0) != (self.counts[..., 2] > 0)
         chosen = list(self.scored)
-        return {
-            "hausdorff_mm": _mean(self.hausdorff[:, chosen]),
-            "hausdorff_missed": int(one_empty[:, chosen].sum()),
-            "hausdorff_unit": self.unit,
-            "true_pixels": int(pooled[chosen, 2].sum()),
-            "classes": [
-                {
-                    "name": self.classes[k],
-                    "jaccard": _number(jaccard[k]),
-                    "dice": _number(dice[k]),
-                    "hausdorff_mm": _mean(self.hausdorff[:, k]),
-                    "missed": int(one_empty[:, k].sum()),
-                }
+        return SplitScores(
+            scores=self.metrics,
+            hausdorff_mm=_mean(self.hausdorff[:, chosen]),
+            hausdorff_missed=int(one_empty[:, chosen].sum()),
+            hausdorff_unit=self.unit,
+            true_pixels=int(pooled[chosen, 2].sum()),
+            classes=tuple(
+                ClassScores(
+                    name=self.classes[k],
+                    jaccard=_number(jaccard[k]),
+                    dice=_number(dice[k]),
+                    hausdorff_mm=_mean(self.hausdorff[:, k]),
+                    missed=int(one_empty[:, k].sum()),
+                )
                 for k in chosen
-            ],
-        }
+            ),
+        )
 
     def shared(self) -> dict[str, IntArray]:
         """The arrays that are the same whatever weights answered."""
@@ -251,7 +253,7 @@ class MaskScored:
         Args:
             split: What the images are.
         """
-        warn_of_no_overlap(split, len(self.index), {**self.metrics, **self.details})
+        warn_of_no_overlap(split, len(self.index), self.record)
 
 
 def _number(value: float) -> float | None:

@@ -65,10 +65,9 @@ def load_data(
 
 def warn_of_data(data: ImageData) -> ImageData:
     """Warn of broken images left out, and of empty frames, before hours are spent on the rest."""
-    facts = data.record()
-    count, shown = facts["left_out_count"], facts["left_out"][:3]
+    count, shown = data.facts.left_out_count, data.facts.left_out[:3]
     if count:
-        few = "; ".join(f"{item['id']}: {item['reason']}" for item in shown)
+        few = "; ".join(f"{item.id}: {item.reason}" for item in shown)
         more = f"; and {count - len(shown)} more" if count > len(shown) else ""
         images = "1 broken image is" if count == 1 else f"{count} broken images are"
         images = named(images, events=data.time_steps is not None)

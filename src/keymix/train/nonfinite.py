@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.train import files
+from keymix.train.record import ImageLoss, LargestGradient, NonFinite
 
 _LOOK_EVERY = 50  # steps on a GPU, and updates between looks at unclipped gradients on a CPU
 _NAMED = 8  # images in the message at most; the file has all
@@ -209,18 +210,20 @@ class Losses:
         gradient = self._gradient(gradients)
         assert self._folder is not None  # a trial has none, and goes on
         path = self._folder / files.NONFINITE
-        record: dict[str, Any] = {
-            "epoch": step.epoch,
-            "step": step.step,
-            "loss": repr(loss),
-            "learning_rate": step.rate,
-            "largest_gradient": gradient
-            and {"value": repr(gradient[0]), "parameter": gradient[1], "of": "the update before"},
-            "images": [
-                {"image": image, "loss": repr(value)}
+        record = NonFinite(
+            epoch=step.epoch,
+            step=step.step,
+            loss=repr(loss),
+            learning_rate=step.rate,
+            largest_gradient=gradient
+            and LargestGradient(
+                value=repr(gradient[0]), parameter=gradient[1], of="the update before"
+            ),
+            images=tuple(
+                ImageLoss(image=image, loss=repr(value))
                 for image, value in zip(images, own, strict=True)
-            ],
-        }
+            ),
+        )
         files.write_json(path, record)
         wrong = [i for i, value in zip(images, own, strict=True) if not math.isfinite(value)]
         return UserError(

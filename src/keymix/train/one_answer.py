@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from keymix.data.balance import Balance
 from keymix.errors import KeymixWarning
 from keymix.models.factory import domain_of
 from keymix.train.recipe import ModelConfig
+from keymix.train.record import SplitScores
 
 FEW = 8
 """Images below which the same answer for all means little."""
@@ -68,7 +68,7 @@ def warn_of_one_answer(
     warnings.warn(told, KeymixWarning, stacklevel=3)
 
 
-def warn_of_no_overlap(split: str, images: int, scores: Mapping[str, Any]) -> None:
+def warn_of_no_overlap(split: str, images: int, test: SplitScores) -> None:
     """Warn where predicted masks and true ones share no pixel of any class that counts.
 
     Where nothing is true, whatever is predicted is too much, and that is said.
@@ -76,17 +76,18 @@ def warn_of_no_overlap(split: str, images: int, scores: Mapping[str, Any]) -> No
     Args:
         split: What the images are, such as ``"test"``.
         images: How many.
-        scores: ``loss``, ``dice`` of the split, and ``true_pixels`` of the classes that count.
+        test: What was scored.
     """
-    if scores["dice"] > 0:
+    loss = test.scores["loss"]
+    if (test.scores["dice"] or 0.0) > 0:
         return
-    if scores.get("true_pixels") == 0:
+    if test.true_pixels == 0:
         told = (
             f"none of the {images:,} {split} images has a class that counts: scores of 0 say only "
         )
         warnings.warn(f"{told}that something was predicted", KeymixWarning, stacklevel=3)
         return
-    broken = scores["loss"] is None or not math.isfinite(scores["loss"])
+    broken = loss is None or not math.isfinite(loss)
     why = DIVERGED if broken else f"probably {UNTRAINED}"
     told = f"the masks predicted for the {images:,} {split} images cover nothing of the true ones"
     warnings.warn(f"{told}: {why}", KeymixWarning, stacklevel=3)

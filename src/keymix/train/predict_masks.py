@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,20 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.data.batches import Normaliser
 from keymix.data.decode import Size
+from keymix.data.record import DataRecord
 from keymix.data.segmentation.files import ScanFile
 from keymix.data.segmentation.table import Pixels, resized_image
 from keymix.data.specs import parse
-from keymix.data.tasks import SEGMENTATION, scored_classes
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
-from keymix.train.mask_files import MaskFolder, checked
+from keymix.train.mask_files import (
+    ClassColour,
+    Manifest,
+    MaskFolder,
+    MaskPrediction,
+    PlannedImage,
+    checked,
+)
 from keymix.train.mask_scoring import predicted_masks
 from keymix.train.memory import enough_memory
 from keymix.train.model import device_of_this_machine
@@ -33,29 +41,6 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 _BATCH = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskPrediction:
-    """What a run says of an image.
-
-    Args:
-        path: The image's file.
-        id: Its name among the predictions.
-        size: Its height and width, pixels.
-        spacing: Its millimetres from row to row and from column to column; None where unknown.
-        pixels: Predicted pixels of each class but the background.
-        area: Square millimetres of each; None where the spacing is unknown.
-        error: Why there is no answer, or None.
-    """
-
-    path: str
-    id: str
-    size: Size | None = None
-    spacing: tuple[float, float] | None = None
-    pixels: dict[str, int] | None = None
-    area: dict[str, float] | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,27 +99,26 @@ def predict_masks(
     folder = checked(Path(out), overwrite=overwrite)
     with enough_memory(image_size):
         model, seen, size = at_size(run, which, image_size, resize)
-        loaded = None if paths else data_for(run, seen, data, size)[0]
+        loaded = None if paths else data_for(run.recipe.data, seen, data, size)[0]
         chosen = split or "test"
         items = _of_files(paths, run, seen) if loaded is None else _of_split(loaded, chosen)
         _refuse_twins(items)
-        mask_folder = MaskFolder(
-            folder, seen["classes"], scored_classes(seen), bool(seen["multilabel"])
+        mask_folder = MaskFolder(folder, seen.classes, seen.scored_classes, bool(seen.multilabel))
+        manifest = Manifest(
+            keymix=__version__,
+            run=str(run.folder),
+            weights=which,
+            data=None if loaded is None else loaded.spec,
+            split=None if loaded is None else chosen,
+            image_size=size,
+            multilabel=mask_folder.multilabel,
+            classes=tuple(
+                ClassColour(name=name, colour=colour)
+                for name, colour in zip(seen.classes, mask_folder.colours, strict=True)
+            ),
+            images=tuple(PlannedImage(id=item.id) for item in items),
         )
-        facts: dict[str, Any] = {
-            "keymix": __version__,
-            "run": str(run.folder),
-            "weights": which,
-            "data": None if loaded is None else loaded.spec,
-            "split": None if loaded is None else chosen,
-            "image_size": list(size),
-            "multilabel": mask_folder.multilabel,
-            "classes": [
-                {"name": name, "colour": colour}
-                for name, colour in zip(seen["classes"], mask_folder.colours, strict=True)
-            ],
-        }
-        mask_folder.begin([item.id for item in items], facts)
+        mask_folder.begin(manifest)
         answer = _Answering(model.to(device_of_this_machine()), seen, size, run.recipe.precision)
         told = [
             each
@@ -142,8 +126,15 @@ def predict_masks(
             for each in answer.batch(items[start : start + _BATCH], mask_folder)
         ]
     good = sum(each.error is None for each in told)
-    facts |= {"answered": good, "broken": len(told) - good}
-    mask_folder.finish([_lean(each) for each in told], facts)
+    mask_folder.finish(
+        replace(
+            manifest,
+            answered=good,
+            broken=len(told) - good,
+            complete=True,
+            images=tuple(told),
+        )
+    )
     return told
 
 
@@ -159,7 +150,7 @@ class _Answering:
     """
 
     model: nn.Module
-    seen: dict[str, Any]
+    seen: DataRecord
     size: Size
     precision: str
 
@@ -175,7 +166,7 @@ class _Answering:
             size = (image.shape[-2], image.shape[-1])
             mask = at_native_size(next(logits), size, multilabel=folder.multilabel)
             drawn = image
-            if self.seen.get("stack", 1) > 1:
+            if (self.seen.stack or 1) > 1:
                 drawn = image[len(image) // 2][None]
             pixels = folder.write(item.id, drawn, mask, truth)
             area = None
@@ -195,7 +186,7 @@ class _Answering:
     def _logits(self, pixels: Tensor) -> Tensor:
         """Ask the model: uint8 ``[B, C, H, W]`` -> ``[B, K, H, W]``."""
         device = device_of_this_machine()
-        normalised = Normaliser(self.seen["mean"], self.seen["std"], device)
+        normalised = Normaliser(self.seen.mean, self.seen.std, device)
         with autocast(device, self.precision):
             logits: Tensor = self.model(normalised(pixels.to(device)))
         return logits.float().cpu()
@@ -226,10 +217,10 @@ def _read(item: _Item) -> tuple[Pixels | str, Pixels | None]:
         return str(error), None
 
 
-def _of_files(paths: Sequence[str | Path], run: Run, seen: dict[str, Any]) -> list[_Item]:
+def _of_files(paths: Sequence[str | Path], run: Run, seen: DataRecord) -> list[_Item]:
     slices = parse(run.recipe.data.spec)[0].name == "uwgi"
     found = [
-        ScanFile(path=path, slices=slices, channels=seen["in_chans"])
+        ScanFile(path=path, slices=slices, channels=seen.in_chans)
         for path in dict.fromkeys(image_files(paths))
     ]
     return [_Item(str(each.path), each.id, each.spacing, each.pixels) for each in found]
@@ -261,8 +252,3 @@ def _refuse_twins(items: Sequence[_Item]) -> None:
                 "apart, each into its own --out."
             )
         first[item.id] = item.path
-
-
-def _lean(told: MaskPrediction) -> dict[str, Any]:
-    """Leave out of an answer what it does not have."""
-    return {name: value for name, value in asdict(told).items() if value is not None}

@@ -8,12 +8,11 @@ that they are of, so that ``metrics.jsonl`` may be damaged and no number stands 
 from __future__ import annotations
 
 import copy
-import json
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -21,9 +20,10 @@ from keymix.data.specs import named
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
-from keymix.train.damage import RETESTED, damage, epochs_told
-from keymix.train.epochs import SAME_DATA, Line, best_of
+from keymix.train.damage import RETESTED, damage, epochs_told, read_summary
+from keymix.train.epochs import best_of, epochs_done
 from keymix.train.recipe import Recipe
+from keymix.train.record import Environment, EpochLine, SameData, Validated, WeightsFacts
 from keymix.train.score_split import eval_loader, score_split
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Progress:
 
     checkpoint: Checkpoint | None = None
     trained: bool = False
-    lines: tuple[Line, ...] = ()
-    best: Line | None = None
+    lines: tuple[EpochLine, ...] = ()
+    best: Validated | None = None
     lost: tuple[str, ...] = ()
 
 
@@ -63,16 +63,16 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
             and nothing is left that the file could be written from.
     """
     checkpoint, content = usable(folder, resumes=not (folder / files.SUMMARY).exists())
-    state: Mapping[str, Any] = {}
+    before = None
     if checkpoint is not None:
-        state = content["record"]
+        before = epochs_done(content, checkpoint.path)
         del content  # it holds all weights
     ended = checkpoint is not None and checkpoint.epochs == recipe.schedule.epochs
     trained = None if ended else _facts(folder, "last")
     if trained is not None:  # written once, after the last epoch, whose checkpoint is gone
-        began, done = trained["data"], recipe.schedule.epochs
-    elif checkpoint is not None:
-        began, done = state["data"], checkpoint.epochs
+        began, done = SameData.of(trained.data), recipe.schedule.epochs
+    elif checkpoint is not None and before is not None:
+        began, done = before.data, checkpoint.epochs
     elif (folder / files.SUMMARY).exists():
         raise UserError(
             f"the run in {str(folder)!r} is finished, but neither a whole checkpoint nor whole "
@@ -82,8 +82,8 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
     else:
         return Progress()
     _same_data(folder, data, began)
-    lost = list(state.get("lost", ()))
-    lines, lacking = _lines(folder, done, state.get("lines"), lost)
+    lost = list(before.lost) if before is not None else []
+    lines, lacking = _lines(folder, done, before.lines if before is not None else (), lost)
     best = _best(folder, recipe, data, model, done, lines, lacking, lost) if done else None
     return Progress(
         checkpoint=None if trained is not None else checkpoint,
@@ -116,15 +116,15 @@ def mend(folder: Path, recipe: Recipe) -> bool:
     if files.RECIPE in found:
         files.write_json(folder / files.RECIPE, recipe.to_dict())
     if files.ENVIRONMENT in found:
-        files.write_json(folder / files.ENVIRONMENT, {})  # nobody knows it any more
+        files.write_json(folder / files.ENVIRONMENT, Environment())  # nobody knows it any more
     if files.METRICS in found:
-        _, content = usable(folder)
-        state = content["record"] if content else {}
+        checkpoint, content = usable(folder)
+        kept = () if checkpoint is None else epochs_done(content, checkpoint.path).lines
         lost: list[str] = []
-        lines, _ = _lines(folder, recipe.schedule.epochs, state.get("lines"), lost)
+        lines, _ = _lines(folder, recipe.schedule.epochs, kept, lost)
         files.write_metrics(folder / files.METRICS, lines)
         if lost:
-            summary = files.read_json(folder / files.SUMMARY) | {"lost": lost}
+            summary = replace(read_summary(folder, whole=True), lost=tuple(lost))
             files.write_json(folder / files.SUMMARY, summary)
             tell_lost(folder, lost)
     return True
@@ -138,7 +138,7 @@ def tell_lost(folder: Path, lost: Iterable[str]) -> None:
 
 def weights_told(
     which: str, folder: Path, recipe: Recipe, data: ImageData, model: nn.Module
-) -> dict[str, Any]:
+) -> Validated:
     """Return the epoch and the validation scores of weights: their own, or scored now.
 
     Args:
@@ -148,17 +148,14 @@ def weights_told(
         data: Its images.
         model: Built by the recipe; a copy takes the weights if they have no scores of their own.
 
-    Returns:
-        ``epoch``, None if nobody knows it, and scores as in a line of the metrics.
-
     Raises:
         UserError: If the weights are damaged.
     """
     path = folder / files.weights_file(which)
     facts = files.read_facts(path)
-    val, epoch = facts.get("val"), facts.get("epoch")
-    if isinstance(val, dict) and val.keys() >= {*data.task.scores} and type(epoch) is int:
-        return {"epoch": epoch, **{f"val_{name}": score for name, score in val.items()}}
+    known = {} if facts.val is None or facts.epoch is None else facts.val
+    if known.keys() >= {*data.task.scores}:
+        return Validated(epoch=facts.epoch, val=known)
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
     scored = score_split(
@@ -169,10 +166,10 @@ def weights_told(
         num_classes=len(data.classes),
         precision=recipe.precision,
     )
-    return {"epoch": None, **{f"val_{name}": score for name, score in scored.metrics.items()}}
+    return Validated(epoch=None, val=scored.metrics)
 
 
-def _facts(folder: Path, which: str) -> dict[str, Any] | None:
+def _facts(folder: Path, which: str) -> WeightsFacts | None:
     """The facts of weights; None if the file is missing or damaged."""
     try:
         return files.read_facts(folder / files.weights_file(which))
@@ -181,20 +178,21 @@ def _facts(folder: Path, which: str) -> dict[str, Any] | None:
 
 
 def _lines(
-    folder: Path, done: int, kept: list[Line] | None, lost: list[str]
-) -> tuple[list[Line], list[int]]:
+    folder: Path, done: int, kept: Sequence[EpochLine], lost: list[str]
+) -> tuple[list[EpochLine], list[int]]:
     """The lines of the epochs that are done, and the epochs that no line tells of.
 
     Args:
         folder: The run's folder.
         done: Epochs that are done.
-        kept: The checkpoint's; None of a checkpoint from before they were kept, or without one.
+        kept: The checkpoint's.
         lost: Takes in what cannot be rebuilt.
     """
     path = folder / files.METRICS
-    told = {line["epoch"]: line for line in files.read_metrics(path, epochs=done)}
-    sure = {line["epoch"]: line for line in kept or () if files.is_line(line)}
-    differs = any(json.dumps(told.get(epoch)) != json.dumps(line) for epoch, line in sure.items())
+    told = {line.epoch: line for line in files.read_metrics(path, epochs=done)}
+    sure = {line.epoch: line for line in kept}
+    texts = {epoch: files.line_text(line) for epoch, line in told.items()}
+    differs = any(texts.get(epoch) != files.line_text(line) for epoch, line in sure.items())
     if differs and not (folder / files.SUMMARY).exists():  # of a finished run it was said before
         text = f"{str(path)!r} was damaged; it is written again from the checkpoint"
         warnings.warn(text, KeymixWarning, stacklevel=4)
@@ -213,39 +211,41 @@ def _best(
     data: ImageData,
     model: nn.Module,
     done: int,
-    lines: list[Line],
+    lines: list[EpochLine],
     lacking: list[int],
     lost: list[str],
-) -> Line | None:
+) -> Validated | None:
     """The epoch and the scores of the weights that are kept as best; None if they are gone."""
     name, facts = files.weights_file("best"), _facts(folder, "best")
     if facts is None:
         text = f"{name} of epochs 1 to {done} was missing or damaged"
         lost.append(f"{text}: the best of later epochs, or else the last, is used as the best")
         return None
-    if "val" not in facts and not lacking:  # of a version that kept no scores with the weights
+    if facts.val is None and not lacking:  # of a version that kept no scores with the weights
         return best_of(lines)
     found = weights_told("best", folder, recipe, data, model)
-    if found["epoch"] is None:
-        found["epoch"] = _epoch_of(found, lines, lacking)
-    if found["epoch"] is None:
+    if found.epoch is None:
+        found = replace(found, epoch=_epoch_of(found, lines, lacking))
+    if found.epoch is None:
         lost.append(f"the epoch of {name} is not known")
     return found
 
 
-def _epoch_of(found: Line, lines: list[Line], lacking: list[int]) -> int | None:
+def _epoch_of(found: Validated, lines: list[EpochLine], lacking: list[int]) -> int | None:
     """The epoch that scored so, or the only one that no line tells of."""
     for line in lines:
-        same = all(line[key] == found[key] for key in files.SCORES if key in line)
-        if same and abs(line["val_loss"] - found["val_loss"]) <= 1e-6 * abs(line["val_loss"]):
-            return int(line["epoch"])
+        (score, loss), (found_score, found_loss) = line.validated.rank, found.rank
+        if score == found_score and abs(loss - found_loss) <= 1e-6 * abs(loss):
+            return line.epoch
     return lacking[0] if len(lacking) == 1 else None
 
 
-def _same_data(folder: Path, data: ImageData, began: Mapping[str, Any]) -> None:
+def _same_data(folder: Path, data: ImageData, began: SameData) -> None:
     """Refuse to go on with images other than those that the run began with."""
-    now = data.record()
-    changed = [name for name in SAME_DATA if began.get(name) != now[name]]
+    now = SameData.of(data.record())
+    changed = [
+        each.name for each in fields(now) if getattr(began, each.name) != getattr(now, each.name)
+    ]
     if changed:
         items = named("images", events=data.time_steps is not None)
         raise UserError(

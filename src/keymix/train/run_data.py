@@ -6,27 +6,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from keymix.data.specs import MASKS, named, parse
-from keymix.data.tasks import task_of
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+    from keymix.data.record import DataRecord
     from keymix.data.tasks import MaskKind
     from keymix.train.data_config import DataConfig
-    from keymix.train.runs import Run
 
 
 def data_for(
-    run: Run,
-    seen: dict[str, Any],
+    config: DataConfig,
+    seen: DataRecord,
     spec: str | None,
     size: tuple[int, int],
     time_steps: int | None = None,
@@ -34,7 +33,7 @@ def data_for(
     """Load data as a run's model wants it.
 
     Args:
-        run: The run.
+        config: The run's settings of data.
         seen: The record of the data that it was trained on.
         spec: Other data; None for the run's own.
         size: Height and width of the images, pixels.
@@ -46,39 +45,39 @@ def data_for(
     Raises:
         UserError: If it is unfit, or has other channels or classes.
     """
-    config = run.recipe.data
-    wanted = config.spec if spec is None else spec
+    own = config.spec
+    wanted = own if spec is None else spec
     kinds = ("recordings of events", "images")
-    if (events := parse(wanted)[0].events) != ("time_steps" in seen):
+    if (events := parse(wanted)[0].events) != seen.events:
         holds, trained = kinds if events else kinds[::-1]
         raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {trained}.")
     _same_task(wanted, seen)
-    if wanted != config.spec:
-        config = of_other_data(config, wanted, multilabel=seen.get("multilabel"))
-    if time_steps is not None and "time_steps" in seen:
+    if wanted != own:
+        config = of_other_data(config, wanted, multilabel=seen.multilabel)
+    if time_steps is not None and seen.events:
         config = replace(config, time_steps=time_steps)
-    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen["crop_pct"]))
-    if data.in_chans != seen["in_chans"]:
+    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen.crop_pct))
+    if data.in_chans != seen.in_chans:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
-            f"{seen['in_chans']}."
+            f"{seen.in_chans}."
         )
     if data.masks is not None:
         _same_masks(data, data.masks, seen)
-    new = [name for name in data.classes if name not in seen["classes"]]
+    new = [name for name in data.classes if name not in seen.classes]
     if new:
         raise UserError(
             f"data {data.spec!r} has classes that the run was not trained on: "
             f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
-            f"{', '.join(seen['classes'][:10])}."
+            f"{', '.join(seen.classes[:10])}."
         )
-    if wanted == run.recipe.data.spec and _changed(seen, data.record()):
+    if wanted == own and _changed(seen, data.record()):
         items = named("images", events=data.time_steps is not None)
         told = f"the {items} of data {data.spec} are not those that the run was trained with: "
         told += "what is scored may have been trained on"
         warnings.warn(told, KeymixWarning, stacklevel=2)
-    numbers = torch.tensor([seen["classes"].index(name) for name in data.classes])
-    return replace(data, mean=tuple(seen["mean"]), std=tuple(seen["std"])), numbers
+    numbers = torch.tensor([seen.classes.index(name) for name in data.classes])
+    return replace(data, mean=seen.mean, std=seen.std), numbers
 
 
 def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = None) -> DataConfig:
@@ -107,25 +106,25 @@ def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = No
     )
 
 
-def _same_masks(data: ImageData, masks: MaskKind, seen: dict[str, Any]) -> None:
+def _same_masks(data: ImageData, masks: MaskKind, seen: DataRecord) -> None:
     """Refuse masks of another kind, and of other classes or in another order."""
-    if masks.multilabel != seen["multilabel"]:
-        trained = MASKS[seen["multilabel"]]
-        layout = "masks/<class>/<name>.png" if seen["multilabel"] else "masks/<name>.png"
+    if masks.multilabel != seen.multilabel:
+        trained = MASKS[bool(seen.multilabel)]
+        layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
         raise UserError(
             f"data {data.spec!r} has {MASKS[masks.multilabel]} masks; the run was trained on "
             f"{trained} ones. Lay them out as {layout}, or take a run on masks of their kind."
         )
-    if list(data.classes) != list(seen["classes"]):
+    if data.classes != seen.classes:
         raise UserError(
             f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
-            f"{', '.join(seen['classes'])}, in this order. Rename or reorder its classes."
+            f"{', '.join(seen.classes)}, in this order. Rename or reorder its classes."
         )
 
 
-def _same_task(spec: str, seen: dict[str, Any]) -> None:
+def _same_task(spec: str, seen: DataRecord) -> None:
     """Refuse masks for a classifier, and classes for a segmenter."""
-    holds, trained = parse(spec)[0].task, task_of(seen).name
+    holds, trained = parse(spec)[0].task, seen.task
     if holds != trained:
         raise UserError(
             f"data {spec!r} is for {holds}; the run was trained for {trained}. Name data of that "
@@ -133,15 +132,15 @@ def _same_task(spec: str, seen: dict[str, Any]) -> None:
         )
 
 
-def _changed(seen: dict[str, Any], now: dict[str, Any]) -> bool:
+def _changed(seen: DataRecord, now: DataRecord) -> bool:
     """Whether images, labels or splits differ from the record of the training.
 
     A fingerprint of pixels says nothing about images of another size, or about other frames.
     """
-    same = list(seen["image_size"]) == list(now["image_size"])
-    same = same and seen.get("time_steps") == now.get("time_steps")
-    keys = ("fingerprint", "index_sha256") if same else ("index_sha256",)
-    return any(seen.get(key) != now[key] for key in keys)
+    same = seen.image_size == now.image_size and seen.time_steps == now.time_steps
+    if same and seen.fingerprint != now.fingerprint:
+        return True
+    return seen.index_sha256 != now.index_sha256
 
 
 def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
+from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.models.time_steps import take_time_steps
+from keymix.records import to_json
 from keymix.train import answers, files
 from keymix.train.damage import read_summary, recorded_recipe
 from keymix.train.folder import run_folder
@@ -26,6 +28,7 @@ from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import build_model, device_of_this_machine
 from keymix.train.recipe import Recipe
+from keymix.train.record import Evaluation, RunRecord, WeightsFacts
 from keymix.train.run_data import data_for, relabelled
 from keymix.train.score_split import score_split
 from keymix.train.scoring import ImageBatch
@@ -51,8 +54,11 @@ class Run:
     recipe: Recipe
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
-        """What came out; raises UserError while the run is not done, or if it is damaged."""
+    def summary(self) -> RunRecord:
+        """What came out; raises UserError while the run is not done, or if it is damaged.
+
+        `keymix.records.to_json` gives the plain data that ``summary.json`` has.
+        """
         path = self.folder / files.SUMMARY
         if not path.exists():
             raise UserError(
@@ -70,14 +76,14 @@ class Run:
         """Whether training and the final test are complete."""
         return (self.folder / files.SUMMARY).exists()
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The epochs' lines, in order."""
-        return files.read_metrics(self.folder / files.METRICS)
+    def metrics(self) -> list[dict[str, float | None]]:
+        """The epochs' lines, in order, as ``metrics.jsonl`` has them."""
+        return [to_json(line) for line in files.read_metrics(self.folder / files.METRICS)]
 
-    def weights(self, which: Which = "last") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def weights(self, which: Which = "last") -> tuple[dict[str, Tensor], WeightsFacts]:
         """The weights of the last or the best-on-validation epoch, and their facts.
 
-        Facts are ``recipe`` and ``data``, the data's record: classes, image size, mean and so on.
+        Facts are the run's recipe, its data's record, and the weights' epoch and scores.
         """
         if which not in ("last", "best"):
             raise UserError(f"weights {which!r}: choose 'last' or 'best'.")
@@ -97,21 +103,21 @@ class Run:
         """
         return self.model_and_data(which)[0]
 
-    def model_and_data(self, which: Which = "last") -> tuple[nn.Module, dict[str, Any]]:
+    def model_and_data(self, which: Which = "last") -> tuple[nn.Module, DataRecord]:
         """The trained model as `model` gives it, and the record of the data it was trained on.
 
         Raises:
             UserError: If the weights are missing, damaged or do not fit the recipe.
         """
         state, facts = self.weights(which)
-        data = facts["data"]
+        data = facts.data
         with torch.random.fork_rng(devices=[]):
             model = build_model(
                 self.recipe,
-                num_classes=len(data["classes"]),
-                in_chans=data["in_chans"],
-                image_size=data["image_size"],
-                time_steps=data.get("time_steps"),
+                num_classes=len(data.classes),
+                in_chans=data.in_chans,
+                image_size=data.image_size,
+                time_steps=data.time_steps,
             )
         try:
             model.load_state_dict(state)
@@ -191,31 +197,33 @@ def evaluate(
         model, seen, size = at_size(run, which, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
-        data, classes = data_for(run, seen, data_spec, size, time_steps)
+        data, classes = data_for(run.recipe.data, seen, data_spec, size, time_steps)
         batches = _loader(run, data, split)
         scored = score_split(
             model,
             batches if data.masks is not None else relabelled(batches, classes),
             getattr(data, split),
             data,
-            num_classes=len(seen["classes"]),
+            num_classes=len(seen.classes),
             precision=run.recipe.precision,
         )
     if isinstance(scored, MaskScored):
         scored.warn(split)
     else:
-        scored.warn(run.recipe.model, seen["classes"], split, events=data.time_steps is not None)
-    return {
-        **scored.metrics,
-        **scored.details,
-        "images": len(scored.index),
-        "data": data.spec,
-        "split": split,
-        "weights": which,
-        "image_size": list(size),
-        "resize": resize,
-        "time_steps": getattr(model, "time_steps", None),
-    }
+        scored.warn(run.recipe.model, seen.classes, split, events=data.time_steps is not None)
+    plain: dict[str, Any] = to_json(
+        Evaluation(
+            **vars(scored.record),
+            images=len(scored.index),
+            data=data.spec,
+            split=split,
+            weights=which,
+            image_size=size,
+            resize=resize,
+            time_steps=getattr(model, "time_steps", None),
+        )
+    )
+    return plain
 
 
 def refuse_lone(resize: str | None, image_size: object) -> None:
@@ -226,12 +234,11 @@ def refuse_lone(resize: str | None, image_size: object) -> None:
 
 def at_size(
     run: Run, which: Which, image_size: int | tuple[int, int] | None, resize: str | None
-) -> tuple[nn.Module, dict[str, Any], tuple[int, int]]:
+) -> tuple[nn.Module, DataRecord, tuple[int, int]]:
     """A run's model for an image size, the record of its data, and the height and width."""
     model, seen = run.model_and_data(which)
     if image_size is None:
-        height, width = seen["image_size"]
-        return model, seen, (height, width)
+        return model, seen, seen.image_size
     set_image_size(model, image_size, resize=resize)
     return model, seen, checked_size(image_size)
 
@@ -310,10 +317,10 @@ def predict(
         raise UserError(f"the run {str(run.folder)!r} predicts masks: use keymix.predict_masks.")
     with enough_memory(image_size):
         model, seen, size = at_size(run, which, image_size, resize)
-        frames = "time_steps" in seen
+        frames = seen.events
         if time_steps is not None:
             take_time_steps(model, time_steps)
-            seen = {**seen, "time_steps": time_steps} if frames else seen
+            seen = replace(seen, time_steps=time_steps) if frames else seen
         wanted = image_files(paths, events=frames)
         model.to(device_of_this_machine())
         return [
@@ -328,7 +335,7 @@ def predict(
 def _answers(
     model: nn.Module,
     paths: Sequence[Path],
-    seen: dict[str, Any],
+    seen: DataRecord,
     size: tuple[int, int],
     top: int,
     precision: str,

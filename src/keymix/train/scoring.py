@@ -17,6 +17,7 @@ from keymix.data.specs import named
 from keymix.data.streams import IntArray
 from keymix.train.one_answer import warn_of_one_answer
 from keymix.train.recipe import ModelConfig
+from keymix.train.record import SplitScores
 
 TOP5_FROM = 6  # classes; with five or fewer, top-5 is always right and told as null
 
@@ -123,9 +124,9 @@ class Scored:
     top5: Tensor
 
     @property
-    def details(self) -> dict[str, Any]:
-        """What a summary tells beside the scores; nothing."""
-        return {}
+    def record(self) -> SplitScores:
+        """The scores, as records keep them."""
+        return SplitScores(scores=self.metrics)
 
     def shared(self) -> dict[str, IntArray]:
         """The arrays that are the same whatever weights answered."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from keymix.data.dataset import ImageData
-from keymix.data.tasks import SEGMENTATION, scored_classes
+from keymix.data.tasks import SEGMENTATION
 from keymix.train.mask_scoring import MaskScores, mean_loss, pixel_losses, soft_dice_loss
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe
@@ -46,7 +46,7 @@ class SegmentationTask(TrainingTask):
         )
         assert data.masks is not None
         self._multilabel = data.masks.multilabel
-        self._scored = scored_classes(data.record())
+        self._scored = list(data.record().scored_classes)
 
     def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """Segment images, and tell the Dice loss where it has a weight."""

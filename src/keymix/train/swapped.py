@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.capture import inference_mode_of
+from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
 from keymix.hosts.encoded import encoder_of
 from keymix.hosts.layers import Layer, find_layers
@@ -25,6 +25,7 @@ from keymix.surgery.plans import PLAN, Plan
 from keymix.train import files
 from keymix.train.model import build_model
 from keymix.train.recipe import ModelConfig, Recipe
+from keymix.train.record import WeightsFacts
 
 _NATIVE = {  # what sits in timm's MetaFormer where no attention does
     "SepConv": "sep_conv",
@@ -62,9 +63,7 @@ def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> R
     return replace(recipe, name=name or f"{recipe.name}_swapped", model=config)
 
 
-def write(
-    folder: Path, recipe: Recipe, model: nn.Module, data: Mapping[str, Any], images: Tensor
-) -> None:
+def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, images: Tensor) -> None:
     """Write a swapped model: ``recipe.json`` and ``weights_last.safetensors``.
 
     The recipe's model is built, gets the weights, and must give what the swapped model gives.
@@ -73,7 +72,7 @@ def write(
         folder: Where to.
         recipe: As `recipe_of` returns it.
         model: The swapped model.
-        data: The record of the data that it is used with: classes, image size, mean and so on.
+        data: The record of the data that it is used with.
         images: Some that both are shown ``[n, C, H, W]``.
 
     Raises:
@@ -83,16 +82,16 @@ def write(
     with torch.random.fork_rng(devices=[]):
         twin = build_model(
             recipe,
-            num_classes=len(data["classes"]),
-            in_chans=data["in_chans"],
-            image_size=data["image_size"],
-            time_steps=data.get("time_steps"),
+            num_classes=len(data.classes),
+            in_chans=data.in_chans,
+            image_size=data.image_size,
+            time_steps=data.time_steps,
         )
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     if state.keys() == twin.state_dict().keys():
         twin.load_state_dict(state)
     else:  # of timm's names, where its own attention is a mixer in the twin
-        loaded = load_weights(twin, state, img_size=tuple(data["image_size"]))
+        loaded = load_weights(twin, state, img_size=data.image_size)
         if loaded.missing or loaded.unused:
             left = (*loaded.missing, *loaded.unused)
             raise _indescribable(f"{one_line(left[0])} has no place in it")
@@ -102,7 +101,7 @@ def write(
     if not torch.allclose(there, here, rtol=0, atol=_NEAR * float(there.abs().max())):
         raise _indescribable("the model that it describes gives other answers")
     files.make_folder(folder)
-    facts = {"recipe": recipe.to_dict(), "data": dict(data)}
+    facts = WeightsFacts(recipe=recipe, data=data)
     files.write_json(folder / files.RECIPE, recipe.to_dict())
     files.write_weights(folder / files.weights_file("last"), twin.state_dict(), facts)
 

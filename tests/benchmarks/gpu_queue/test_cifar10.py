@@ -86,7 +86,7 @@ def test_keymix_tells_of_the_runs_itself(dry: tuple[Path, Results], tmp_path: Pa
     made = assemble(dry[0], tmp_path / "out")
     top1 = [dry[1][f"vit_small/{row['mixer']}/0"]["last"]["top1"] for row in made.rows]
     assert [row["top1"]["mean"] for row in made.rows] == pytest.approx(top1)
-    assert [run["status"] for run in made.record["runs"]] == ["done", "done"]
+    assert [run.status for run in made.record.runs] == ["done", "done"]
     assert made.report.is_file()
     with pytest.raises(ValueError, match="no finished run of softmax"):
         assemble(dry[0], tmp_path / "none", "cvt_13")

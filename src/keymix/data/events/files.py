@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from keymix.data.events.aedat3 import read_aedat3
 from keymix.data.events.frames import integrate
 from keymix.data.events.npz import read_npz
 from keymix.data.events.stream import Events, Size
+from keymix.data.record import DataRecord
 from keymix.data.regular import regular
 from keymix.errors import UserError
 
@@ -51,12 +51,12 @@ def read_events(path: str | Path, sensor: Size | None = None) -> Events:
         raise unreadable(path, error) from None
 
 
-def read_frames(path: str | Path, record: Mapping[str, Any], size: Size) -> Tensor:
+def read_frames(path: str | Path, record: DataRecord, size: Size) -> Tensor:
     """Read a recording as the frames that a run was trained on.
 
     Args:
         path: The file.
-        record: What `ImageData.record` told of the run's data.
+        record: The record of the run's data.
         size: Height and width of the frames, pixels.
 
     Shape: -> int32 ``[T, 2, H, W]``.
@@ -64,16 +64,16 @@ def read_frames(path: str | Path, record: Mapping[str, Any], size: Size) -> Tens
     Raises:
         UserError: If the recording is damaged, or of another sensor.
     """
-    height, width = record["sensor_size"]
+    if record.sensor_size is None or record.time_steps is None or record.frames_by is None:
+        raise UserError(f"{path}: is a recording of events; the run was trained on images.")
+    height, width = record.sensor_size
     events = read_events(path, (height, width))
     if events.sensor != (height, width):
         raise UserError(
             f"{path}: is of a sensor of {events.sensor[0]}x{events.sensor[1]} pixels, the run's "
             f"data of {height}x{width}. Give recordings of the same sensor."
         )
-    counts = integrate(
-        events, time_steps=record["time_steps"], frames_by=record["frames_by"], size=size
-    )
+    counts = integrate(events, time_steps=record.time_steps, frames_by=record.frames_by, size=size)
     return torch.from_numpy(counts.astype(np.int32))
 
 

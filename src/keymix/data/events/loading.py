@@ -17,7 +17,8 @@ from keymix.data.events.frames import check_size
 from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.events.store import Frames, Settings, frames_of
 from keymix.data.events.stream import Size
-from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
+from keymix.data.record import DataFacts
+from keymix.data.sieve import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
 from keymix.data.sources.base import Faults, Source
 from keymix.data.specs import FRAMES_BY, parse
 from keymix.errors import UserError, unknown
@@ -56,7 +57,7 @@ def load_events(
     split_seed: int,
     skip_corrupt: bool,
 ) -> ImageData:
-    """Load recordings as frames; see `keymix.data.dataset.load`.
+    """Load recordings as frames; see `keymix.data.loading.load`.
 
     Raises:
         UserError: If a setting does not fit the data, or a recording is damaged; it is named.
@@ -99,22 +100,21 @@ def load_events(
         )
         for name, table in tables.items()
     }
-    facts: dict[str, Any] = {
-        "time_steps": settings.time_steps,
-        "frames_by": settings.frames_by,
-        "sensor_size": list(sensor),
-        "split_seed": split_seed,
-        "val_fraction": val_fraction,
-        "limit": limit,
-        "mean_std_of": "nothing: frames are counts of events and are served as they are",
-        "fingerprint": _fingerprint(tables, frames, rows_left_out(left_out)),
-        "fingerprint_of": "frames and labels",
-        "notes": notes,
-        "left_out": [{"id": each.id, "reason": each.reason} for each in left_out[:NAMED]],
-        "left_out_count": len(left_out),
-    }
-    if split_name is not None:
-        facts["event_split"] = split_name
+    facts = DataFacts(
+        time_steps=settings.time_steps,
+        frames_by=settings.frames_by,
+        sensor_size=sensor,
+        split_seed=split_seed,
+        val_fraction=val_fraction,
+        limit=limit,
+        mean_std_of="nothing: frames are counts of events and are served as they are",
+        fingerprint=_fingerprint(tables, frames, rows_left_out(left_out)),
+        fingerprint_of="frames and labels",
+        notes=tuple(notes),
+        left_out=named_left_out(left_out),
+        left_out_count=len(left_out),
+        event_split=split_name,
+    )
     return ImageData(
         spec=spec,
         classes=source.classes,

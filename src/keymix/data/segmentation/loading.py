@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from keymix.data import measure
 from keymix.data.carve import Part
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import Size
+from keymix.data.measure import fingerprint as fingerprint_of_pixels
+from keymix.data.measure import in_chunks
+from keymix.data.record import DataFacts
 from keymix.data.segmentation.held import HELD_BYTES, HeldScans, hold
 from keymix.data.segmentation.splits import carve_scans, cases_note
 from keymix.data.segmentation.table import (
@@ -23,7 +24,7 @@ from keymix.data.segmentation.table import (
     refuse,
     unfit,
 )
-from keymix.data.sieve import NAMED, LeftOut, left_out_note, rows_left_out, sieve
+from keymix.data.sieve import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
 from keymix.data.sources.base import Faults, Table, some
 from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
 from keymix.data.statistics import statistics_of
@@ -48,7 +49,7 @@ def load_masks(
     split_seed: int,
     skip_corrupt: bool,
 ) -> ImageData:
-    """Load images with masks; see `keymix.data.dataset.load`.
+    """Load images with masks; see `keymix.data.loading.load`.
 
     All masks that are text, the headers of all images and, in sets held in memory, all pixels are
     checked here, before anything is trained.
@@ -108,26 +109,26 @@ def load_masks(
     mean, std, measured_on = statistics_of(splits["train"])
     fingerprint, fingerprint_of = _fingerprint(tables, left_out)
     why = unfit(seen, source.masks, source.classes)
-    facts: dict[str, Any] = {
-        "split_seed": split_seed,
-        "val_fraction": val_fraction,
-        "test_fraction": (test_fraction or source.test_fraction) if carved else None,
-        "split_by": by,
-        "masks": MASKS[source.masks.multilabel],
-        "stack": stack or 1,
-        "limit": limit,
-        "cases": {name: len(set(table.groups)) for name, table in tables.items()},
-        "empty": {name: sum(each.empty for each in found) for name, found in seen.items()},
-        **({"unfit": why[0]} if why else {}),
-        "grouped": source.grouped,
-        "class_images": {name: _class_images(found, source) for name, found in seen.items()},
-        "mean_std_of": measured_on,
-        "fingerprint": fingerprint,
-        "fingerprint_of": fingerprint_of,
-        "notes": notes,
-        "left_out": [{"id": each.id, "reason": each.reason} for each in left_out[:NAMED]],
-        "left_out_count": len(left_out),
-    }
+    facts = DataFacts(
+        split_seed=split_seed,
+        val_fraction=val_fraction,
+        test_fraction=(test_fraction or source.test_fraction) if carved else None,
+        split_by=by,
+        masks=MASKS[source.masks.multilabel],
+        stack=stack or 1,
+        limit=limit,
+        cases={name: len(set(table.groups)) for name, table in tables.items()},
+        empty={name: sum(each.empty for each in found) for name, found in seen.items()},
+        unfit=why[0] if why else None,
+        grouped=source.grouped,
+        class_images={name: _class_images(found, source) for name, found in seen.items()},
+        mean_std_of=measured_on,
+        fingerprint=fingerprint,
+        fingerprint_of=fingerprint_of,
+        notes=tuple(notes),
+        left_out=named_left_out(left_out),
+        left_out_count=len(left_out),
+    )
     return ImageData(
         spec=spec,
         classes=source.classes,
@@ -155,7 +156,7 @@ def _seen(table: ScanTable, *, decode: bool) -> list[Seen]:
     def look(rows: range) -> list[Seen]:
         return [table.inspect(i, decode=decode) for i in rows]
 
-    return [each for part in measure.in_chunks(len(table), look) for each in part]
+    return [each for part in in_chunks(len(table), look) for each in part]
 
 
 def _whole(
@@ -181,9 +182,9 @@ def _whole(
     return left_parts, scans, left_seen, left_out
 
 
-def _class_images(seen: Sequence[Seen], source: ScanSource) -> list[int]:
+def _class_images(seen: Sequence[Seen], source: ScanSource) -> tuple[int, ...]:
     """Count the images that have each class."""
-    return [sum(c in each.classes for each in seen) for c in range(len(source.classes))]
+    return tuple(sum(c in each.classes for each in seen) for c in range(len(source.classes)))
 
 
 def _notes(seen: Mapping[str, Sequence[Seen]]) -> list[str]:
@@ -221,7 +222,7 @@ def _fingerprint(tables: Mapping[str, ScanTable], left_out: Sequence[LeftOut]) -
     """Hash images and masks of all splits."""
     held = {name: table for name, table in tables.items() if isinstance(table, HeldScans)}
     pixels = {name: held[name].images.numpy() if name in held else None for name in tables}
-    digest, what = measure.fingerprint(tables, pixels, rows_left_out(left_out))
+    digest, what = fingerprint_of_pixels(tables, pixels, rows_left_out(left_out))
     whole = hashlib.sha256(digest.encode())
     for table in held.values():
         whole.update(np.ascontiguousarray(table.masks.numpy()).data)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -13,28 +13,100 @@ from keymix.report import class_plots
 from keymix.report.class_plots import Spread
 from keymix.report.formats import percent
 from keymix.report.plots import Look
+from keymix.report.record import ComparisonRecord
 from keymix.report.views.runs import finished
-
-Record = Mapping[str, Any]
 
 FEW = 20
 """Up to so many classes each has a row in the chart, and the table shows all at first."""
 
 
-def by_class(record: Record, looks: Mapping[str, Look]) -> dict[str, Any] | None:
-    """Make the table of classes, largest differences first, with its chart and confusions.
+Correct = Mapping[int, Sequence[int]]
+"""Test images of each class that a run has right, by its seed."""
 
-    Returns:
-        ``None`` if no run finished; else ``rows`` (name, number, images, baseline, interval,
-        cells, largest), ``others`` (mixers beside the baseline), ``chart``, ``note``,
-        ``confusions``, ``total``.
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A mixer's accuracy on a class and its difference from the baseline."""
+
+    mixer: str
+    accuracy: float | None
+    difference: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """A class in the table.
+
+    Args:
+        name: Its name.
+        number: Its number.
+        images: Test images of it.
+        baseline: Accuracy of the baseline; None without images or runs.
+        interval: Wilson's interval of that.
+        cells: The other mixers.
+        largest: The largest difference that decides the order of rows.
     """
-    runs = {m["label"]: finished(record, m["label"]) for m in record["mixers"]}
+
+    name: str
+    number: int
+    images: int
+    baseline: float | None
+    interval: tuple[float, float] | None
+    cells: list[Cell]
+    largest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfusedPair:
+    """A class taken for another: how often, and the share of the true class's answers."""
+
+    true: str
+    predicted: str
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confused:
+    """A mixer's most frequent confusions."""
+
+    mixer: str
+    pairs: list[ConfusedPair]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByClass:
+    """The section of classes.
+
+    Args:
+        rows: Largest differences first.
+        others: Mixers but the baseline.
+        ranking: Mixers that decide the order of rows.
+        chart: The differences.
+        note: What few test images leave open.
+        confusions: By mixer.
+        total: Number of classes.
+        few: Up to so many classes have a row each in the chart.
+    """
+
+    rows: list[ClassRow]
+    others: list[str]
+    ranking: list[str]
+    chart: Markup | None
+    note: str
+    confusions: list[Confused]
+    total: int
+    few: int = FEW
+
+
+def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | None:
+    """Make the table of classes with its chart and confusions; None if no run finished."""
+    runs = {label: _correct(record, label) for label in record.labels}
     shown = [label for label, found in runs.items() if found]
-    if not shown:
+    images = record.classes.test_images
+    if not shown or images is None:
         return None
-    baseline = record["baseline"]
-    names, images = record["classes"]["names"], record["classes"]["test_images"]
+    baseline, names = record.baseline, record.classes.names
     accuracy = {label: _accuracy(runs[label], images) for label in shown}
     others = [label for label in shown if label != baseline]
     differences = {label: _differences(runs[label], runs[baseline], images) for label in others}
@@ -44,69 +116,62 @@ def by_class(record: Record, looks: Mapping[str, Look]) -> dict[str, Any] | None
         base = accuracy[baseline][number] if baseline in accuracy else None
         told = [d for m in ranking if (d := differences[m][number]) is not None]
         rows.append(
-            {
-                "name": name,
-                "number": number,
-                "images": n,
-                "baseline": base,
-                "interval": wilson(base, n) if base is not None else None,
-                "cells": [
-                    {
-                        "mixer": m,
-                        "accuracy": accuracy[m][number],
-                        "difference": differences[m][number],
-                    }
+            ClassRow(
+                name=name,
+                number=number,
+                images=n,
+                baseline=base,
+                interval=wilson(base, n) if base is not None else None,
+                cells=[
+                    Cell(mixer=m, accuracy=accuracy[m][number], difference=differences[m][number])
                     for m in others
                 ],
-                "largest": max(map(abs, told), default=0.0),
-            }
+                largest=max(map(abs, told), default=0.0),
+            )
         )
-    rows.sort(key=lambda row: (-row["largest"], row["number"]))
-    return {
-        "rows": rows,
-        "others": others,
-        "ranking": ranking,
-        "chart": _chart(rows, differences, ranking, names, looks, baseline),
-        "note": _note(rows),
-        "confusions": _confusions(record, shown),
-        "total": len(rows),
-        "few": FEW,
-    }
+    rows.sort(key=lambda row: (-row.largest, row.number))
+    return ByClass(
+        rows=rows,
+        others=others,
+        ranking=ranking,
+        chart=_chart(rows, differences, ranking, names, looks, baseline),
+        note=_note(rows),
+        confusions=_confusions(record, shown, images),
+        total=len(rows),
+    )
 
 
-def _accuracy(runs: Sequence[Mapping[str, Any]], images: Sequence[int]) -> list[float | None]:
+def _correct(record: ComparisonRecord, mixer: str) -> Correct:
+    runs = finished(record, mixer)
+    return {run.seed: run.class_correct for run in runs if run.class_correct is not None}
+
+
+def _accuracy(runs: Correct, images: Sequence[int]) -> list[float | None]:
     """Return the accuracy on every class, mean over runs; ``None`` where no image is."""
     return [
-        sum(run["class_correct"][c] for run in runs) / (n * len(runs)) if n else None
+        sum(correct[c] for correct in runs.values()) / (n * len(runs)) if n else None
         for c, n in enumerate(images)
     ]
 
 
-def _differences(
-    runs: Sequence[Mapping[str, Any]],
-    base: Sequence[Mapping[str, Any]],
-    images: Sequence[int],
-) -> list[float | None]:
+def _differences(runs: Correct, base: Correct, images: Sequence[int]) -> list[float | None]:
     """Return mixer minus baseline on every class, over the seeds that both finished."""
-    of_base = {run["seed"]: run for run in base}
-    pairs = [(run, of_base[run["seed"]]) for run in runs if run["seed"] in of_base]
+    pairs = [(correct, base[seed]) for seed, correct in runs.items() if seed in base]
     return [
-        sum(a["class_correct"][c] - b["class_correct"][c] for a, b in pairs) / (n * len(pairs))
-        if n and pairs
-        else None
+        sum(a[c] - b[c] for a, b in pairs) / (n * len(pairs)) if n and pairs else None
         for c, n in enumerate(images)
     ]
 
 
 def _chart(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[ClassRow],
     differences: Mapping[str, Sequence[float | None]],
     ranking: Sequence[str],
     names: Sequence[str],
     looks: Mapping[str, Look],
     baseline: str,
 ) -> Markup | None:
-    order = [row["number"] for row in rows]
+    order = [row.number for row in rows]
     spreads = [
         Spread(
             label=m,
@@ -123,9 +188,9 @@ def _chart(
     return class_plots.histograms(spreads, baseline=baseline)
 
 
-def _note(rows: Sequence[Mapping[str, Any]]) -> str:
+def _note(rows: Sequence[ClassRow]) -> str:
     """Say how few test images a class has and what that leaves open."""
-    sizes = [row["images"] for row in rows if row["images"]]
+    sizes = [row.images for row in rows if row.images]
     if not sizes:
         return ""
     low, high = min(sizes), max(sizes)
@@ -134,7 +199,7 @@ def _note(rows: Sequence[Mapping[str, Any]]) -> str:
         if low == high
         else f"A class has between {low:,} and {high:,} test images."
     )
-    known = sorted(row["baseline"] for row in rows if row["baseline"] is not None)
+    known = sorted(row.baseline for row in rows if row.baseline is not None)
     if known:
         middle = known[len(known) // 2]
         ends = wilson(middle, low)
@@ -148,24 +213,22 @@ def _note(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _confusions(record: Record, shown: Sequence[str]) -> list[dict[str, Any]]:
+def _confusions(
+    record: ComparisonRecord, shown: Sequence[str], images: Sequence[int]
+) -> list[Confused]:
     """Return each mixer's most frequent confusions, as a share of the true class's answers."""
-    names, images = record["classes"]["names"], record["classes"]["test_images"]
+    names, known = record.classes.names, record.confusions or {}
     table = []
     for label in shown:
         seeds = len(finished(record, label))
-        table.append(
-            {
-                "mixer": label,
-                "pairs": [
-                    {
-                        "true": names[pair["true"]],
-                        "predicted": names[pair["predicted"]],
-                        "count": pair["count"],
-                        "share": pair["count"] / (images[pair["true"]] * seeds),
-                    }
-                    for pair in record["confusions"].get(label, ())
-                ],
-            }
-        )
+        pairs = [
+            ConfusedPair(
+                true=names[pair.true],
+                predicted=names[pair.predicted],
+                count=pair.count,
+                share=pair.count / (images[pair.true] * seeds),
+            )
+            for pair in known.get(label, ())
+        ]
+        table.append(Confused(mixer=label, pairs=pairs))
     return table

@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from keymix.data.tasks import TaskKind, task_of
+from keymix.data.tasks import TaskKind
 from keymix.report import plots
 from keymix.report.plots import Line, Look
+from keymix.report.record import ComparisonRecord, HistoryLine
 from keymix.report.views.runs import finished
 from keymix.report.views.wording import wording
-
-Record = Mapping[str, Any]
 
 
 def history(task: TaskKind) -> tuple[tuple[str, str, bool], ...]:
@@ -28,13 +26,13 @@ def history(task: TaskKind) -> tuple[tuple[str, str, bool], ...]:
     )
 
 
-def curves(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
+def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw the mean over seeds by epoch with its band, one chart a quantity."""
     charts = []
-    for key, y_label, is_percent in history(task_of(record)):
+    for key, y_label, is_percent in history(record.task_kind):
         lines = []
         for mixer in looks:
-            histories = [run["history"] for run in finished(record, mixer) if run["history"]]
+            histories = [run.history for run in finished(record, mixer) if run.history]
             line = _line(mixer, looks[mixer], histories, key)
             if line is not None:
                 lines.append(line)
@@ -52,11 +50,11 @@ def curves(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
 
 
 def _line(
-    mixer: str, look: Look, histories: Sequence[Sequence[Mapping[str, Any]]], key: str
+    mixer: str, look: Look, histories: Sequence[Sequence[HistoryLine]], key: str
 ) -> Line | None:
     if not histories:
         return None
-    by_epoch = [{entry["epoch"]: entry[key] for entry in history} for history in histories]
+    by_epoch = [{line.epoch: line.values[key] for line in history} for history in histories]
     shared = [epoch for epoch in by_epoch[0] if all(epoch in run for run in by_epoch)]
     rows = [[run[epoch] for epoch in shared] for run in by_epoch]
     if not shared:
@@ -72,17 +70,17 @@ def _line(
     return Line(mixer, look, xs, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist())
 
 
-def collapse(record: Record, looks: Mapping[str, Look]) -> Markup | None:
+def collapse(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None:
     """Draw how alike the maps of neighbouring blocks are; two blocks make no chart."""
-    stored = record.get("collapse")
-    if not stored or not stored["similarity"]:
+    stored = record.collapse
+    if not stored or not stored.similarity:
         return None
-    pairs = stored["pairs"]
+    pairs = stored.pairs
     if len(pairs) < 2:  # two blocks make one number a mixer: the page shows a table
         return None
     lines = [
         Line(label, looks[label], list(range(len(values))), values)
-        for label, values in stored["similarity"].items()
+        for label, values in stored.similarity.items()
         if label in looks
     ]
     every = -(-len(pairs) // 8)  # at most eight names on the axis

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
@@ -12,29 +12,68 @@ from markupsafe import Markup
 from keymix.report import class_plots
 from keymix.report.class_plots import Spread
 from keymix.report.plots import Look
+from keymix.report.record import ComparisonRecord, MaskScore
 from keymix.report.views.classes import FEW
 from keymix.report.views.runs import finished
 
-Record = Mapping[str, Any]
-Runs = Sequence[Mapping[str, Any]]
-
-FIGURES = ("jaccard", "dice", "hausdorff_mm", "missed")
+Runs = Mapping[int, Sequence[MaskScore]]
+"""Scores of each class, by a run's seed."""
 
 
-def by_class(record: Record, looks: Mapping[str, Look]) -> dict[str, Any] | None:
-    """Make the table of classes, a row a class and mixer, with its chart.
+@dataclass(frozen=True, kw_only=True)
+class MaskRow:
+    """A class and a mixer in the table; means over seeds, None where there are none.
 
-    Returns:
-        ``None`` if no run finished; else ``rows`` (class, images, mixer, difference and `FIGURES`,
-        means over seeds, None where there are none), ``ranking`` and ``others`` (mixers in the
-        chart, and beside the baseline), ``chart``, ``total`` classes, ``few``.
+    Args:
+        name: The class.
+        images: Test images that have it.
+        mixer: The mixer's label.
+        difference: Jaccard index minus that of the baseline.
+        jaccard: Jaccard index.
+        dice: Dice coefficient.
+        hausdorff_mm: Hausdorff distance.
+        missed: Images where only truth or prediction has the class.
     """
-    runs = {m["label"]: finished(record, m["label"]) for m in record["mixers"]}
+
+    name: str
+    images: int
+    mixer: str
+    difference: float | None
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByClass:
+    """The section of classes of masks.
+
+    Args:
+        rows: A row a class and mixer.
+        others: Mixers but the baseline.
+        ranking: Mixers in the chart.
+        chart: The differences.
+        total: Number of classes.
+        few: Up to so many classes have a row each in the chart.
+    """
+
+    rows: list[MaskRow]
+    others: list[str]
+    ranking: list[str]
+    chart: Markup | None
+    total: int
+    few: int = FEW
+
+
+def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | None:
+    """Make the table of classes, a row a class and mixer, with its chart; None without runs."""
+    runs = {label: _scores(record, label) for label in record.labels}
     shown = [label for label, found in runs.items() if found]
-    if not shown:
+    images = record.classes.test_images
+    if not shown or images is None:
         return None
-    baseline = record["baseline"]
-    names, images = record["classes"]["names"], record["classes"]["test_images"]
+    baseline, names = record.baseline, record.classes.names
     others = [label for label in shown if label != baseline]
     differences = {
         label: [_difference(runs[label], runs[baseline], c) for c in range(len(names))]
@@ -46,24 +85,30 @@ def by_class(record: Record, looks: Mapping[str, Look]) -> dict[str, Any] | None
         key=lambda c: -max((abs(differences[m][c] or 0.0) for m in ranking), default=0.0),
     )
     rows = [
-        {
-            "name": names[c],
-            "images": images[c],
-            "mixer": label,
-            "difference": differences[label][c] if label in differences else None,
-            **{key: _mean([run["classes"][c][key] for run in runs[label]]) for key in FIGURES},
-        }
+        MaskRow(
+            name=names[c],
+            images=images[c],
+            mixer=label,
+            difference=differences[label][c] if label in differences else None,
+            jaccard=_mean([scores[c].jaccard for scores in runs[label].values()]),
+            dice=_mean([scores[c].dice for scores in runs[label].values()]),
+            hausdorff_mm=_mean([scores[c].hausdorff_mm for scores in runs[label].values()]),
+            missed=_mean([scores[c].missed for scores in runs[label].values()]),
+        )
         for c in (order if len(names) > FEW else range(len(names)))
         for label in shown
     ]
-    return {
-        "rows": rows,
-        "others": others,
-        "ranking": ranking,
-        "chart": _chart(differences, ranking, [names[c] for c in order], order, looks, baseline),
-        "total": len(names),
-        "few": FEW,
-    }
+    return ByClass(
+        rows=rows,
+        others=others,
+        ranking=ranking,
+        chart=_chart(differences, ranking, [names[c] for c in order], order, looks, baseline),
+        total=len(names),
+    )
+
+
+def _scores(record: ComparisonRecord, mixer: str) -> Runs:
+    return {run.seed: run.classes for run in finished(record, mixer) if run.classes is not None}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -73,8 +118,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _difference(runs: Runs, base: Runs, c: int) -> float | None:
     """Return mixer minus baseline in Jaccard of a class, over the seeds that both finished."""
-    of_base = {run["seed"]: run["classes"][c]["jaccard"] for run in base}
-    pairs = [(run["classes"][c]["jaccard"], of_base.get(run["seed"])) for run in runs]
+    of_base = {seed: scores[c].jaccard for seed, scores in base.items()}
+    pairs = [(scores[c].jaccard, of_base.get(seed)) for seed, scores in runs.items()]
     return _mean([None if a is None or b is None else a - b for a, b in pairs])
 
 

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from markupsafe import Markup
 
-from keymix.data.tasks import task_of
+from keymix.analysis.statistics import Interval
 from keymix.report import plots
 from keymix.report.formats import points
 from keymix.report.plots import Look, Point, Row
+from keymix.report.record import ComparisonRecord, Number
 from keymix.report.views.wording import wording
-
-Record = Mapping[str, Any]
 
 COSTS = (
     ("params", "parameters"),
@@ -26,67 +24,65 @@ COSTS = (
 UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
 
 
-def forest(record: Record, looks: Mapping[str, Look]) -> Markup | None:
+def forest(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None:
     """Draw every mixer's difference from the baseline with both intervals."""
     rows = [
         Row(
-            label=row["mixer"],
-            look=looks[row["mixer"]],
-            difference=row["seeds"]["difference"],
-            seeds=_ends(row["seeds"]),
-            images=_ends(row["images"]),
+            label=row.mixer,
+            look=looks[row.mixer],
+            difference=row.seeds.difference,
+            seeds=_ends(row.seeds),
+            images=_ends(row.images),
         )
-        for row in record["outcome"]["last"]
-        if row["mixer"] != record["baseline"] and row["seeds"] is not None
+        for row in record.outcome.last
+        if row.mixer != record.baseline and row.seeds is not None
     ]
     if not rows:
         return None
     name = "; ".join(f"{r.label} {points(r.difference)} points" for r in rows)
-    baseline = record["baseline"]
+    baseline = record.baseline
     return plots.forest(rows, baseline=baseline, name=f"Difference from {baseline}: {name}")
 
 
-def _ends(interval: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    if interval is None or interval["low"] is None or interval["high"] is None:
+def _ends(interval: Interval | None) -> tuple[float, float] | None:
+    if interval is None or interval.low is None or interval.high is None:
         return None
-    return (interval["low"], interval["high"])
+    return (interval.low, interval.high)
 
 
-def _costs(record: Record) -> dict[str, dict[str, Any]]:
-    """Return every mixer's costs, with the energy of those whose spikes were read."""
-    spikes = (record.get("spikes") or {"mixers": {}})["mixers"]
-    return {
-        label: {
-            **cost,
-            "energy_uj": spikes[label]["energy_uj"]["mean"] if label in spikes else None,
+def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
+    """Return a cost by mixer's label, as far as it is known."""
+    if key == "energy_uj":
+        spikes = record.spikes.mixers if record.spikes else {}
+        energies = {
+            label: spikes[label].energy_uj.mean for label in record.costs if label in spikes
         }
-        for label, cost in record["costs"].items()
-    }
+        return {label: value for label, value in energies.items() if value is not None}
+    costs = {label: getattr(cost, key) for label, cost in record.costs.items()}
+    return {label: value for label, value in costs.items() if value is not None}
 
 
-def scatters(record: Record, looks: Mapping[str, Look]) -> list[Markup]:
+def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw accuracy, or overlap, against each cost that was measured."""
     charts = []
-    task = task_of(record)
+    task = record.task_kind
     score, short = task.score, wording(task).short
-    costs = _costs(record)
     for key, x_label in COSTS:
-        most = max((c[key] for c in costs.values() if c.get(key) is not None), default=0)
+        costs = _cost(record, key)
+        most = max(costs.values(), default=0)
         scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
-        dense = key == "macs" and record.get("spikes")
+        dense = key == "macs" and record.spikes
         shown = f"{x_label}, dense, all T{unit}" if dense else x_label + unit
         points = [
             Point(
-                label=row["mixer"],
-                look=looks[row["mixer"]],
-                x=costs[row["mixer"]][key] / scale,
-                y=row[score]["mean"],
-                spread=row[score]["sd"],
+                label=row.mixer,
+                look=looks[row.mixer],
+                x=costs[row.mixer] / scale,
+                y=mean,
+                spread=row.scores[score].sd,
             )
-            for row in record["outcome"]["last"]
-            if row[score]["mean"] is not None
-            and row["mixer"] in costs
-            and costs[row["mixer"]].get(key) is not None
+            for row in record.outcome.last
+            if (mean := row.scores[score].mean) is not None and row.mixer in costs
         ]
         if points:
             charts.append(

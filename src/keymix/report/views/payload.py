@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from markupsafe import Markup
 
-from keymix.data.tasks import SEGMENTATION, TaskKind, task_of
+from keymix.data.tasks import SEGMENTATION, TaskKind
+from keymix.records import to_json
 from keymix.report import pictures
 from keymix.report.plots import Look
+from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.views.attention import LEVELS
 from keymix.report.views.learning import history
 from keymix.report.views.runs import STATUS
-
-Record = Mapping[str, Any]
 
 DIGITS = 5
 """Significant digits of the curves' values."""
@@ -25,20 +24,20 @@ SHARES = 65535
 """A stored Jaccard index of this many is 1."""
 
 
-def payload(record: Record, looks: Mapping[str, Look]) -> Markup:
+def payload(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup:
     """Make the JSON that stands in the page; no text in it can end its element."""
-    task = task_of(record)
-    content = {
+    task = record.task_kind
+    content: dict[str, object] = {
         "kind": "name" if task is SEGMENTATION else "class",
-        "baseline": record["baseline"],
+        "baseline": record.baseline,
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
-        "runs": [_run(run, task) for run in record["runs"]],
-        "testImages": record["test_images"],
+        "runs": [_run(run, task) for run in record.runs],
+        "testImages": record.test_images,
         "classes": {
-            "names": record["classes"]["names"],
-            "images": record["classes"]["test_images"],
+            "names": record.classes.names,
+            "images": record.classes.test_images,
         },
-        "environments": [group["lines"] for group in record["trained_with"]],
+        "environments": [group.lines for group in record.trained_with],
         "curves": [
             {"key": key, "label": label, "percent": percent}
             for key, label, percent in history(task)
@@ -46,7 +45,7 @@ def payload(record: Record, looks: Mapping[str, Look]) -> Markup:
         "attention": _attention(record),
     }
     if task is SEGMENTATION:
-        content |= {"levels": SHARES, "names": (record["gallery"] or {}).get("names")}
+        content |= {"levels": SHARES, "names": record.gallery.names if record.gallery else None}
     return as_element_text(content)
 
 
@@ -58,43 +57,42 @@ def as_element_text(content: object) -> Markup:
     return Markup(text)
 
 
-def _run(run: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
-    told = {"mixer": run["mixer"], "seed": run["seed"], "status": STATUS[run["status"]]}
-    if run["status"] != "done":
+def _run(run: OpenRun | DoneRun, task: TaskKind) -> dict[str, object]:
+    told = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
+    if isinstance(run, OpenRun):
         return told | {"done": False}
     return told | {
         "done": True,
-        "score": run["last"]["test"][task.score],
-        "seconds": run["seconds"],
+        "score": run.last.test[task.score],
+        "seconds": run.seconds,
         **_answers(run, task),
-        "environment": run["trained_with"],
-        "epochs": [entry["epoch"] for entry in run["history"]],
+        "environment": run.trained_with,
+        "epochs": [line.epoch for line in run.history],
         "history": {
-            key: [_short(entry[key]) for entry in run["history"]] for key, _, _ in history(task)
+            key: [_short(line.values[key]) for line in run.history] for key, _, _ in history(task)
         },
     }
 
 
-def _answers(run: Mapping[str, Any], task: TaskKind) -> dict[str, Any]:
+def _answers(run: DoneRun, task: TaskKind) -> dict[str, object]:
     if task is SEGMENTATION:
-        classes = [row["jaccard"] for row in run["classes"]]
-        return {"overlaps": run["overlaps"], "classes": classes}
-    return {"correct": run["correct"], "classCorrect": run["class_correct"]}
+        return {"overlaps": run.overlaps, "classes": [row.jaccard for row in run.classes or ()]}
+    return {"correct": run.correct, "classCorrect": run.class_correct}
 
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
-def _attention(record: Record) -> dict[str, Any] | None:
-    stored = record.get("attention")
-    if not stored or not stored["maps"]:
+def _attention(record: ComparisonRecord) -> dict[str, object] | None:
+    stored = record.attention
+    if not stored or not stored.maps:
         return None
     return {
-        "images": [{"label": image["label"], "id": image["id"]} for image in stored["images"]],
-        "layers": stored["layers"],
-        "maps": stored["maps"],
-        "missing": stored["missing"],
+        "images": [{"label": image.label, "id": image.id} for image in stored.images],
+        "layers": stored.layers,
+        "maps": to_json(stored.maps),
+        "missing": stored.missing,
         "levels": LEVELS,
         "heat": pictures.HEAT,
         "full": pictures.FULL,

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind, task_of
-
-Record = Mapping[str, Any]
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind
+from keymix.report.record import ComparisonRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +58,23 @@ def wording(task: TaskKind) -> Wording:
     return _WORDS[task.name]
 
 
-def columns(record: Record) -> list[Column]:
+def columns(record: ComparisonRecord) -> list[Column]:
     """List the columns of the table of scores, that of the task's own score first.
 
     Args:
         record: A comparison's.
     """
-    task = task_of(record)
+    task = record.task_kind
     validation = Column(key=f"val_{task.score}", head="validation, %", spread=False)
     if task is CLASSIFICATION:
         told = [Column(key="top1", head="test accuracy, %")]
-        if any(row["top5"]["mean"] is not None for row in record["outcome"]["last"]):
+        if any(row.scores["top5"].mean is not None for row in record.outcome.last):
             told.append(Column(key="top5", head="top-5, %"))
         return [*told, validation]
     return [
         Column(key="jaccard", head="test Jaccard, %"),
         Column(key="weighted_jaccard", head="weighted Jaccard, %"),
         Column(key="dice", head="Dice, %"),
-        Column(key="hausdorff_mm", head=f"Hausdorff, {record['hausdorff_unit']}", percent=False),
+        Column(key="hausdorff_mm", head=f"Hausdorff, {record.hausdorff_unit}", percent=False),
         validation,
     ]

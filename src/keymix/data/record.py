@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a data set: everything about it that a result depends on, as files keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from keymix.data.tasks import BACKGROUND, CLASSIFICATION, SEGMENTATION, TASKS, TaskKind
+from keymix.errors import UserError
+
+_OF_MASKS = (
+    *("task", "multilabel", "test_fraction", "split_by", "masks", "stack"),
+    *("cases", "empty", "grouped", "class_images"),
+)
+_OF_EVENTS = ("time_steps", "frames_by", "sensor_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutImage:
+    """A broken image that was left out.
+
+    Args:
+        id: Where it comes from: a file, or a file and a row.
+        reason: What is wrong with it.
+    """
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """The fields of a record that stand before those of `DataFacts`."""
+
+    spec: str
+    classes: tuple[str, ...]
+    image_size: tuple[int, int]
+    in_chans: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    crop_pct: float = 1.0
+    cached: bool = False
+    sizes: Mapping[str, int]
+    index_sha256: Mapping[str, str]
+    task: str = CLASSIFICATION.name
+    multilabel: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What loading a data set found and did. Fields of other kinds of data are None.
+
+    Args:
+        time_steps: Of events, frames of a recording.
+        frames_by: Of events, ``number`` or ``time``.
+        sensor_size: Of events, height and width of the sensor in pixels.
+        split_seed: Seed of the choice of the splits.
+        val_fraction: Share of train that became validation.
+        test_fraction: Of masks, share that became test; None if the source brings a test split.
+        split_by: Of masks, ``case`` or ``slice``.
+        masks: Of masks, ``exclusive`` or ``multilabel``.
+        stack: Of masks, neighbouring slices that are the channels of an image.
+        limit: Most images of train and validation together, None for all.
+        cases: Of masks, number of cases of each split.
+        empty: Of masks, number of images of each split whose mask is empty.
+        unfit: Of masks, why no model can learn from them; None if one can.
+        grouped: Of masks, whether images belong to cases.
+        class_images: Of masks, number of images of each split that have each class.
+        mean_std_of: In words, of which images mean and standard deviation are.
+        fingerprint: Hash of images and targets.
+        fingerprint_of: In words, what is hashed.
+        notes: What was done with the data, a sentence each.
+        left_out: The first of the broken images that were left out.
+        left_out_count: Number of images that were left out.
+        event_split: Of events, name of the published split; None where there are none.
+    """
+
+    time_steps: int | None = None
+    frames_by: str | None = None
+    sensor_size: tuple[int, int] | None = None
+    split_seed: int = 0
+    val_fraction: float | None = None
+    test_fraction: float | None = None
+    split_by: str | None = None
+    masks: str | None = None
+    stack: int | None = None
+    limit: int | None = None
+    cases: Mapping[str, int] | None = None
+    empty: Mapping[str, int] | None = None
+    unfit: str | None = None
+    grouped: bool | None = None
+    class_images: Mapping[str, tuple[int, ...]] | None = None
+    mean_std_of: str = ""
+    fingerprint: str
+    fingerprint_of: str = ""
+    notes: tuple[str, ...] = ()
+    left_out: tuple[LeftOutImage, ...] = ()
+    left_out_count: int = 0
+    event_split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord(DataFacts, _Shape):  # fields of the last base come first
+    """Everything about a data set that a result depends on; see `DataFacts` for the rest.
+
+    Args:
+        spec: The data spec it was loaded from.
+        classes: Names of the classes, by label.
+        image_size: Height and width of the images in pixels.
+        in_chans: Channels.
+        mean: Mean of each channel over train, of values 0..1.
+        std: Standard deviation of each channel over train.
+        crop_pct: Share of the resized image's side that the evaluation crop keeps.
+        cached: Whether the images are decoded in memory.
+        sizes: Number of images of ``train``, ``val`` and ``test``.
+        index_sha256: Hash of the rows of each of these splits.
+        task: Name of the task.
+        multilabel: Of masks, whether a pixel may belong to several classes.
+
+    Raises:
+        UserError: If there are no classes, a split is missing from `sizes` or `index_sha256`, or
+            this keymix has no such task.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            raise UserError("classes is empty")
+        for split in ("train", "val", "test"):
+            for name, of in (("sizes", self.sizes), ("index_sha256", self.index_sha256)):
+                if split not in of:
+                    raise UserError(f"{name} lacks {split}")
+        if self.task not in TASKS:
+            raise UserError(
+                f"task {self.task!r} is unknown to this keymix; it has {', '.join(TASKS)}"
+            )
+
+    @property
+    def task_kind(self) -> TaskKind:
+        """The task, with its scores."""
+        return TASKS[self.task]
+
+    @property
+    def events(self) -> bool:
+        """Whether the data are recordings of events."""
+        return self.time_steps is not None
+
+    @property
+    def scored_classes(self) -> tuple[int, ...]:
+        """The classes over which scores are averaged: all but the background of masks."""
+        whole = self.task_kind is not SEGMENTATION or bool(self.multilabel)
+        return tuple(i for i, name in enumerate(self.classes) if whole or name != BACKGROUND)
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file, since they are of other kinds of data."""
+        return (
+            *(_OF_MASKS if self.task_kind is not SEGMENTATION else ()),
+            *(_OF_EVENTS if not self.events else ()),
+            *(name for name in ("unfit", "event_split") if getattr(self, name) is None),
+        )

@@ -1,0 +1,676 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a comparison: all that ``results.json`` keeps and that its page shows. No torch.
+
+A field is a key of the file, see `keymix.records`. Fields that default to None stand in no file
+while they are None: they belong to another task, or to models without spikes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from keymix.analysis.statistics import Interval, Summary, Verdict
+from keymix.data.record import DataRecord, LeftOutImage
+from keymix.data.tasks import TaskKind
+from keymix.errors import UserError
+from keymix.records import from_json, spread
+from keymix.train.recipe import Recipe, from_record
+
+FORMAT: Literal[2] = 2
+"""Version of the record that this keymix writes and shows."""
+
+Lines = Mapping[str, str]
+"""An environment in short lines, by what each is about."""
+Number = int | float
+Level = Literal["stops", "falsifies", "warning"]
+"""How bad something is that the check of the data found."""
+Which = Literal["last", "best"]
+"""The epoch: the last, or that which was best on validation."""
+
+
+class Sparse:
+    """A record whose fields that default to None stand in no file while they are None."""
+
+    def omitted(self) -> tuple[str, ...]:
+        """Names of these fields."""
+        return tuple(
+            each.name
+            for each in fields(self)  # type: ignore[arg-type]  # of a dataclass, as all below are
+            if each.default is None and getattr(self, each.name) is None
+        )
+
+
+def check_finite(record: Any) -> None:
+    """Refuse a number that is not finite, which no file takes.
+
+    Raises:
+        UserError: Naming the field.
+    """
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{each.name} = {value!r} is not finite")
+
+
+# ---- the runs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The scores of a run at one epoch, by the names of its task's scores.
+
+    Args:
+        epoch: Counted from 1; None where it is not known.
+        val: On validation.
+        test: On the test split.
+    """
+
+    epoch: int | None
+    val: Mapping[str, Number | None]
+    test: Mapping[str, Number | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryLine:
+    """An epoch of a run, counted from 1: losses and the score on validation, by their keys."""
+
+    epoch: int
+    values: Mapping[str, float | None] = field(metadata=spread())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskScore:
+    """How well a run finds one class of masks: last epoch, test split."""
+
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoneRun(Sparse):
+    """A run that is finished.
+
+    Args:
+        mixer: Label of its mixer.
+        seed: Its seed.
+        folder: Its folder, in that of the comparison.
+        status: ``done``.
+        reason: None: there is nothing to explain.
+        seconds: Training time.
+        last: Scores of the last epoch.
+        best: Scores of the epoch that was best on validation.
+        notes: What its files lack, a sentence each.
+        correct: Of classes, right and wrong by test image: base64 of bits, last epoch.
+        class_correct: Of classes, number of test images of each that are right.
+        classes: Of masks, scores of each class that counts.
+        hausdorff_unit: Of masks, ``mm`` or ``px``.
+        overlaps: Of masks, the Jaccard index by test image: base64 of uint16.
+        history: Its epochs.
+        trained_with: Position of its environment in the record's ``trained_with``.
+    """
+
+    mixer: str
+    seed: int
+    folder: str
+    status: Literal["done"]
+    reason: str | None
+    seconds: Number
+    last: Mark
+    best: Mark
+    classes: tuple[MaskScore, ...] | None = None
+    hausdorff_unit: str | None = None
+    overlaps: str | None = None
+    correct: str | None = None
+    class_correct: tuple[int, ...] | None = None
+    notes: tuple[str, ...] | None = None
+    history: tuple[HistoryLine, ...]
+    trained_with: int
+
+    def mark(self, which: Which) -> Mark:
+        """Return the scores of an epoch."""
+        return self.last if which == "last" else self.best
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run that failed, or is not finished yet, with the reason."""
+
+    mixer: str
+    seed: int
+    folder: str
+    status: Literal["failed", "missing"]
+    reason: str
+
+
+# ---- what came out --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeRow:
+    """A mixer's scores over seeds, and how it stands to the baseline.
+
+    Args:
+        mixer: Its label.
+        scores: By name, as its task has them: those of the test split, and that on validation.
+        seeds: Difference from the baseline over seeds; None without a pair of runs.
+        images: Difference over test images, or cases.
+        verdict: None of the baseline.
+        headline: The verdict in a sentence.
+        detail: The evidence in a sentence or two.
+    """
+
+    mixer: str
+    scores: Mapping[str, Summary] = field(metadata=spread())
+    seeds: Interval | None
+    images: Interval | None
+    verdict: Verdict | None
+    headline: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The rows of all mixers, at both epochs."""
+
+    last: tuple[OutcomeRow, ...]
+    best: tuple[OutcomeRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """The classes that count, and how many test images have each; None if no run is finished."""
+
+    names: tuple[str, ...]
+    test_images: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """How often a class was taken for another, by their numbers, over all seeds."""
+
+    true: int
+    predicted: int
+    count: int
+
+
+# ---- costs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRow(Sparse):
+    """What a mixer's model costs; None where it is not known.
+
+    Args:
+        params: Trainable parameters.
+        macs: Multiply-adds of an image.
+        activation_bytes: Activations kept to train, bytes an image.
+        latency_ms: Median latency at batch 1, ms; the next two are its quartiles.
+        latency_low_ms: Lower quartile.
+        latency_high_ms: Upper quartile.
+        images_per_s: Throughput.
+        peak_mib: Peak memory of a training step, MiB.
+        note: What is out of the ordinary, in words.
+        time_steps: Of spiking models, the steps that ``macs`` counts.
+        measured: When it was measured.
+    """
+
+    params: int
+    macs: Number | None
+    activation_bytes: Number | None
+    latency_ms: Number | None
+    latency_low_ms: Number | None
+    latency_high_ms: Number | None
+    images_per_s: Number | None
+    peak_mib: Number | None
+    note: str = ""
+    time_steps: int | None = None
+    measured: str | None = None
+
+    def __post_init__(self) -> None:
+        check_finite(self)
+
+    @classmethod
+    def unknown(cls, params: int, *, note: str) -> CostRow:
+        """Return the row of a model of which the parameters alone are known."""
+        return cls(
+            params=params,
+            macs=None,
+            activation_bytes=None,
+            latency_ms=None,
+            latency_low_ms=None,
+            latency_high_ms=None,
+            images_per_s=None,
+            peak_mib=None,
+            note=note,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredAt:
+    """Mixers that were measured together, and when."""
+
+    measured: str
+    mixers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Sparse):
+    """How costs were measured: device, batch, rounds, threads, environment, dates, in words."""
+
+    device: str
+    batch_size: int
+    repeats: int
+    threads: int
+    setting: Lines | None = None
+    when: tuple[MeasuredAt, ...] = ()
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpikes(Sparse):
+    """What the spikes of one run's last weights cost; energies in µJ an image.
+
+    Args:
+        weights: Hash of the weights; so are the next two, None of a network without spikes.
+        images: Validation images that it was read from.
+        time_steps: Steps of the network.
+        firing_rate: Spikes per neuron and step.
+        silent: Share of neurons that never fired.
+        sops: Synaptic operations of an image.
+        macs: Multiply-adds that are left.
+        energy_uj: Energy; the next two are its bounds.
+        energy_low_uj: Lower bound.
+        energy_high_uj: Upper bound.
+        dense_energy_uj: Energy of the network without spikes.
+        notes: What is out of the ordinary.
+    """
+
+    weights: str | None = None
+    images: int | None = None
+    time_steps: int | None
+    firing_rate: Number | None
+    silent: Number | None
+    sops: Number | None
+    macs: Number | None
+    energy_uj: Number | None
+    energy_low_uj: Number | None
+    energy_high_uj: Number | None
+    dense_energy_uj: Number | None
+    notes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_finite(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerSpikes:
+    """The quantities of `RunSpikes` over a mixer's seeds."""
+
+    firing_rate: Summary
+    silent: Summary
+    sops: Summary
+    macs: Summary
+    energy_uj: Summary
+    energy_low_uj: Summary
+    energy_high_uj: Summary
+    dense_energy_uj: Summary
+    time_steps: int | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spikes:
+    """What spikes cost: how it was measured, by mixer's label, and by run's folder."""
+
+    text: str
+    mixers: Mapping[str, MixerSpikes]
+    runs: Mapping[str, RunSpikes]
+
+
+# ---- what the models see --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapImage:
+    """A test image under attention maps: a PNG data URI, its class or name, where it is from."""
+
+    png: str
+    label: str
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedMaps:
+    """A mixer's maps, ``[image, layer, 1 + heads, H, W]``, the mean over heads first.
+
+    Args:
+        heads: Number of heads.
+        grid: H and W.
+        weights: Base64 of little-endian uint16.
+        scale: The weight that 65535 stands for.
+    """
+
+    heads: int
+    grid: tuple[int, int]
+    weights: str
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Where the trained models look, on the same test images.
+
+    Args:
+        images: The images.
+        layers: Names of the layers.
+        query: Whose attention it is, in a sentence.
+        maps: By mixer's label.
+        missing: Why there are none, by label.
+    """
+
+    images: tuple[MapImage, ...]
+    layers: tuple[str, ...]
+    query: str
+    maps: Mapping[str, PackedMaps]
+    missing: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collapse:
+    """How alike the maps of neighbouring blocks are.
+
+    Args:
+        pairs: Names of the neighbours.
+        images: Number of test images.
+        seed: Whose weights they are.
+        similarity: Mean similarity of each pair, by mixer's label.
+        missing: Why there is none, by label.
+    """
+
+    pairs: tuple[str, ...]
+    images: int
+    seed: int
+    similarity: Mapping[str, tuple[float, ...]]
+    missing: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegendEntry:
+    """A class of masks and its colour, ``#rrggbb``."""
+
+    name: str
+    colour: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GallerySlice:
+    """A test image with its true mask, both PNG data URIs; ``area`` counts true pixels."""
+
+    id: str
+    case: str
+    png: str
+    truth: str
+    area: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedMask:
+    """A predicted mask, a PNG data URI, its Jaccard index on the image, and its pixels."""
+
+    png: str
+    jaccard: float
+    found: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """What the trained models find on the same few test images.
+
+    Args:
+        seed: Whose weights they are.
+        size: Height and width in pixels.
+        legend: The classes.
+        ignored: Whether there are pixels that count nowhere.
+        slices: The images.
+        predictions: Masks on each of them, by mixer's label.
+        missing: Why there are none, by label.
+        names: Names of all test images, in order.
+    """
+
+    seed: int
+    size: tuple[int, int]
+    legend: tuple[LegendEntry, ...]
+    ignored: bool
+    slices: tuple[GallerySlice, ...]
+    predictions: Mapping[str, tuple[PredictedMask, ...]]
+    missing: Mapping[str, str]
+    names: tuple[str, ...]
+
+
+# ---- the rest -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedMixer:
+    """A mixer of the comparison: label, folder's name, whether it is a control, and a note."""
+
+    label: str
+    slug: str
+    control: bool
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """How every model reads out, timm's word, and the mixers that decided it."""
+
+    pooling: str
+    because: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedWith:
+    """An environment that runs were trained with, and how many."""
+
+    lines: Lines
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paragraph:
+    """A paragraph of the method."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that the check of the data found, how often, the first places, and the remedy."""
+
+    level: Level
+    what: str
+    count: int
+    where: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the check of the data found.
+
+    Args:
+        findings: What is wrong.
+        too_narrow: Whether intervals over test images are too narrow.
+        looked_at: Number of images, and of how many.
+        not_looked_at: What there was no time for.
+    """
+
+    findings: tuple[Finding, ...]
+    too_narrow: bool
+    looked_at: Mapping[str, int]
+    not_looked_at: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedFinding(Finding):
+    """A finding with its level in words."""
+
+    grade: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCheck(Checked):
+    """What the check of the data found, and how the page words it."""
+
+    findings: tuple[GradedFinding, ...]
+    headline: str
+    narrow: str
+    missed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRecord(Sparse):
+    """A whole comparison.
+
+    Args:
+        format: Version of the record.
+        task: Name of the task; None for classification.
+        title: Heading of the page.
+        facts: The line below it.
+        lead: The result in a few sentences.
+        caution: What too few seeds leave open; empty if nothing.
+        created: When the record was made.
+        command: What repeats it.
+        environment: What the record was made with.
+        trained_with: What the runs were trained with.
+        environment_warning: Where environments differ, in words.
+        data: The data.
+        data_line: The data and its fingerprint in a line.
+        data_check: What the check of the data found; None if it was not made.
+        left_out: The first of the images that could not be read.
+        recipe: What all runs share.
+        match: ``params`` if widths were matched.
+        readout: How every model reads out.
+        baseline: Label of the mixer that the others are compared with.
+        seeds: The training seeds.
+        processes: Training processes side by side.
+        threads: Threads of each.
+        mixers: The mixers, in the order of every table.
+        outcome: Scores, intervals and verdicts.
+        test_images: Number of test images.
+        test_cases: Of masks, number of test cases; None if no run is finished.
+        classes: The classes that count.
+        confusions: Of classes, the most frequent, by mixer's label.
+        hausdorff_unit: Of masks, ``mm`` or ``px``.
+        gallery: Of masks, some predictions.
+        costs: By mixer's label.
+        measured: How costs were measured.
+        spikes: Of spiking models, what spikes cost.
+        method: How it was done, a paragraph a question.
+        curves_note: What to keep in mind of the training loss.
+        runs: The runs, mixer by mixer.
+        attention: Attention maps; None where they could not be read.
+        collapse: How alike neighbouring blocks are; None where that could not be read.
+    """
+
+    format: Literal[2] = FORMAT
+    task: str | None = None
+    title: str
+    facts: tuple[str, ...]
+    lead: str
+    caution: str
+    created: str
+    command: str
+    environment: Lines
+    trained_with: tuple[TrainedWith, ...]
+    environment_warning: str | None
+    data: DataRecord
+    data_line: str
+    data_check: DataCheck | None = None
+    left_out: tuple[LeftOutImage, ...] = ()
+    recipe: Recipe
+    match: str | None
+    readout: Readout
+    baseline: str
+    seeds: tuple[int, ...]
+    processes: int
+    threads: int
+    mixers: tuple[ComparedMixer, ...]
+    outcome: Outcome
+    test_images: int
+    test_cases: int | None = None
+    classes: Classes
+    confusions: Mapping[str, tuple[Confusion, ...]] | None = None
+    hausdorff_unit: str | None = None
+    gallery: Gallery | None = None
+    costs: Mapping[str, CostRow]
+    measured: Measured
+    spikes: Spikes | None = None
+    method: tuple[Paragraph, ...]
+    curves_note: str
+    runs: tuple[OpenRun | DoneRun, ...]
+    attention: Attention | None
+    collapse: Collapse | None
+
+    @property
+    def task_kind(self) -> TaskKind:
+        """The task, with its scores."""
+        return self.data.task_kind
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the mixers, in the order of every table."""
+        return [mixer.label for mixer in self.mixers]
+
+
+def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
+    """Return the record that a ``results.json`` of this version or an earlier one holds.
+
+    Args:
+        values: The content of the file.
+        where: Which file it is, for the message.
+
+    Raises:
+        UserError: If it is damaged, or of a version that this keymix does not know.
+    """
+    version = values.get("format")
+    if version != FORMAT:
+        convert = _EARLIER.get(version) if isinstance(version, int) else None
+        if convert is None:
+            raise UserError(
+                f"record of format {version!r} cannot be shown; this keymix reads format {FORMAT}. "
+                "Run `keymix compare` again with the same command (finished runs are kept)."
+            )
+        values = convert(values)
+    recipe = values.get("recipe")
+    if isinstance(recipe, Mapping):
+        values = {**values, "recipe": from_record(recipe).to_dict()}
+    return from_json(ComparisonRecord, values, where=where)
+
+
+def _of_format_1(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keep of the first format what outlives it: plan, costs, outcome; runs are read again."""
+    data = values.get("data")
+    known = data if isinstance(data, Mapping) else {}
+    sizes = known.get("sizes")
+    return {
+        **values,
+        "format": FORMAT,
+        "trained_with": (),
+        "environment_warning": None,
+        "test_images": sizes.get("test") if isinstance(sizes, Mapping) else None,
+        "classes": {"names": known.get("classes"), "test_images": None},
+        "runs": (),
+        "attention": None,
+        "collapse": None,
+    }
+
+
+_EARLIER: Mapping[int, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {1: _of_format_1}
+"""How the record of an earlier version is read as that of this one, by its format."""

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a run, as its files keep them. Reading this loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from keymix.data.record import DataRecord
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TASKS, TaskKind
+from keymix.errors import UserError
+from keymix.records import from_json, spread
+from keymix.train.recipe import Recipe, from_record
+
+Scores = Mapping[str, float | None]
+"""Scores by name, None where one is not defined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """The scores of one class of masks.
+
+    Args:
+        name: The class.
+        jaccard: Jaccard index over all pixels; None where neither truth nor prediction has any.
+        dice: Dice coefficient, likewise.
+        hausdorff_mm: Mean Hausdorff distance over the images that have one.
+        missed: Images where the class is in only one of truth and prediction.
+    """
+
+    name: str
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitScores:
+    """What weights score on a split. All fields but `scores` are of masks, else None.
+
+    Args:
+        scores: By the names that the task gives them, the loss first.
+        hausdorff_mm: Mean Hausdorff distance.
+        hausdorff_missed: Pairs of image and class without a distance.
+        hausdorff_unit: Unit of the distances.
+        true_pixels: True pixels of the classes that count.
+        classes: Of each class that counts.
+    """
+
+    scores: Scores = field(metadata=spread())
+    hausdorff_mm: float | None = None
+    hausdorff_missed: int | None = None
+    hausdorff_unit: Literal["mm", "px"] | None = None
+    true_pixels: int | None = None
+    classes: tuple[ClassScores, ...] | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file: those of masks where there are none."""
+        of_masks = ("hausdorff_mm", "hausdorff_missed", "hausdorff_unit", "true_pixels", "classes")
+        return of_masks if self.classes is None else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(SplitScores):
+    """What `keymix.evaluate` found.
+
+    Args:
+        images: Number of images.
+        data: Spec of the data.
+        split: Which split.
+        weights: Weights of the ``last`` or the ``best`` epoch.
+        image_size: Height and width of the images, pixels.
+        resize: Policy of mixers that have parameters per position.
+        time_steps: T, or None of a model without.
+    """
+
+    images: int
+    data: str
+    split: str
+    weights: str
+    image_size: tuple[int, int]
+    resize: str | None
+    time_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """An epoch and the validation scores of its weights.
+
+    Args:
+        epoch: From 0; None if nobody knows it.
+        val: Scores by name.
+    """
+
+    epoch: int | None
+    val: Scores
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What epochs are ranked by: their task's score, then the loss; more is better."""
+        name = next(kind.score for kind in TASKS.values() if kind.score in self.val)
+        score, loss = self.val[name], self.val["loss"]
+        if score is None or loss is None:
+            raise ValueError(f"epoch {self.epoch} has no {name} or no loss")
+        return score, -loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochLine:
+    """A line of ``metrics.jsonl``.
+
+    Args:
+        epoch: From 0.
+        train: The training loss, and its terms without their weights.
+        val: The validation scores.
+        lr: Learning rate of the last step.
+        seconds: Duration with validation.
+        images_per_s: Training images per second.
+
+    Raises:
+        UserError: If a loss, or the score of exactly one task, is missing.
+    """
+
+    epoch: int
+    train: Scores = field(metadata=spread("train_"))
+    val: Scores = field(metadata=spread("val_"))
+    lr: float | None = None
+    seconds: float | None = None
+    images_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            raise UserError(f"epoch = {self.epoch} is no epoch")
+        for name, scores in (("train", self.train), ("val", self.val)):
+            if scores.get("loss") is None:
+                raise UserError(f"it lacks {name}_loss")
+        found = [self.val[kind.score] for kind in TASKS.values() if kind.score in self.val]
+        if len(found) != 1 or found[0] is None:
+            raise UserError("it lacks the score of a task, or has those of several")
+
+    @property
+    def validated(self) -> Validated:
+        """Its epoch and validation scores."""
+        return Validated(epoch=self.epoch, val=self.val)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsFacts:
+    """What a file of weights says of itself.
+
+    Args:
+        recipe: The run.
+        data: Its data.
+        epoch: The weights' epoch; None where nobody knows, as of a swapped model.
+        val: Their validation scores; None of a swapped model, and of earlier versions.
+    """
+
+    recipe: Recipe
+    data: DataRecord
+    epoch: int | None = None
+    val: Scores | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file."""
+        return ("epoch", "val") if self.epoch is None and self.val is None else ()
+
+    def of(self, validated: Validated) -> WeightsFacts:
+        """The facts of the weights of an epoch."""
+        return replace(self, epoch=validated.epoch, val=validated.val)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    data: DataRecord
+    epoch: int | None = None
+    val: Scores | None = None
+
+
+def facts_from_json(values: Any, *, where: str) -> WeightsFacts:
+    """Read the facts of weights, by whichever version of keymix they were written.
+
+    Args:
+        values: What `json.loads` gave.
+        where: What is read, for the message.
+
+    Raises:
+        UserError: If they are damaged.
+    """
+    rest = from_json(_Trained, values, where=where)
+    recipe = values.get("recipe")
+    if not isinstance(recipe, Mapping):
+        raise UserError(f"{where} is damaged: it has no recipe")
+    return WeightsFacts(recipe=from_record(recipe), data=rest.data, epoch=rest.epoch, val=rest.val)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameData:
+    """What of the data must not change within a run, as checkpoints keep it.
+
+    Args:
+        fingerprint: Hash of images and targets.
+        index_sha256: Hash of the rows of each split.
+        classes: Names of the classes.
+    """
+
+    fingerprint: str
+    index_sha256: Mapping[str, str]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: DataRecord) -> SameData:
+        """Take it from the data's record."""
+        return cls(
+            fingerprint=data.fingerprint, index_sha256=data.index_sha256, classes=data.classes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochsDone:
+    """What checkpoints keep of the epochs before them.
+
+    Args:
+        seconds: Of the epoch that is not finished.
+        data: Whose images were seen.
+        lines: The epochs' lines; none in checkpoints of earlier versions.
+        lost: What of the record could not be rebuilt, a sentence each.
+    """
+
+    seconds: float
+    data: SameData
+    lines: tuple[EpochLine, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested(Validated):
+    """An epoch, and what its weights score in validation and test.
+
+    Args:
+        test: Of the test split.
+    """
+
+    test: SplitScores
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What came out of a run: its ``summary.json``. `keymix.records.to_json` gives plain data.
+
+    Args:
+        status: ``done``.
+        model: Name of the model.
+        mixer: Label of its mixers; None for the model's own.
+        seed: Seed of the training.
+        params: Trainable parameters.
+        epochs: Number of epochs.
+        seconds: Duration of the training.
+        last: The last epoch.
+        best: The epoch that validated best.
+        data: The data.
+        task: Name of the task.
+        lost: What of the record could not be rebuilt, a sentence each.
+
+    Raises:
+        UserError: If a score of the task is missing, or the task is not the data's.
+    """
+
+    status: Literal["done"]
+    model: str
+    mixer: str | None
+    seed: int
+    params: int
+    epochs: int
+    seconds: float
+    last: Tested
+    best: Tested
+    data: DataRecord
+    task: str = CLASSIFICATION.name
+    lost: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.task != self.data.task:
+            raise UserError(f"task {self.task!r} is not that of the data, {self.data.task!r}")
+        for which, tested in (("last", self.last), ("best", self.best)):
+            if tested.epoch is not None and tested.epoch < 0:
+                raise UserError(f"{which}.epoch={tested.epoch} is no epoch")
+            _check_scores(self.task_kind, f"{which}.val", tested.val)
+            _check_scores(self.task_kind, f"{which}.test", tested.test.scores)
+            if self.task_kind is SEGMENTATION:
+                _check_masks(which, tested.test)
+
+    @property
+    def task_kind(self) -> TaskKind:
+        """The task, with its scores."""
+        return self.data.task_kind
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file: they say what a run without them is."""
+        return (
+            *(() if self.task_kind is SEGMENTATION else ("task",)),
+            *(() if self.lost else ("lost",)),
+        )
+
+
+def _check_scores(task: TaskKind, place: str, scores: Scores) -> None:
+    for name in task.scores:
+        needed = name in ("loss", task.score)
+        if name not in scores or (needed and scores[name] is None):
+            raise UserError(f"{place} has no {name}")
+
+
+def _check_masks(which: str, test: SplitScores) -> None:
+    if test.classes is None:
+        raise UserError(f"{which}.test lacks the scores of each class")
+    if test.hausdorff_unit is None or test.hausdorff_missed is None:
+        raise UserError(f"{which}.test has no distances")
+
+
+def run_from_json(values: Mapping[str, Any], *, where: str, whole: bool) -> RunRecord:
+    """Read a run's summary, by whichever version of keymix it was written.
+
+    Args:
+        values: What `json.loads` gave.
+        where: What is read, for the message.
+        whole: Ask for every key that this version writes; else for those that a comparison reads,
+            whose table knows the others.
+
+    Raises:
+        UserError: If it is damaged.
+    """
+    if not whole:
+        unknown = {"model": "", "mixer": None, "seed": 0, "params": 0, "epochs": 0}
+        values = {**unknown, **values}
+    data = values.get("data")
+    if "task" not in values and isinstance(data, Mapping) and "task" in data:
+        values = {**values, "task": data["task"]}
+    return from_json(RunRecord, values, where=where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a part of a run was computed with. All is None where nobody knows.
+
+    Args:
+        python: Version of Python.
+        keymix: Version of keymix.
+        commit: Commit of the checkout, with ``+`` if it was modified; None outside one.
+        packages: Versions by package.
+        platform: The operating system.
+        cpu: Name of the processor.
+        cores: Logical processors.
+        threads: Threads of torch.
+        device: Name of the GPU, or ``cpu``.
+        cuda: Version of CUDA; None without a GPU.
+    """
+
+    python: str | None = None
+    keymix: str | None = None
+    commit: str | None = None
+    packages: Mapping[str, str] | None = None
+    platform: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    threads: int | None = None
+    device: str | None = None
+    cuda: str | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file: all where nobody knows."""
+        return () if self.known else tuple(vars(Machine()))
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known."""
+        return any(getattr(self, name) is not None for name in vars(Machine()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(Machine):
+    """What a run was computed with: its ``environment.json``.
+
+    Args:
+        earlier: With what a resumed run was trained before, where that was something else.
+    """
+
+    earlier: tuple[Machine, ...] = ()
+
+    @property
+    def machine(self) -> Machine:
+        """What the last part of the run was computed with."""
+        return Machine(**{name: getattr(self, name) for name in vars(Machine())})
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no file."""
+        return (*super().omitted(), *(() if self.earlier else ("earlier",)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestGradient:
+    """The largest gradient of an update.
+
+    Args:
+        value: Its absolute value, as Python writes it.
+        parameter: Whose it is.
+        of: Which update.
+    """
+
+    value: str
+    parameter: str
+    of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLoss:
+    """The loss of an image.
+
+    Args:
+        image: Where it comes from.
+        loss: As Python writes it.
+    """
+
+    image: str
+    loss: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite:
+    """A training step whose loss was infinite or NaN: ``nonfinite.json``.
+
+    Args:
+        epoch: From 0.
+        step: Its number in the epoch.
+        loss: As Python writes it.
+        learning_rate: Of the step.
+        largest_gradient: Of the update before; None where there was none.
+        images: Those of the batch.
+    """
+
+    epoch: int
+    step: int
+    loss: str
+    learning_rate: float
+    largest_gradient: LargestGradient | None
+    images: tuple[ImageLoss, ...]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a run and of its data: what stands in their files, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from keymix.data.record import DataRecord
+from keymix.errors import UserError
+from keymix.records import from_json, to_json
+from keymix.train import record
+from keymix.train.recipe import Recipe
+from keymix.train.record import (
+    Environment,
+    EpochLine,
+    Machine,
+    RunRecord,
+    SplitScores,
+    WeightsFacts,
+    facts_from_json,
+    run_from_json,
+)
+
+SPLITS = ("train", "val", "test")
+DATA = DataRecord(
+    spec="digits",
+    classes=("0", "1"),
+    image_size=(12, 12),
+    in_chans=1,
+    sizes=dict.fromkeys(SPLITS, 3),
+    index_sha256=dict.fromkeys(SPLITS, "a"),
+    fingerprint="b",
+)
+MASKS = replace(DATA, task="segmentation", multilabel=False, split_by="case")
+LINE = {
+    "epoch": 0,
+    "train_loss": 1.0,
+    "val_loss": 2.0,
+    "val_top1": 0.5,
+    "val_top5": None,
+    "lr": 0.1,
+}
+SCORES = {"loss": 1.0, "top1": 0.5, "top5": None}
+MARK = record.Tested(epoch=1, val=SCORES, test=SplitScores(scores=SCORES))
+RUN = RunRecord(
+    status="done",
+    model="m",
+    mixer=None,
+    seed=0,
+    params=9,
+    epochs=2,
+    seconds=1.0,
+    last=MARK,
+    best=MARK,
+    data=DATA,
+)
+
+
+def test_a_line_is_flat_and_comes_back_the_same() -> None:
+    line = from_json(EpochLine, LINE | {"train_distill": 0.5}, where="it")
+    assert line.train == {"loss": 1.0, "distill": 0.5}
+    assert line.val == SCORES | {"loss": 2.0}
+    assert from_json(EpochLine, to_json(line), where="it") == line
+    assert to_json(line)["train_distill"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": -1},
+        {"epoch": 0.0},
+        {"train_loss": None},
+        {"val_loss": "1"},
+        {"val_top1": None},
+        {"val_jaccard": 0.5},
+        {"train_distill": "1"},
+    ],
+)
+def test_what_is_no_line_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        from_json(EpochLine, LINE | changes, where="it")
+
+
+@pytest.mark.parametrize(
+    ("data", "there", "absent"),
+    [
+        (DATA, {"limit"}, {"task", "multilabel", "test_fraction", "time_steps", "event_split"}),
+        (MASKS, {"task", "test_fraction", "split_by"}, {"time_steps", "unfit"}),
+        (replace(DATA, time_steps=4), {"time_steps", "sensor_size"}, {"task", "event_split"}),
+    ],
+)
+def test_a_data_record_has_the_keys_of_its_kind(
+    data: DataRecord, there: set[str], absent: set[str]
+) -> None:
+    values = to_json(data)
+    assert there <= values.keys()
+    assert not absent & values.keys()
+    assert from_json(DataRecord, values, where="it") == data
+
+
+@pytest.mark.parametrize(
+    "changes", [{"classes": ()}, {"sizes": {"train": 1}}, {"task": "detection"}]
+)
+def test_a_data_record_that_lacks_something_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(changes))):
+        replace(DATA, **changes)
+
+
+def test_scores_are_averaged_over_all_classes_but_a_background() -> None:
+    masks = replace(MASKS, classes=("background", "a", "b"))
+    assert masks.scored_classes == (1, 2)
+    assert replace(masks, multilabel=True).scored_classes == (0, 1, 2)
+    assert DATA.scored_classes == (0, 1)
+
+
+def test_a_summary_comes_back_the_same() -> None:
+    values = to_json(RUN)
+    assert not {"task", "lost"} & values.keys()
+    assert run_from_json(values, where="it", whole=True) == RUN
+    assert "lost" in to_json(replace(RUN, lost=("a line",)))
+
+
+@pytest.mark.parametrize("key", ["model", "mixer", "seed", "params", "epochs"])
+def test_a_comparison_reads_a_summary_without_what_it_knows(key: str) -> None:
+    values = to_json(RUN)
+    del values[key]
+    with pytest.raises(UserError, match=f"'{key}'"):
+        run_from_json(values, where="it", whole=True)
+    assert run_from_json(values, where="it", whole=False).last == MARK
+
+
+def test_a_summary_of_a_run_that_is_not_done_is_refused() -> None:
+    for values in (to_json(RUN) | {"status": "begun"}, {"model": "m"}):
+        with pytest.raises(UserError, match="status"):
+            run_from_json(values, where="it", whole=False)
+
+
+def test_a_summary_without_a_score_of_its_task_is_refused() -> None:
+    poor = replace(MARK, test=SplitScores(scores={"loss": 1.0, "top5": None}))
+    with pytest.raises(UserError, match=r"best\.test has no top1"):
+        replace(RUN, best=poor)
+    with pytest.raises(UserError, match=r"task"):
+        replace(RUN, data=MASKS)
+
+
+def test_weights_of_earlier_versions_have_no_scores(tiny: Recipe) -> None:
+    facts = WeightsFacts(recipe=tiny, data=DATA, epoch=1, val=SCORES)
+    values = to_json(facts)
+    assert values["recipe"] == tiny.to_dict()
+    assert facts_from_json(values, where="it") == facts
+    del values["epoch"], values["val"]
+    assert facts_from_json(values, where="it") == replace(facts, epoch=None, val=None)
+
+
+def test_an_unknown_environment_is_an_empty_mapping() -> None:
+    assert to_json(Environment()) == {}
+    assert not from_json(Environment, {}, where="it").known
+    now = Environment(python="3", earlier=(Machine(),))
+    assert to_json(now)["earlier"] == [{}]
+    assert to_json(now)["cuda"] is None
+    assert now.machine == Machine(python="3")
