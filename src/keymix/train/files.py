@@ -280,10 +280,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs.
-
-    What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
-    which two lines say different things.
+    """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs: `epoch_lines`.
 
     Args:
         path: The file; a missing one has no lines.
@@ -296,6 +293,16 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    lines = epoch_lines(content)
+    return [line for line in lines if epochs is None or line["epoch"] < epochs]
+
+
+def epoch_lines(content: bytes) -> list[dict[str, Any]]:
+    """The epochs' lines of a part of ``metrics.jsonl``, in the order of the epochs.
+
+    What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
+    which two lines say different things.
+    """
     told: dict[int, dict[str, str]] = {}
     for text in content.decode("utf-8", errors="replace").splitlines():
         line = _line(text)
@@ -303,8 +310,7 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[dict[str, Any
             told.setdefault(line["epoch"], {})[json.dumps(line)] = text
     return [
         json.loads(text)
-        for epoch, texts in sorted(told.items())
-        if epochs is None or epoch < epochs
+        for _, texts in sorted(told.items())
         for text in texts.values()
         if len(texts) == 1
     ]
