@@ -17,9 +17,9 @@ from few_digits import FINISHED, brittle, small
 
 from keymix.analysis.attention import attention_maps
 from keymix.compare.events import Event, Job
+from keymix.compare.execute import run_side_by_side, share_out
 from keymix.compare.folder import COLUMNS, locked
 from keymix.compare.maps import normalised, spread_out
-from keymix.compare.pool import run_side_by_side, share_out
 from keymix.compare.run import Comparison
 from keymix.compare.worker import reason
 from keymix.data import load
@@ -254,7 +254,7 @@ def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
 
 
 def test_threads_rest_on_the_whole_comparison(monkeypatch):
-    monkeypatch.setattr("keymix.compare.pool.cores", lambda: 8)
+    monkeypatch.setattr("keymix.compare.execute.cores", lambda: 8)
     assert share_out(18, None, cuda=False) == (8, 1)
     assert share_out(2, None, cuda=False) == (2, 4)
     assert share_out(18, None, cuda=True) == (1, 8)

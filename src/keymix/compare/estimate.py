@@ -13,7 +13,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ class Trial:
     image: float
     epoch: float
     start: float = 0.0
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the fields as plain values; ``Trial(**values)`` is the inverse."""
-        return asdict(self)
 
     def run(self, recipe: Recipe, sizes: Mapping[str, int], *, epochs_done: int = 0) -> float:
         """Return the seconds of one run, or of the rest of it.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from keymix.compare import cost_store, data_check, folder, gather, manifest, spike_costs
 from keymix.compare.defaults import default_for
 from keymix.compare.events import Event, Failures, Job, Watcher
+from keymix.compare.execute import run_here, run_side_by_side, share_out
 from keymix.compare.forecast import Forecast
 from keymix.compare.plan import (
     Plan,
@@ -22,7 +23,6 @@ from keymix.compare.plan import (
     fitting,
     make_plan,
 )
-from keymix.compare.pool import run_here, run_side_by_side, share_out
 from keymix.compare.runs import Finished, Reading, is_done
 from keymix.compare.twin import with_twin
 from keymix.errors import UserError

@@ -278,10 +278,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def read_metrics(path: Path, *, epochs: int | None = None) -> list[EpochLine]:
-    """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs.
-
-    What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
-    which two lines say different things.
+    """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs: `epoch_lines`.
 
     Args:
         path: The file; a missing one has no lines.
@@ -294,6 +291,16 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[EpochLine]:
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    lines = epoch_lines(content)
+    return [line for line in lines if epochs is None or line.epoch < epochs]
+
+
+def epoch_lines(content: bytes) -> list[EpochLine]:
+    """The epochs' lines of a part of ``metrics.jsonl``, in the order of the epochs.
+
+    What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
+    which two lines say different things.
+    """
     found: dict[int, dict[str, EpochLine]] = {}
     for text in content.decode("utf-8", errors="replace").splitlines():
         try:
@@ -302,11 +309,7 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[EpochLine]:
             continue
         found.setdefault(line.epoch, {})[line_text(line)] = line
     return [
-        line
-        for epoch, lines in sorted(found.items())
-        if epochs is None or epoch < epochs
-        for line in lines.values()
-        if len(lines) == 1
+        line for _, lines in sorted(found.items()) for line in lines.values() if len(lines) == 1
     ]
 
 

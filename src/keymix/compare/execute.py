@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run what is left of a comparison: in this process, or in a few long-lived ones side by side.
+
+Small models gain little from a second thread, so on a CPU two processes of one thread each train
+nearly twice as fast as one of two. Epochs are read from each run's ``metrics.jsonl``, so that any
+executor that says when a call is done gives the same events.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import queue
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.compare.estimate import Trial
+from keymix.compare.events import Event, Failures, Job, Watcher
+from keymix.compare.executor import SynchronousExecutor, WorkerEnded, WorkerExecutor
+from keymix.compare.worker import Runner, reason, set_up, train_run, try_run
+from keymix.data.specs import task_name
+from keymix.data.tasks import TASKS
+from keymix.errors import Interrupted, KeymixWarning, WriteError
+from keymix.train.signals import interruptible
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+    from keymix.train.recipe import DataConfig, Recipe
+    from keymix.train.record import EpochLine
+
+POLL = 0.05
+"""Seconds between two looks at the epochs of runs under way."""
+
+GRACE = 10.0
+"""Seconds that processes have to save when they are asked to end."""
+
+MOST_PROCESSES = 8
+"""Default cap, for memory's sake."""
+
+Pending = Collection[Future[Any]]
+Wait = Callable[[Pending], Pending]
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
+    """Decide how many processes train side by side, and how many threads each gets.
+
+    The answer rests on all runs of the comparison and not on those left, so that a resumed
+    comparison computes with the threads it began with.
+
+    Args:
+        runs: Runs of the whole comparison.
+        processes: What the user wants, ``None`` to decide here.
+        cuda: Whether the models train on a GPU, which one process keeps busy.
+    """
+    if processes is None:
+        processes = 1 if cuda else min(runs, cores(), MOST_PROCESSES)
+    return processes, max(1, cores() // processes)
+
+
+def run_here(
+    jobs: Sequence[Job],
+    *,
+    threads: int,
+    data: tuple[DataConfig, ImageData],
+    logs: Path,
+    watch: Watcher,
+) -> Failures:
+    """Train one run after another in this process; tracebacks go to a log in `logs`.
+
+    Returns:
+        Why runs failed, by mixer and seed.
+
+    Raises:
+        WriteError: If the disk does not take a file.
+        Interrupted: On SIGINT or SIGTERM, with the run saved.
+    """
+    import torch
+
+    schedule = Schedule(jobs, watch)
+    runner = Runner(data, on_epoch=schedule.tell_epochs)
+    executor = SynchronousExecutor(logs / "worker0.log")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return schedule.run(executor, train=runner.train, try_out=runner.try_out)
+    except Interrupted as stop:
+        raise Interrupted(stop.signum, f"{_by(stop.signum)}: {going_on(logs.parent)}") from None
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_side_by_side(
+    jobs: Sequence[Job],
+    *,
+    processes: int,
+    threads: int,
+    imports: Sequence[str],
+    logs: Path,
+    watch: Watcher,
+) -> Failures:
+    """Train runs in several processes at once.
+
+    SIGINT and SIGTERM ask the processes to save and wait for them a while; a second one kills
+    them. Either way their runs resume next time.
+
+    Args:
+        jobs: The runs.
+        processes: How many processes.
+        threads: Threads of each.
+        imports: Files that register mixers.
+        logs: Folder of the workers' logs.
+        watch: Gets an event for every start, epoch and end.
+
+    Returns:
+        Why runs failed, by mixer and seed.
+
+    Raises:
+        WriteError: If the disk does not take a file.
+        Interrupted: On SIGINT or SIGTERM; it says how many runs ended in order.
+    """
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def wait(pending: Pending) -> Pending:
+        done = wait_a_moment(pending)
+        while not said.empty():
+            warnings.warn(said.get(), KeymixWarning, stacklevel=2)
+        return done
+
+    slots = min(processes, sum(not job.trial for job in jobs))
+    if not slots:
+        return {}
+    out = logs.parent
+    schedule = Schedule(jobs, watch, slots=slots, wait=wait)
+    executor = WorkerExecutor(
+        slots,
+        logs=logs,
+        name="training process",
+        environment={"OMP_NUM_THREADS": str(threads)},
+        initializer=set_up,
+        initargs=(tuple(imports), threads),
+        warn=said.put,
+        grace=GRACE,
+    )
+    try:
+        with interruptible(lambda: going_on(out)):
+            try:
+                failures = schedule.run(executor)
+            except Interrupted as stop:
+                busy = list(schedule.running)
+                executor.shutdown(cancel_futures=True)
+                ended = sum(map(_in_order, busy))
+                told = f"{ended} of {len(busy)} runs under way ended in order; {going_on(out)}"
+                raise Interrupted(stop.signum, f"{_by(stop.signum)}: {told}") from None
+    finally:
+        executor.kill_workers()
+    return failures
+
+
+def _in_order(future: Future[Any]) -> bool:
+    """Whether a run that was asked to stop has saved, or had not begun; or came to its end."""
+    error = future.exception()
+    return error is None or (isinstance(error, WorkerEnded) and error.stopped)
+
+
+def going_on(out: Path) -> str:
+    """Say what stands when a comparison is stopped, and how to go on."""
+    kept = f"runs and checkpoints are kept in {str(out)!r}"
+    return f"{kept}, and the same command (without --overwrite) goes on"
+
+
+def _by(signum: int) -> str:
+    return f"stopped by {signal.Signals(signum).name}"
+
+
+def wait_a_moment(pending: Pending) -> Pending:
+    """Wait until a future is done, or for as long as `POLL`; return those that are done."""
+    first = concurrent.futures.FIRST_COMPLETED
+    return concurrent.futures.wait(pending, timeout=POLL, return_when=first).done
+
+
+class Schedule:
+    """Gives out runs to an executor, in order, and turns what becomes of them into events.
+
+    Args:
+        jobs: The runs, and trials of runs.
+        watch: Gets an event for every start, epoch and end.
+        slots: How many runs are given to the executor at a time.
+        wait: Returns those futures that are done, after a moment if none is.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], watch: Watcher, *, slots: int = 1, wait: Wait = wait_a_moment
+    ) -> None:
+        self._waiting, self._watch = deque(jobs), watch
+        self._slots, self._wait = slots, wait
+        self.running: dict[Future[Any], Job] = {}
+        self._epochs: dict[tuple[str, int], tuple[Job, NewEpochs]] = {}
+        self._failures: Failures = {}
+
+    def run(
+        self,
+        executor: Executor,
+        *,
+        train: Callable[[Recipe, str], None] = train_run,
+        try_out: Callable[[Recipe, float], Trial | None] = try_run,
+    ) -> Failures:
+        """Do all jobs.
+
+        Args:
+            executor: Makes the calls; it may be any other than ours.
+            train: Trains a recipe into a folder.
+            try_out: Times a few steps.
+
+        Returns:
+            Why runs failed, by mixer and seed.
+
+        Raises:
+            WriteError: If the disk does not take a file: no other run would fare better.
+        """
+        while self._waiting or self.running:
+            while self._waiting and len(self.running) < self._slots:
+                job = self._waiting.popleft()
+                if job.trial:
+                    self.running[executor.submit(try_out, job.recipe, job.trial)] = job
+                else:
+                    self._start(job)
+                    self.running[executor.submit(train, job.recipe, str(job.folder))] = job
+            done = self._wait(self.running)
+            self.tell_epochs()  # of those that are done, too, before their ends
+            for future in [future for future in self.running if future in done]:
+                self._finish(future, self.running.pop(future))
+        return self._failures
+
+    def tell_epochs(self) -> None:
+        """Tell of the epochs that ended since the last look, in every run under way."""
+        for job, epochs in self._epochs.values():
+            task = TASKS[task_name(job.recipe.data.spec)]
+            for line in epochs.read():
+                self._watch(
+                    Event(
+                        kind="epoch",
+                        mixer=job.mixer,
+                        seed=job.seed,
+                        epoch=line.epoch + 1,
+                        epochs=job.recipe.schedule.epochs,
+                        value=line.val[task.score],
+                        text=task.told,
+                    )
+                )
+
+    def _start(self, job: Job) -> None:
+        from keymix.train.files import METRICS
+
+        self._epochs[job.mixer, job.seed] = job, NewEpochs(job.folder / METRICS)
+        self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
+
+    def _finish(self, future: Future[Any], job: Job) -> None:
+        error = future.exception()
+        if isinstance(error, WriteError):
+            raise error
+        if job.trial:
+            trial = None if error is not None else future.result()
+            self._watch(Event(kind="tried", mixer=job.mixer, seed=job.seed, trial=trial))
+            return
+        del self._epochs[job.mixer, job.seed]
+        if error is None:
+            self._watch(Event(kind="done", mixer=job.mixer, seed=job.seed))
+        else:
+            text = self._failures[job.mixer, job.seed] = reason(error)
+            self._watch(Event(kind="failed", mixer=job.mixer, seed=job.seed, text=text))
+
+
+class NewEpochs:
+    """The lines that a run's ``metrics.jsonl`` gains, from now on.
+
+    Every epoch replaces the file as a whole, and what follows the lines read before is new. A run
+    that resumes first drops the lines behind its checkpoint and trains those epochs again: of a
+    file with another beginning, lines that differ from those read before are new.
+
+    Args:
+        path: The file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._status: tuple[int, ...] = ()
+        self._read = b""
+        self._lines: dict[int, str] = {}
+        self.read()
+
+    def read(self) -> list[EpochLine]:
+        """Return the new lines; one that is not whole yet waits."""
+        from keymix.train.files import epoch_lines, line_text
+
+        try:
+            found = self._path.stat()
+            status = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if status == self._status:
+                return []
+            content = self._path.read_bytes()
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        grown = whole.startswith(self._read)
+        lines = epoch_lines(whole[len(self._read) :] if grown else whole)
+        texts = {line.epoch: line_text(line) for line in lines}
+        new = [line for line in lines if self._lines.get(line.epoch) != texts[line.epoch]]
+        if not grown:
+            last = max(texts, default=-1)
+            self._lines = {epoch: text for epoch, text in self._lines.items() if epoch <= last}
+        self._lines |= texts
+        self._status, self._read = status, whole
+        return new

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From runs and what any executor makes of them to events: starts, epochs, ends and failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keymix.compare.estimate import Trial
+from keymix.compare.events import Event, Job
+from keymix.compare.execute import NewEpochs, Pending, Schedule
+from keymix.errors import WriteError
+from keymix.train.files import METRICS
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
+from keymix.train.recipe import replace_path as replaced
+
+RECIPE = Recipe(
+    name="toy",
+    data=DataConfig(spec="digits"),
+    model=ModelConfig(name="vit_nano_p2_12"),
+    schedule=ScheduleConfig(epochs=3),
+)
+TRIAL = Trial(step=0.1, image=0.2, epoch=0.3)
+
+
+def job(out: Path, seed: int, trial: float = 0.0) -> Job:
+    recipe = replaced(RECIPE, {"seed": seed})
+    return Job(mixer="toy", seed=seed, recipe=recipe, folder=out / str(seed), trial=trial)
+
+
+def write(path: Path, *epochs: int, time: float = 1.0, rest: str = "") -> None:
+    """Replace metrics, as a run does at the end of an epoch."""
+    lines = [
+        {"epoch": e, "train_loss": 0.5, "val_loss": 0.5, "val_top1": e / 10, "seconds": time}
+        for e in epochs
+    ]
+    part = path.with_suffix(".part")
+    path.parent.mkdir(exist_ok=True)
+    part.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
+    part.replace(path)
+
+
+def told(events: list[Event]) -> list[tuple[Any, ...]]:
+    return [
+        (e.kind, e.seed, *((e.epoch, e.epochs, e.value, e.text) if e.kind == "epoch" else ()))
+        for e in events
+    ]
+
+
+def epoch(seed: int, number: int) -> tuple[Any, ...]:
+    return ("epoch", seed, number, 3, (number - 1) / 10, "accuracy")
+
+
+def read(epochs: NewEpochs) -> list[int]:
+    return [line["epoch"] for line in epochs.read()]
+
+
+class ByHand(Executor):
+    """Does nothing by itself: a test ends its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Future[Any], tuple[Any, ...]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls.append((Future(), args))
+        return self.calls[-1][0]
+
+
+def test_events_of_runs_come_in_order_whatever_the_executor(tmp_path: Path) -> None:
+    events: list[Event] = []
+    executor = ByHand()
+    first, second, third = (job(tmp_path, seed) for seed in (0, 1, 2))
+
+    def finish(number: int, error: Exception | None = None) -> None:
+        future = executor.calls[number][0]
+        future.set_result(None) if error is None else future.set_exception(error)
+
+    steps: list[Callable[[], None]] = [
+        lambda: write(first.folder / METRICS, 0),
+        lambda: write(second.folder / METRICS, 0),
+        lambda: (write(first.folder / METRICS, 0, 1, 2), finish(0))[-1],
+        lambda: finish(1, RuntimeError("a bug")),
+        lambda: (write(third.folder / METRICS, 0, 1, 2), finish(2))[-1],
+    ]
+
+    def moment(pending: Pending) -> Pending:
+        steps.pop(0)()
+        return [future for future in pending if future.done()]
+
+    schedule = Schedule([first, second, third], events.append, slots=2, wait=moment)
+    failures = schedule.run(executor)
+    assert failures == {("toy", 1): "RuntimeError: a bug"}
+    assert told(events) == [
+        ("start", 0), ("start", 1), epoch(0, 1), epoch(1, 1), epoch(0, 2), epoch(0, 3), ("done", 0),
+        ("start", 2), ("failed", 1), epoch(2, 1), epoch(2, 2), epoch(2, 3), ("done", 2),
+    ]  # fmt: skip
+    assert [args for _, args in executor.calls] == [
+        (each.recipe, str(each.folder)) for each in (first, second, third)
+    ]
+
+
+def test_threads_give_the_events_that_processes_do(tmp_path: Path) -> None:
+    events: list[Event] = []
+
+    def train(recipe: Recipe, folder: str) -> None:
+        for last in range(3):
+            write(Path(folder) / METRICS, *range(last + 1))
+
+    def try_out(recipe: Recipe, runs: float) -> Trial:
+        return TRIAL
+
+    jobs = [job(tmp_path, 0, trial=2.0), *(job(tmp_path, seed) for seed in (0, 1, 2))]
+    schedule = Schedule(jobs, events.append, slots=2)
+    with ThreadPoolExecutor(2) as executor:
+        assert schedule.run(executor, train=train, try_out=try_out) == {}
+    for seed in (0, 1, 2):
+        mine = [each for each in told(events) if each[1] == seed and each[0] != "tried"]
+        assert mine == [("start", seed), *(epoch(seed, e) for e in (1, 2, 3)), ("done", seed)]
+    assert [event.trial for event in events if event.kind == "tried"] == [TRIAL]
+
+
+def test_a_trial_that_fails_is_no_failed_run(tmp_path: Path) -> None:
+    events: list[Event] = []
+    executor = ByHand()
+    schedule = Schedule([job(tmp_path, 0, trial=1.0)], events.append, wait=lambda pending: pending)
+
+    def submit(*call: Any) -> Future[Any]:
+        future = ByHand.submit(executor, *call)
+        future.set_exception(RuntimeError("it died"))
+        return future
+
+    executor.submit = submit  # type: ignore[assignment]
+    assert schedule.run(executor) == {}
+    assert [(event.kind, event.trial) for event in events] == [("tried", None)]
+
+
+def test_a_full_disk_ends_the_schedule(tmp_path: Path) -> None:
+    def train(recipe: Recipe, folder: str) -> None:
+        raise WriteError("no space")
+
+    schedule = Schedule([job(tmp_path, seed) for seed in (0, 1)], lambda event: None)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(WriteError, match="no space"):
+        schedule.run(executor, train=train)
+
+
+def test_epochs_that_were_there_are_not_new(tmp_path: Path) -> None:
+    write(tmp_path / METRICS, 0, 1)
+    epochs = NewEpochs(tmp_path / METRICS)
+    assert read(epochs) == []
+    write(tmp_path / METRICS, 0, 1)  # as a run that resumes begins
+    assert read(epochs) == []
+    write(tmp_path / METRICS, 0, 1, 2)
+    assert read(epochs) == [2]
+    assert read(epochs) == []
+
+
+def test_a_line_that_is_not_whole_waits(tmp_path: Path) -> None:
+    epochs = NewEpochs(tmp_path / METRICS)
+    assert read(epochs) == []
+    write(tmp_path / METRICS, 0, rest='{"epoch": 1, "train_l')
+    assert read(epochs) == [0]
+    write(tmp_path / METRICS, 0, 1)
+    assert read(epochs) == [1]
+    write(tmp_path / METRICS, 0, 1, rest="damage\n")
+    assert read(epochs) == []
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_epochs_that_a_run_drops_and_trains_again_are_new(tmp_path: Path, seen: bool) -> None:
+    write(tmp_path / METRICS, 0, 1, 2)
+    epochs = NewEpochs(tmp_path / METRICS)
+    write(tmp_path / METRICS, 0)
+    if seen:
+        assert read(epochs) == []
+    write(tmp_path / METRICS, 0)
+    with (tmp_path / METRICS).open("a") as stream:
+        line = {"epoch": 1, "train_loss": 0.5, "val_loss": 0.5, "val_top1": 0.1, "seconds": 2.0}
+        stream.write(json.dumps(line) + "\n")
+    assert read(epochs) == [1]
+    assert read(epochs) == []
+
+
+def test_a_run_that_starts_from_the_beginning_tells_all_its_epochs(tmp_path: Path) -> None:
+    write(tmp_path / METRICS, 0, 1)
+    epochs = NewEpochs(tmp_path / METRICS)
+    write(tmp_path / METRICS)
+    assert read(epochs) == []
+    write(tmp_path / METRICS, 0, 1)
+    assert read(epochs) == [0, 1]
+
+
+def test_a_file_that_is_away_for_a_moment_repeats_nothing(tmp_path: Path) -> None:
+    write(tmp_path / METRICS, 0)
+    epochs = NewEpochs(tmp_path / METRICS)
+    (tmp_path / METRICS).unlink()
+    assert read(epochs) == []
+    write(tmp_path / METRICS, 0)
+    assert read(epochs) == []
