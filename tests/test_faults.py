@@ -100,7 +100,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(toy: Path, faults: str, *words: str) -> tuple[int, str]:
     """Run the script on a list; return its exit status and the list afterwards."""
     (toy / "faults.md").write_text(faults)
-    status = main(["--root", str(toy), "--list", str(toy / "faults.md"), *words])
+    status = main(["--root", str(toy), "--list", str(toy / "faults.md"), *words], loaded=())
     return status, (toy / "faults.md").read_text()
 
 
