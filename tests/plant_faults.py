@@ -123,7 +123,7 @@ class Fault:
         path: The file, from the root of the checkout.
         before: The lines to replace; the whole may stand at another indentation.
         after: The lines to put in their place.
-        tests: Files or folders of tests to run.
+        tests: Files of tests to run, or single tests.
     """
 
     number: int
@@ -312,7 +312,7 @@ class Runner:
 
         Args:
             src: The copy.
-            tests: Files or folders.
+            tests: Files of tests, or single tests.
             limit: Seconds until they are ended.
             enough: Failing tests after which the rest is left out; 0 runs all.
         """

@@ -31,7 +31,9 @@ def test_a_fault_has_its_place_and_its_tests(fault: Fault) -> None:
     assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
     assert fault.tests
     for test in fault.tests:
-        assert (ROOT / test).exists(), test
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), test
+        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), test
 
 
 PACKAGE = """
