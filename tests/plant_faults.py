@@ -26,7 +26,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -42,12 +42,12 @@ NAMED = 2
 READ = (".py", ".j2", ".js", ".css")
 """Files of ``src`` that a fault can be planted in."""
 
-_GROUP = re.compile(r"^##? .*$", re.M)
+_HEADING = re.compile(r"^#{1,3} .*$", re.M)
 _TITLE = re.compile(r"^### (\d+)\. (.+)$", re.M)
 _PLACE = re.compile(r"^In `([^`]+)`:$", re.M)
 _DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 _TESTS = re.compile(r"^Run: (.+)$", re.M)
-_FAILS = re.compile(r"^Fails: .*$", re.M)
+_FAILS = re.compile(r"^Fails: .*\n", re.M)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::[^\s\[]+)", re.M)
 
 LOADED = (
@@ -200,11 +200,10 @@ def read(text: str) -> list[Fault]:
     Raises:
         BadList: If a fault lacks a part, or a number stands twice.
     """
-    titles = list(_TITLE.finditer(text))
-    ends = sorted(match.start() for match in (*titles, *_GROUP.finditer(text)))
+    starts = [match.start() for match in _HEADING.finditer(text)]
     faults = []
-    for title in titles:
-        end = next((end for end in ends if end > title.start()), len(text))
+    for title in _TITLE.finditer(text):
+        end = next((start for start in starts if start > title.start()), len(text))
         faults.append(_fault(int(title[1]), title[2].strip(), text[title.end() : end]))
     numbers = [fault.number for fault in faults]
     if len(set(numbers)) != len(numbers):
@@ -363,22 +362,18 @@ class Runner:
             self._server.wait()
 
 
-def written(text: str, results: Iterable[Result]) -> str:
-    """Return the list with what failed, and with the files that lines have moved to."""
-    for result in results:
-        fault = result.fault
-        title = next(m for m in _TITLE.finditer(text) if int(m[1]) == fault.number)
-        end = next((m.start() for m in _TITLE.finditer(text) if m.start() > title.start()), None)
-        section, tail = text[title.end() : end], "" if end is None else text[end:]
-        section = _PLACE.sub(lambda _, f=fault: f"In `{f.path}`:", section, count=1)
-        if result.state != "found":
-            line = result.fails
-            if _FAILS.search(section):
-                section = _FAILS.sub(lambda _, line=line: line, section, count=1)
-            else:
-                section = _TESTS.sub(lambda m, line=line: f"{m[0]}\n{line}", section, count=1)
-        text = text[: title.end()] + section + tail
-    return text
+def written(text: str, result: Result) -> str:
+    """Return the list with what failed, and with the file that the lines have moved to."""
+    fault = result.fault
+    title = next(match for match in _TITLE.finditer(text) if int(match[1]) == fault.number)
+    starts = (match.start() for match in _HEADING.finditer(text) if match.start() > title.start())
+    end = next(starts, len(text))
+    section = text[title.end() : end]
+    section = _PLACE.sub(lambda _: f"In `{fault.path}`:", section, count=1)
+    if result.state != "found":
+        section = _FAILS.sub("", section, count=1)
+        section = _TESTS.sub(lambda match: f"{match[0]}\n{result.fails}", section, count=1)
+    return text[: title.end()] + section + text[end:]
 
 
 def check_green(faults: Sequence[Fault], runner: Runner, *, limit: float) -> Ran:
@@ -473,13 +468,13 @@ def main(argv: Sequence[str] | None = None, loaded: Sequence[str] = LOADED) -> i
     for result in _results(faults, root, given, loaded):
         _show(result)
         results.append(result)
+        if given.write:
+            text = written(given.list.read_text(encoding="utf-8"), result)
+            given.list.write_text(text, encoding="utf-8")
     good = "found" if given.places else "caught"
     count = sum(result.state == good for result in results)
     seconds = sum(result.seconds for result in results)
     sys.stdout.write(f"{count} of {len(results)} {good}, {seconds:.0f} s\n")
-    if given.write:
-        text = written(given.list.read_text(encoding="utf-8"), results)
-        given.list.write_text(text, encoding="utf-8")
     return 0 if count == len(results) else 1
 
 
