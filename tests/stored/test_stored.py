@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that earlier versions wrote open, resume and render: each archive that `make.py` made.
+
+Numbers are compared loosely: the archives were made on another machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keymix import cli
+from keymix.analysis.memory import Peak
+from keymix.compare.run import compare
+from keymix.train.engine import train
+from keymix.train.files import read_metrics
+from keymix.train.runs import evaluate, load_run
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "compare")]
+
+import few_masks  # noqa: E402
+
+KINDS = {"images": "top1", "masks": "jaccard", "events": "top1"}
+PEAK = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
+MEASURED = {"latency_ms", "images_per_s", "peak_mib"}
+
+
+@pytest.fixture(scope="session", params=sorted(HERE.glob("*.tar.xz")), ids=lambda path: path.stem)
+def archive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with ``stored``, and with the masks that its runs were trained on."""
+    folder = tmp_path_factory.mktemp("archive")
+    with tarfile.open(request.param) as packed:
+        packed.extractall(folder, filter="data")
+    few_masks.made_masks(folder / "masks_data")
+    return folder
+
+
+@pytest.fixture
+def stored(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of all folders, which the test may change, in the working directory."""
+    shutil.copytree(archive, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Path("stored")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_run_opens_and_scores_as_it_did(stored: Path, kind: str) -> None:
+    run = load_run(stored / kind / "run")
+    there = json.loads((run.folder / "summary.json").read_text())
+    score = KINDS[kind]
+    assert evaluate(run)[score] == pytest.approx(there["last"]["test"][score], abs=0.05)
+    assert [line["epoch"] for line in read_metrics(run.folder / "metrics.jsonl")] == [0, 1, 2]
+    before = (run.folder / "summary.json").read_bytes()
+    assert train(run.recipe, run.folder).done
+    assert (run.folder / "summary.json").read_bytes() == before  # nothing was trained again
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_within_an_epoch_goes_on(stored: Path, kind: str) -> None:
+    folder = stored / kind / "stopped"
+    begun = (folder / "metrics.jsonl").read_text().splitlines()
+    assert begun  # at least an epoch, which must not be trained again
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    assert "_step_" in checkpoint.name
+    train(load_run(folder).recipe, folder)
+    ended = (folder / "metrics.jsonl").read_text().splitlines()
+    assert ended[: len(begun)] == begun
+    whole = [json.loads(line) for line in _lines(stored / kind / "run")]
+    for line, wanted in zip(map(json.loads, ended), whole, strict=True):
+        for key in ("train_loss", "val_loss", "lr"):
+            assert line[key] == pytest.approx(wanted[key], rel=0.02)
+
+
+def _lines(folder: Path) -> list[str]:
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_comparison_renders_from_its_folder(stored: Path, kind: str) -> None:
+    folder = stored / kind / "comparison"
+    before = _table(folder)
+    for name in ("report.html", "results.json", "results.csv"):
+        (folder / name).unlink()
+    assert cli.main(["report", str(folder)]) == 0
+    assert _table(folder) == before
+    page = (folder / "report.html").read_text()
+    assert all(row["mixer"] in page for row in before)
+
+
+def _table(folder: Path) -> list[dict[str, str]]:
+    """The rows of results.csv, without what was measured."""
+    with (folder / "results.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    return [{key: row[key] for key in row if key not in MEASURED} for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_comparison_reads_finished_runs_and_trains_a_missing_one(stored: Path, kind: str) -> None:
+    folder = stored / kind / "comparison"
+    there = json.loads((folder / "comparison.json").read_text())
+    *others, missing = there["runs"]
+    shutil.rmtree(folder / missing)
+    made: dict[str, bytes] = {n: (folder / n / "summary.json").read_bytes() for n in others}
+    planned = there["planned"]
+    compare(
+        recipe=load_run(stored / kind / "run").recipe,
+        epochs=2,
+        mixers=[mixer["label"] for mixer in planned["mixers"]],
+        seeds=planned["seeds"],
+        baseline=planned["baseline"],
+        controls=False,
+        processes=1,
+        out=folder,
+    )
+    assert (folder / missing / "summary.json").exists()
+    assert {n: (folder / n / "summary.json").read_bytes() for n in others} == made
+
+
+def test_a_swapped_model_opens_and_is_not_made_again(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swap = stored / "swap"
+    record: dict[str, Any] = json.loads((swap / "swap.json").read_text())
+    assert evaluate(swap)["top1"] == pytest.approx(record["test"]["after"]["top1"], abs=0.05)
+    weights = (swap / "weights_last.safetensors").read_bytes()
+    words = ["--mixer", "ska", "--search", "--images", "16", "--held-out", "8", "--test"]
+    assert cli.main(["swap", str(stored / "images" / "run"), "--out", str(swap), *words]) == 0
+    assert record["sentence"] in capsys.readouterr().out
+    assert (swap / "weights_last.safetensors").read_bytes() == weights
