@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
+import signal
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import run_options
 
@@ -39,11 +43,33 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hand the options on before a test module is imported; refuse a device that is not there."""
     run_options.device = config.getoption("--device")
     run_options.precision = config.getoption("--precision")
+    _as_in_the_foreground()
+    _children_run_this_code()
     if run_options.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise pytest.UsageError("--device cuda: PyTorch finds no CUDA device here")
+
+
+def _as_in_the_foreground() -> None:
+    """Let Ctrl-C interrupt tests and what they start; a shell's ``&`` has SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _children_run_this_code() -> None:
+    """Let processes that tests start import the keymix under test from any working directory.
+
+    That need not be the installed one, and ``PYTHONPATH`` may be relative or empty.
+    """
+    spec = importlib.util.find_spec("keymix")
+    assert spec is not None
+    assert spec.origin is not None
+    room = str(Path(spec.origin).parents[1])
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if places[0] != room:
+        os.environ["PYTHONPATH"] = os.pathsep.join([room, *filter(None, places)])
 
 
 def _skip_without_cuda(items: list[pytest.Item]) -> None:
@@ -96,6 +122,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out |= set(cases) - set(cases[first::every])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Build models on ``meta`` quickly, where any test builds models."""
+    if "timm" in sys.modules:
+        from meta_builds import skip_initialisers
+
+        skip_initialisers()
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +197,22 @@ def poisoned_memory() -> Iterator[None]:
 def shapes_checked(request: pytest.FixtureRequest) -> bool:
     """Whether this run checks shapes in signatures (``--jaxtyping-packages``)."""
     return _checks_shapes(request.config)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a folder once a session, in whichever worker asks first; who changes it copies it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+    def make(name: str, write: Callable[[Path], object]) -> Path:
+        folder, done = shared / "shared" / name, shared / "shared" / f"{name}.done"
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what a maker that failed left
+                write(folder)
+                done.touch()
+        return folder
+
+    return make

@@ -21,12 +21,13 @@ from torch import Tensor
 
 import run_options
 import tolerances
+from each import each
 from keymix.errors import UserError
 from keymix.layers.neurons import Neurons
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.contract import Accuracy, spiking, stir
-from keymix.mixers.registry import create_mixer, list_mixers, mixer_options, option_hints
+from keymix.mixers.registry import create_mixer, mixer_options, option_hints
 from tolerances import CHANGE, TOLERANCE
 
 DIM, HEADS, GRID = 12, 3, (2, 3)
@@ -106,30 +107,24 @@ def alternatives(name: str, option: str) -> list[Any]:
     return others
 
 
-def option_cases(*, backend: bool = True) -> list[Any]:
-    """Every mixer with every option at every other value, one at a time, as pytest parameters."""
-    cases = []
-    for name in list_mixers():
-        for option in mixer_options(name):
-            if option == "backend" and not backend:
-                continue
-            try:
-                values = alternatives(name, option)
-            except pytest.fail.Exception:
-                values = ["?"]  # the test itself asks again and fails with the reason
-            cases += [pytest.param(name, option, v, id=f"{name}-{option}={v}") for v in values]
-    return cases
+def values_of(name: str) -> dict[str, tuple[str, Any]]:
+    """Every option of a mixer at every other value, one at a time; not the way of computing."""
+    return {
+        f"{option}={value}": (option, value)
+        for option in mixer_options(name)
+        if option != "backend"
+        for value in alternatives(name, option)
+    }
 
 
-def mixer_cases() -> list[Any]:
-    """Every mixer with its defaults, and with every other option value: name and options."""
-    plain = [pytest.param(name, {}, id=name) for name in list_mixers()]
-    varied = [
-        pytest.param(*(c.values[0], {c.values[1]: c.values[2]}), id=c.id)
-        for c in option_cases(backend=False)
-        if c.values[2] != "?"
-    ]
-    return plain + varied
+def options_of(name: str) -> dict[str, tuple[dict[str, Any]]]:
+    """The options of a mixer's cases: its defaults, and each other value of an option."""
+    varied = {case: ({option: value},) for case, (option, value) in values_of(name).items()}
+    return {"defaults": ({},), **varied}
+
+
+# a test of a mixer, ``name``, with each of its ``options``
+each_options = each("options", options_of)
 
 
 def make(

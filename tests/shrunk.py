@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from timm.models import get_pretrained_cfg
 from torch import nn
 
+from each import each
 from keymix.models import create_model, list_models
 
 
@@ -224,12 +226,34 @@ def answer(name: str, width: int, count: int = 2) -> tuple[int, ...]:
 
 
 @cache
-def different() -> list[str]:
-    """Names of models that stay different when made small: one for each form there is."""
-    forms: dict[Any, str] = {}
+def different() -> dict[str, nn.Module]:
+    """Models that stay different when made small, on ``meta``: one for each form there is."""
+    forms: dict[Any, tuple[str, nn.Module]] = {}
     for name in list_models():
         with torch.device("meta"):
             model = shrunk(name)
         state = tuple((key, tuple(t.shape)) for key, t in model.state_dict().items())
-        forms.setdefault((type(model), repr(model), state), name)
-    return list(forms.values())
+        forms.setdefault((type(model), repr(model), state), (name, model))
+    return dict(forms.values())
+
+
+def models_of(line: str) -> dict[str, tuple[str]]:
+    """Every model that a line of ``FAMILIES`` stands for."""
+    return {name: (name,) for name in list_models() if family_of(name) is FAMILIES[line]}
+
+
+def forms_of(line: str) -> dict[str, tuple[str]]:
+    """The models of a line of ``FAMILIES`` that stay different when made small."""
+    return {name: case for name, case in models_of(line).items() if name in different()}
+
+
+def every_model(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test of a model's ``name`` with all models, family by family."""
+    by_family = pytest.mark.parametrize("family", FAMILIES)
+    return by_family(each("name", models_of, of="family")(test))
+
+
+def every_form(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test of a model's ``name`` with each form of a small model, family by family."""
+    by_family = pytest.mark.parametrize("family", FAMILIES)
+    return by_family(each("name", forms_of, of="family")(test))

@@ -14,21 +14,21 @@ TESTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("folder", "options", "said"),
+    ("path", "options", "said"),
     [
         ("contract", ["--device", "cuda"], "--device cuda: PyTorch finds no CUDA device here"),
         (
-            "ops",
+            "test_each.py",
             ["--precision", "32"],
-            "--device and --precision are for tests/contract, not for tests/ops/",
+            "--device and --precision are for tests/contract, not for tests/test_each.py",
         ),
     ],
 )
 def test_option_that_cannot_be_followed_is_one_line(
-    folder: str, options: list[str], said: str
+    path: str, options: list[str], said: str
 ) -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", TESTS / folder, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", TESTS / path, *options]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=env, cwd=TESTS.parent
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
 import keymix
+from each import together
 from keymix.analysis.attention import At, attention_maps, on_image
 from keymix.analysis.capture import select_layers
 from keymix.errors import NoAttentionMap, UserError
@@ -174,6 +175,7 @@ def test_places_lie_behind_the_prefix_and_pictures_leave_it_out() -> None:
     close(on_image(rows, layout), rows[..., 3:].unflatten(-1, (2, 3)))
 
 
+@together
 @pytest.mark.parametrize("place", [At(2, 0), At(0, 3), At(-1, 0), At(1.0, 0.5), At(-0.1, 0.5)])
 def test_a_place_outside_of_the_image_is_refused(place: At) -> None:
     with pytest.raises(UserError, match=r"lies outside.*2x3"):

@@ -17,6 +17,7 @@ from timm.models.metaformer import (
 )
 from torch import Tensor, nn
 
+from each import together
 from keymix.hosts.layers import find_layers
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
@@ -36,6 +37,7 @@ def bolder(module: nn.Module) -> nn.Module:
     return module.double().eval()
 
 
+@together
 @pytest.mark.parametrize("name", MAPPED)
 def test_a_mixers_output_is_its_captured_map_times_v(name: str) -> None:
     mixer = create_mixer(name, dim=12, num_heads=3, grid=(2, 5), num_prefix_tokens=1)
@@ -89,6 +91,7 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
     return bolder(model), torch.randn(2, 3, height, width, dtype=torch.float64)
 
 
+@together
 @pytest.mark.parametrize("name", SMALL)
 def test_a_plain_attentions_output_is_its_captured_map_times_v(name: str) -> None:
     model, x = small(name)

@@ -12,6 +12,7 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 import keymix
+from each import together
 from keymix.analysis.capture import select_layers
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import UserError
@@ -36,6 +37,7 @@ def test_registers_of_a_model_inside_another_are_no_class_token() -> None:
     assert attention_rollout(model, images()).query == "mean"
 
 
+@together
 @pytest.mark.parametrize(
     ("layers", "wanted"),
     [("0,2", [0, 2]), ("blocks.1", [1]), ("-1", [2]), (["-2", "0"], [0, 1]), ("-3--2", None)],

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from each import together
 from keymix.analysis.chance import no_better_than_chance
 
 
+@together
 @pytest.mark.parametrize(
     ("top1", "images", "guesses"),
     [

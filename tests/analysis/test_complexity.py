@@ -11,6 +11,7 @@ import pytest
 from extra_mixers import registered
 
 import keymix
+from each import together
 from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_formulas, complexity_tables
 from keymix.analysis.complexity import Complexity, complexity
@@ -44,6 +45,7 @@ def test_printed_ratios_are_quotients_of_the_printed_formulas(formula) -> None:
         assert Fraction(formula.macs(n, d), formula.params(n, d)) == formula.ratio(n, d)
 
 
+@together
 @pytest.mark.parametrize(("tokens", "dim", "heads"), [(12, 24, 3), (256, 256, 8), (49, 64, 4)])
 @pytest.mark.parametrize("formula", TABLE_6, ids=lambda f: f.mixer)
 def test_table_6_is_counted_exactly(formula, tokens: int, dim: int, heads: int) -> None:
@@ -212,6 +214,7 @@ def test_it_is_public() -> None:
     assert keymix.complexity is complexity
 
 
+@together
 @pytest.mark.parametrize(
     ("tokens", "grid"), [(1, (1, 1)), (49, (7, 7)), (50, (5, 10)), (12, (3, 4)), (13, (1, 13))]
 )
@@ -219,6 +222,7 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
     assert near_square(tokens) == grid
 
 
+@together
 @pytest.mark.parametrize(
     ("given", "message"),
     [

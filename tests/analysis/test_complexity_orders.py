@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from each import together
 from keymix.analysis import complexity_orders
 from keymix.analysis.attention_operation import attention_operation
 from keymix.analysis.complexity import complexity
@@ -19,6 +20,7 @@ from tolerances import close
 SIZES = [(12, 24, 3), (49, 64, 4), (7, 8, 1), (1, 16, 2)]
 
 
+@together
 @pytest.mark.parametrize(("n", "d", "h"), SIZES)
 @pytest.mark.parametrize("formula", TABLE_1, ids=lambda f: f.mixer)
 def test_formulas_are_what_is_counted(formula, n: int, d: int, h: int) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from each import together
 from keymix.analysis.complexity_formulas import TABLE_6
 from keymix.analysis.complexity_sites import candidates
 from keymix.analysis.complexity_weights import SIDES, WeightFacts, trace, weight_facts
@@ -52,6 +53,7 @@ def test_table_7_is_read_off_the_papers_four(formula) -> None:
     assert (found.sharing, found.dynamic) == (formula.sharing, formula.dynamic)
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_dynamic_weights_are_where_the_numbers_are_not_affine(name: str) -> None:
     mixer, found = made(name), facts(name)
@@ -129,6 +131,7 @@ class Product(nn.Module):
         return PRODUCTS[self.kind](x, {"square": self.square, "kernel": self.kernel})
 
 
+@together
 @pytest.mark.parametrize(
     ("kind", "dynamic", "kernels"),
     [

@@ -67,10 +67,14 @@ def plain_attention() -> Iterator[None]:
 def test_a_family_is_counted_as_pytorch_counts_it(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name).requires_grad_(False).eval()
-        size = default_input_size(model)
-        counted = count(model, size)
-        with torch.no_grad(), FlopCounterMode(display=False) as theirs:
-            model(torch.zeros(1, *size))
+    size = default_input_size(model)
+    counted = count(model, size)
+    with (
+        torch.device("meta"),
+        torch.no_grad(),
+        FlopCounterMode(display=False) as theirs,
+    ):
+        model(torch.zeros(1, *size))
     assert size == tuple(model.pretrained_cfg["input_size"])
     assert counted.flops == theirs.get_total_flops() > 0
 

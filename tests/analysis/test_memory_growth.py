@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from each import together
 from keymix.analysis import memory_growth as growth
 from keymix.analysis.attention_operation import AttentionOperation
 from keymix.analysis.memory_growth import TABLE_8, memory_growth, peak_bytes
@@ -103,6 +104,7 @@ def test_parts_come_one_a_side_and_progress_grows() -> None:
     assert told[0][0] == "sqrt(N) = 1: qk_token"
 
 
+@together
 @pytest.mark.parametrize(
     ("call", "match"),
     [

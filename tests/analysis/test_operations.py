@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import ops
 
+from each import together
 from keymix.analysis.counting import count
 from keymix.analysis.operations import formula, is_free
 from keymix.errors import UserError
@@ -64,6 +65,7 @@ ACTIVATIONS = [
 ]  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize("layer", ACTIVATIONS, ids=repr)
 def test_activations_are_free(layer: nn.Module) -> None:
     # after an addition, since what is changed in place may be no input
@@ -123,6 +125,7 @@ def _free_layers() -> list[Any]:
     return found
 
 
+@together
 @pytest.mark.parametrize(("layer", "size", "macs"), _free_layers())
 def test_norms_pools_pads_and_resampling_are_free(
     layer: nn.Module, size: tuple[int, ...], macs: int
@@ -134,6 +137,7 @@ def _boxes(kind: Callable[..., Tensor], size: Any) -> nn.Module:
     return Calls(lambda x: kind(x, x.new_tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]), size))
 
 
+@together
 @pytest.mark.parametrize(
     ("layer", "size", "macs"),
     [
@@ -171,6 +175,7 @@ def test_moving_choosing_and_reducing_are_free(
 CONV = {"groups": 2, "padding": 1, "stride": 2}  # 8 -> 4 a side; transposed 8 -> 15
 
 
+@together
 @pytest.mark.parametrize(
     ("layer", "size", "macs"),
     [
@@ -246,6 +251,7 @@ def test_recurrent_layers_of_other_devices_cost_the_same() -> None:
         assert found(args, {}, (x,)) == macs
 
 
+@together
 @pytest.mark.parametrize(
     ("layer", "size", "macs"),
     [
@@ -326,6 +332,7 @@ def test_products_have_their_closed_form(
     assert count(layer, size).macs == macs
 
 
+@together
 @pytest.mark.parametrize(
     ("layer", "macs"),
     [
@@ -358,6 +365,7 @@ def test_weights_in_few_bits_are_a_product() -> None:
     assert found((x, weight, torch.empty(5)), {}, torch.empty(6, 5)) == 6 * 8 * 5
 
 
+@together
 @pytest.mark.parametrize(
     "function",
     [

@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassJaccardIndex, MultilabelJaccar
 from torchmetrics.functional.segmentation import hausdorff_distance
 from torchmetrics.segmentation import DiceScore
 
+from each import together
 from keymix.analysis.overlap import (
     IGNORED,
     dice,
@@ -173,6 +174,7 @@ def test_dice_is_torchmetrics_pooled_score():
     np.testing.assert_allclose(dice(counts)[1:], theirs.reshape(-1), rtol=1e-6)
 
 
+@together
 @pytest.mark.parametrize(
     ("predicted", "target", "multilabel", "named"),
     [
@@ -196,6 +198,7 @@ def brute_force(predicted, truth, spacing):
     return max(apart.min(1).max(), apart.min(0).max())
 
 
+@together
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.5, 1.5), (0.75, 3.0)])
 @pytest.mark.parametrize("seed", range(4))
 def test_hausdorff_is_the_largest_distance_of_all_pairs(spacing, seed):

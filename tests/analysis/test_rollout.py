@@ -11,6 +11,7 @@ import torch
 from timm.models.metaformer import Attention, LayerNormNoBias, MetaFormer
 from torch import Tensor, nn
 
+from each import together
 from keymix.analysis.attention import At, attention_maps
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import NoAttentionMap, UserError
@@ -43,6 +44,7 @@ def product(model: nn.Module, x: Tensor, **which: Any) -> Tensor:
     return whole
 
 
+@together
 @pytest.mark.parametrize(
     "mixer", [None, "softmax", "static_key", "conv_static_key", "re_attention"]
 )

@@ -12,6 +12,7 @@ from spiking_nets import images, small_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from each import together
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES, Energy, energy_of
 from keymix.analysis.spikes import SpikeStudy, spike_study
@@ -286,6 +287,7 @@ def test_energies_are_those_of_the_source() -> None:
     assert study.energy[1] == pytest.approx(0.23 * macs + 0.03 * acs)
 
 
+@together
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -86,6 +86,8 @@ def _no_fresh_process(monkeypatch) -> None:
         return dict.fromkeys(builds, Peak(inference_mib=1.0, training_mib=2.0, note=""))
 
     monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
+    monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
+    monkeypatch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
 
 
 @pytest.mark.usefixtures("_no_fresh_process")

@@ -1,22 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons here measure cost quickly."""
+"""Comparisons here measure cost quickly and try nothing out before the first run."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from few_digits import FINISHED, cheap_costs, no_trials, small
 
 
-@pytest.fixture(autouse=True)
-def _no_fresh_process(monkeypatch) -> None:
-    """Peak memory needs a process of its own."""
-    from keymix.analysis.memory import Peak
+@pytest.fixture(scope="module", autouse=True)
+def _cheap_costs() -> Iterator[None]:
+    """Measure cost quickly, in comparisons of a whole file, too."""
+    with cheap_costs():
+        yield
 
-    def known(builds, *args: Any, **more: Any) -> dict[str, Peak]:
-        del args, more
-        peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
-        return dict.fromkeys(builds, peak)
 
-    monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
-    monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.5)
+@pytest.fixture(scope="module", autouse=True)
+def _no_trials() -> Iterator[None]:
+    """Estimate nothing before the first run. A file about estimates has a fixture of this name."""
+    with no_trials():
+        yield
+
+
+@pytest.fixture(scope="session")
+def finished(made_once: Callable[..., Path]) -> Path:
+    """Folder of a finished comparison: softmax, static keys, identity; two seeds, two epochs.
+
+    A test that changes it works on a copy.
+    """
+
+    def write(folder: Path) -> None:
+        with cheap_costs(), no_trials():
+            small(folder, **FINISHED)
+
+    return made_once("comparison", write)

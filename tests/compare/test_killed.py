@@ -6,26 +6,32 @@ from __future__ import annotations
 import csv
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from commands import Command
+from keymix.cli import main
 from keymix.compare.folder import MEASURED_COLUMNS
 
-RUNS, EPOCHS, KILLS = 4, 8, 2
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_trials() -> None:
+    """All as a user has it, trials and costs too."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cheap_costs() -> None:
+    """See above."""
+
+
+RUNS, EPOCHS, KILLS = 4, 4, 2
 WORDS = f"--data digits --limit 200 --mixers mhsa,ska --no-controls --seeds 2 --epochs {EPOCHS}"
 
 
-def start(out: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "keymix", "compare", *WORDS.split(), "--processes", "2"]
-    with out.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(
-            [*words, "--out", str(out)], stdout=log, stderr=log, start_new_session=True
-        )
+def words(out: Path, processes: int) -> list[str]:
+    return ["compare", *WORDS.split(), "--processes", str(processes), "--out", str(out)]
 
 
 def epochs_done(out: Path) -> int:
@@ -33,20 +39,15 @@ def epochs_done(out: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in files)
 
 
-def finish(out: Path) -> None:
-    code = start(out).wait(timeout=700)
-    assert code == 0, out.with_suffix(".log").read_text(encoding="utf-8")
-
-
 def kill_after(out: Path, epochs: int, delay: float) -> None:
     """Kill a comparison and all its workers at once, some time after so many epochs are done."""
-    process = start(out)
-    deadline = time.monotonic() + 300
-    while epochs_done(out) < epochs and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(delay)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it ended by itself before it was killed"
+    command = Command(*words(out, 2), folder=out.with_suffix(".said"))
+    try:
+        command.until(lambda: epochs_done(out) >= epochs)
+        time.sleep(delay)
+        assert command.goes_on, "it ended by itself before it was killed"
+    finally:
+        command.kill()
 
 
 def rows(out: Path) -> list[dict[str, str]]:
@@ -59,9 +60,10 @@ def rows(out: Path) -> list[dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
 @pytest.mark.timeout(1500)
-def test_killed_twice_it_ends_with_the_same_results(tmp_path):
+def test_killed_twice_it_ends_with_the_same_results(tmp_path, monkeypatch):
+    monkeypatch.setattr("keymix.compare.pool.cores", lambda: 1)  # a thread, as each worker has
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(whole)
+    assert main(words(whole, 1)) == 0
     moments = random.Random(time.time_ns())
     share = RUNS * EPOCHS // (KILLS + 1)
     told = []
@@ -72,6 +74,6 @@ def test_killed_twice_it_ends_with_the_same_results(tmp_path):
         kill_after(killed, epochs, delay)
         assert not (killed / "results.csv").exists()
         assert not (killed / "report.html").exists()
-    finish(killed)
+    assert main(words(killed, 1)) == 0
     assert rows(killed) == rows(whole), f"killed after (epochs, seconds) {told}"
     assert len(rows(whole)) == RUNS * 2 * 2 * 3

@@ -19,20 +19,14 @@ from keymix.cli import main
 from keymix.compare import manifest
 from keymix.compare.folder import write_json
 from keymix.compare.rebuild import rebuild
-from keymix.compare.run import Comparison
 from keymix.errors import KeymixWarning, UserError
 
 TIMELY = ("created",)
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory) -> Comparison:
-    return small(tmp_path_factory.mktemp("rebuild") / "out", seeds=2, epochs=2)
-
-
 @pytest.fixture
-def done(original, tmp_path) -> Path:
-    return Path(shutil.copytree(original.out, tmp_path / "copy"))
+def done(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
 def record_of(out: Path) -> dict[str, Any]:
@@ -209,8 +203,8 @@ def test_a_result_that_was_written_meanwhile_stays(done, monkeypatch):
         ("results.csv", "holds no comparison"),
     ],
 )
-def test_what_is_no_comparison_is_told_in_one_line(original, place, told, capsys):
-    assert main(["report", str(original.out / place)]) == 2
+def test_what_is_no_comparison_is_told_in_one_line(finished, place, told, capsys):
+    assert main(["report", str(finished / place)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("keymix: error: ")
     assert told in line

@@ -7,7 +7,6 @@ import csv
 import json
 import shutil
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from few_digits import small
 
 import keymix
-from keymix.analysis.memory import Peak
 from keymix.compare import spike_costs
 from keymix.compare.events import Event
 from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, STEPS, clear
@@ -45,19 +43,6 @@ def spiking(out: Path, **more: Any) -> Comparison:
 def rows_of(out: Path) -> list[dict[str, str]]:
     with (out / "results.csv").open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """No trials, and cost as cheap as in the other tests here, for the shared comparison too."""
-    peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "keymix.analysis.memory.peak_memory", lambda b, *_, **__: dict.fromkeys(b, peak)
-        )
-        patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.2)
-        patch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.layers.conv_projection import ConvProjection, RoleProjections
@@ -33,6 +34,7 @@ def small(mixer: str, **options: Any) -> nn.Module:
     return model
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 @pytest.mark.parametrize("kv_stride", [1, 2])
 def test_every_mixer_trains_in_cvt(mixer: str, kv_stride: int) -> None:
@@ -50,6 +52,7 @@ def test_every_mixer_trains_in_cvt(mixer: str, kv_stride: int) -> None:
             assert reached == image_is_seen, key
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_a_mixer_gets_the_projections_that_it_can_use(mixer: str) -> None:
     for made in find_mixers(small(mixer)).values():
@@ -85,6 +88,7 @@ def test_keys_on_another_grid_need_projections() -> None:
             build(mixer, Site(dim=8, grid=(4, 4), key_grid=(2, 2)))
 
 
+@together
 @pytest.mark.parametrize("mixer", ["softmax", "static_key", "conv_static_key", "re_attention"])
 @pytest.mark.parametrize("prefix", [0, 1])
 def test_strided_maps_have_a_column_a_key(mixer: str, prefix: int) -> None:

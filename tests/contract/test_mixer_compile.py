@@ -16,6 +16,16 @@ from keymix.mixers.registry import list_mixers, mixer_options
 from mixer_cases import DEVICE, DTYPE, close, gradients, images, make, tokens
 
 every_mixer = pytest.mark.parametrize("name", list_mixers())
+# these go through all operations that any mixer is made of; a quick run takes the first three
+CODE = ["softmax", "re_attention", "qk_token"]
+CODE += ["conv_static_key", "pooling", "sep_conv", "spiking_self"]
+
+
+def quick(name: str, *values: Any) -> Any:
+    """A case of a mixer, slow but for a few."""
+    marks = () if name in CODE[:3] else pytest.mark.slow
+    return pytest.param(name, *values, marks=marks)
+
 
 # what takes another way through forward than the defaults
 VARIED = {
@@ -59,7 +69,7 @@ def test_a_mixer_is_one_graph(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        (name, option)
+        quick(name, option)
         for name in list_mixers()
         for option in mixer_options(name)
         if option in VARIED
@@ -84,12 +94,12 @@ def test_a_mixer_under_a_mask_in_windows_is_one_graph(name: str) -> None:
 
 
 @pytest.mark.slow
-@every_mixer
+@pytest.mark.parametrize("name", CODE)
 def test_inductor_computes_the_same(name: str) -> None:
     compiled_is_eager(name, {}, "inductor")
 
 
-@every_mixer
+@pytest.mark.parametrize("name", [quick(name) for name in list_mixers()])
 def test_a_mixer_exports(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()
     x = tokens(mixer, 2)

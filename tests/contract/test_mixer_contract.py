@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import each
 from keymix.layers.neurons import Neurons
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer, explain_backend
@@ -24,22 +25,21 @@ from mixer_cases import (
     SAME_RESULT,
     alternatives,
     close,
+    each_options,
     gradients,
     images,
     in_64_bits,
     make,
-    mixer_cases,
-    option_cases,
     refusal,
     stir,
     tokens,
+    values_of,
 )
 from tolerances import differs
 
 OTHER_NEURONS = Neurons(v_reset=None)  # of a site, so that each kind by name is another
 
 every_mixer = pytest.mark.parametrize("name", list_mixers())
-every_case = pytest.mark.parametrize(("name", "options"), mixer_cases())
 
 
 def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -56,8 +56,9 @@ def test_a_mixer_keeps_its_site_and_takes_what_hosts_hand_it(name: str) -> None:
     assert contract.breaks_signature(kind) is None
 
 
-@every_case
+@every_mixer
 @pytest.mark.parametrize("prefix", [0, 2])
+@each_options
 def test_output_has_the_shape_of_the_tokens(
     name: str, options: dict[str, Any], prefix: int
 ) -> None:
@@ -91,10 +92,9 @@ def test_windows_are_a_leading_axis(name: str) -> None:
 
 
 @in_64_bits
-@pytest.mark.parametrize(("name", "option", "value"), option_cases(backend=False))
+@every_mixer
+@each("option, value", values_of)
 def test_every_option_value_does_something(name: str, option: str, value: Any) -> None:
-    if value == "?":
-        alternatives(name, option)  # fails and says what is missing
     site = {"grid": (3, 4), "num_prefix_tokens": 1, "site_neuron": OTHER_NEURONS}
     if (name, option) in SAME_RESULT:
         pytest.skip("chooses a way of computing; see the test of such options")
@@ -143,8 +143,9 @@ def test_backend_by_name_runs_or_says_why_not(name: str) -> None:
 
 
 @pytest.mark.every_path
-@every_case
+@every_mixer
 @pytest.mark.parametrize("training", [True, False])
+@each_options
 def test_gradients_reach_every_parameter_but_the_declared(
     name: str, options: dict[str, Any], training: bool
 ) -> None:
@@ -156,8 +157,9 @@ def test_gradients_reach_every_parameter_but_the_declared(
 
 
 @in_64_bits
-@every_case
+@every_mixer
 @pytest.mark.parametrize("training", [True, False])
+@each_options
 def test_permutation_is_as_claimed(name: str, options: dict[str, Any], training: bool) -> None:
     if any("drop" in option for option in options) and training:
         pytest.skip("dropout draws by place")
@@ -170,14 +172,16 @@ def test_permutation_is_as_claimed(name: str, options: dict[str, Any], training:
 
 
 @in_64_bits
-@every_case
+@every_mixer
+@each_options
 def test_prefix_mixing_is_as_claimed(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=2).eval()
     assert contract.breaks_prefix(mixer, ACCURACY) is None
 
 
-@every_case
+@every_mixer
 @pytest.mark.parametrize("training", [True, False])
+@each_options
 def test_masking_is_as_claimed(name: str, options: dict[str, Any], training: bool) -> None:
     mixer = make(name, options).train(training)
     torch.manual_seed(2)
@@ -192,18 +196,21 @@ def test_masking_is_as_claimed(name: str, options: dict[str, Any], training: boo
 
 
 @in_64_bits
-@every_case
+@every_mixer
+@each_options
 def test_every_role_does_something(name: str, options: dict[str, Any]) -> None:
     assert contract.breaks_roles(make(name, options).eval(), ACCURACY) is None
 
 
-@every_case
+@every_mixer
+@each_options
 def test_images_do_not_see_each_other_in_eval_mode(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
     assert contract.breaks_images(mixer, ACCURACY) is None
 
 
-@every_case
+@every_mixer
+@each_options
 def test_the_gradient_of_one_image_is_that_in_a_batch(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
     x, axis = tokens(mixer, 2).requires_grad_(), images(mixer)
@@ -222,7 +229,8 @@ def test_tokens_are_not_written_to(name: str) -> None:
 # ---- state ------------------------------------------------------------------------------------
 
 
-@every_case
+@every_mixer
+@each_options
 def test_state_dict_holds_all_there_is(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1, seed=0).eval()
     mixer.train()
@@ -266,7 +274,8 @@ def test_non_contiguous_tokens_are_the_same_tokens(name: str) -> None:
 # ---- what hosts and optimisers ask for --------------------------------------------------------
 
 
-@every_case
+@every_mixer
+@each_options
 def test_no_weight_decay_names_parameters(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options)
     assert mixer.no_weight_decay() <= dict(mixer.named_parameters()).keys()

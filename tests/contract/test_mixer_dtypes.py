@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from keymix.mixers.registry import create_mixer, get_mixer_class, list_mixers
-from mixer_cases import ARITHMETIC, DEVICE, DIM, GRID, gradients, make, mixer_cases, tokens
+from mixer_cases import ARITHMETIC, DEVICE, DIM, GRID, each_options, gradients, make, tokens
 from tolerances import FLIPPED, close
 
 every_mixer = pytest.mark.parametrize("name", list_mixers())
-every_case = pytest.mark.parametrize(("name", "options"), mixer_cases())
 
 NARROW = torch.bfloat16 if torch.float64 == ARITHMETIC else ARITHMETIC
 
@@ -43,7 +42,8 @@ def test_device_and_dtype_are_honoured(name: str) -> None:
             assert mixer(torch.randn(2, 7, DIM).to(device)).shape == (2, 7, DIM)
 
 
-@every_case
+@every_mixer
+@each_options
 def test_reset_parameters_fills_all_memory(
     name: str, options: dict[str, Any], poisoned_memory: None
 ) -> None:
@@ -58,7 +58,8 @@ def test_reset_parameters_fills_all_memory(
         assert not value.isnan().any(), f"{key} was never set"
 
 
-@every_case
+@every_mixer
+@each_options
 def test_no_result_reads_unwritten_memory(
     name: str, options: dict[str, Any], poisoned_memory: None
 ) -> None:
@@ -68,8 +69,9 @@ def test_no_result_reads_unwritten_memory(
     assert not any(g.isnan().any() for g in grads.values())
 
 
-@every_case
+@every_mixer
 @pytest.mark.parametrize("how", ["cast", "autocast"])
+@each_options
 def test_narrow_numbers_stay_near_wide_ones(name: str, options: dict[str, Any], how: str) -> None:
     if how == "autocast" and torch.float32 == NARROW:
         pytest.skip("autocast narrows float32 itself")

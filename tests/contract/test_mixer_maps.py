@@ -13,15 +13,12 @@ from keymix.errors import NoAttentionMap
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class, list_mixers
-from mixer_cases import DIM, close, make, mixer_cases, numbers, refused, tokens
+from mixer_cases import DIM, close, each_options, make, numbers, refused, tokens
 from tolerances import CHANGE, differs
 
 MAPPED = [name for name in list_mixers() if issubclass(get_mixer_class(name), MapMixer)]
 every_mixer = pytest.mark.parametrize("name", list_mixers())
 every_map = pytest.mark.parametrize("name", MAPPED)
-every_map_case = pytest.mark.parametrize(
-    ("name", "options"), [c for c in mixer_cases() if c.values[0] in MAPPED]
-)
 
 
 def is_softmax(mixer: TokenMixer) -> bool:
@@ -38,9 +35,10 @@ def test_a_mixer_has_a_map_or_says_why_not(name: str) -> None:
         mixer.attention_map(tokens(mixer))
 
 
-@every_map_case
+@every_map
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("stage", ["softmax", "final"])
+@each_options
 def test_rows_asked_for_are_the_rows_of_the_full_map(
     name: str, options: dict[str, Any], training: bool, stage: Any
 ) -> None:
@@ -59,7 +57,8 @@ def test_rows_asked_for_are_the_rows_of_the_full_map(
 
 
 @pytest.mark.every_path
-@every_map_case
+@every_map
+@each_options
 def test_softmax_rows_sum_to_one(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1)
     rows = mixer.attention_map(tokens(mixer), stage="softmax")
@@ -70,8 +69,9 @@ def test_softmax_rows_sum_to_one(name: str, options: dict[str, Any]) -> None:
         assert differs(rows.sum(-1), torch.ones_like(rows[..., 0]))
 
 
-@every_map_case
+@every_map
 @pytest.mark.parametrize("training", [True, False])
+@each_options
 def test_the_final_map_times_v_is_the_output(
     name: str, options: dict[str, Any], training: bool
 ) -> None:
@@ -96,8 +96,9 @@ def test_maps_are_differentiable(name: str, stage: Any) -> None:
     assert x.grad.abs().max() > CHANGE
 
 
-@every_map_case
+@every_map
 @pytest.mark.parametrize("frozen", [True, False], ids=["norm in eval", "norm in training"])
+@each_options
 def test_capturing_in_training_changes_nothing(
     name: str, options: dict[str, Any], frozen: bool
 ) -> None:

@@ -13,9 +13,9 @@ from mixer_cases import (
     DEVICE,
     DIM,
     GRID,
+    each_options,
     hints,
     make,
-    mixer_cases,
     numbers,
     refusal,
     refused,
@@ -23,7 +23,6 @@ from mixer_cases import (
 )
 
 every_mixer = pytest.mark.parametrize("name", list_mixers())
-every_case = pytest.mark.parametrize(("name", "options"), mixer_cases())
 
 
 @every_mixer
@@ -84,14 +83,16 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
                 create_mixer(name, dim=12, num_heads=3, grid=GRID, **{option: value})
 
 
-@every_case
+@every_mixer
+@each_options
 def test_tokens_of_another_width_are_refused(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options)
     with refused(r"13 wide.*dim=12"):
         mixer(numbers(2, 6, 13))
 
 
-@every_case
+@every_mixer
+@each_options
 def test_another_number_of_tokens_is_served_or_refused(name: str, options: dict[str, Any]) -> None:
     mixer = make(name, options, num_prefix_tokens=1).eval()
     x = numbers(2, 9, DIM)
@@ -104,7 +105,8 @@ def test_another_number_of_tokens_is_served_or_refused(name: str, options: dict[
         mixer(x, grid=(2, 3))
 
 
-@every_case
+@every_mixer
+@each_options
 def test_another_grid_is_served_or_refused_with_a_remedy(
     name: str, options: dict[str, Any]
 ) -> None:
@@ -130,7 +132,8 @@ def test_what_is_held_a_position_refuses_a_turned_grid_of_as_many_tokens(name: s
         assert mixer(x, grid=(3, 2)).shape == x.shape
 
 
-@every_case
+@every_mixer
+@each_options
 def test_a_grid_is_asked_for_where_one_is_needed(name: str, options: dict[str, Any]) -> None:
     gridless = partial(create_mixer, name, dim=DIM, num_heads=3, **options)
     reason = refusal(gridless)

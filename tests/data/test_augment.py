@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from each import together
 from keymix.data.augment import Augment
 from keymix.errors import UserError
 
 
+@together
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -17,6 +17,7 @@ import pytest
 from pictures import encoded, picture
 from PIL import Image
 
+from each import together
 from keymix.data import load
 from keymix.data.check import check
 from keymix.data.findings import Report
@@ -326,6 +327,7 @@ def test_sets_of_arrays_are_checked(tmp_path: Path, monkeypatch, name: str) -> N
     assert report.facts["sizes"]["different"] == 1
 
 
+@together
 @pytest.mark.parametrize(
     "what", ["digit", "/nowhere/at/all", "folder:/nowhere", "folder", "parquet:/nowhere"]
 )

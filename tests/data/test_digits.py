@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from each import together
 from keymix.data import ImageData, load
 from keymix.data.sources.base import Faults
 from keymix.data.sources.digits import open_source
@@ -95,6 +96,7 @@ def test_another_size_is_resized() -> None:
     assert data.train.read(0).shape == (1, 24, 16)
 
 
+@together
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -340,5 +340,5 @@ def test_few_events_are_told_by_a_warm_cache_too(root: Path, made: list[int]) ->
     assert len(made) == 2 * 24
     assert few_events(opened(root, time_steps=2)).startswith("1 of 24 recordings has fewer events")
     assert not few_events(opened(root, time_steps=1))
-    held = load("moving_digits:100", time_steps=5000)  # kept in memory alone
-    assert re.match(r"\d+ of 100 recordings have fewer events than T = 5000", few_events(held))
+    held = load("moving_digits:100", time_steps=2000)  # kept in memory alone
+    assert re.match(r"\d+ of 100 recordings have fewer events than T = 2000", few_events(held))

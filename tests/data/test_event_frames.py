@@ -46,7 +46,7 @@ def by_loop(
 
 
 @given(EVENTS, st.integers(1, 9), st.sampled_from(["number", "time"]), st.integers(1, SIDE))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_frames_equal_a_loop_over_events(
     found: list[tuple[int, int, int, int]], T: int, by: str, height: int
 ) -> None:

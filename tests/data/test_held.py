@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from each import together
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.held import HeldImages
 from keymix.data.mixing import Mixing
@@ -88,6 +89,7 @@ def test_between_batches_the_host_only_launches(
     assert all(images.device.type == device for images, _ in rest)
 
 
+@together
 @pytest.mark.parametrize(
     "work",
     [

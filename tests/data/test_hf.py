@@ -15,6 +15,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub import errors
 
+from each import together
 from keymix.data import load
 from keymix.data.sources import hf
 from keymix.errors import UserError
@@ -131,6 +132,7 @@ def test_the_conversion_is_fetched_where_main_has_no_parquet(
     assert "has no parquet files. Download its images, and use folder:PATH" in told("some/photos")
 
 
+@together
 @pytest.mark.parametrize(
     ("path", "config", "split"),
     [

@@ -228,22 +228,22 @@ def unpacked() -> Iterator[Any]:
 def test_a_small_file_fills_no_memory(
     make_parquet, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]
 ) -> None:
-    """20 images of 9 MB in a file of a few kilobytes, 180 MB, read 16 MiB at a time."""
-    monkeypatch.setattr(cells, "_BATCH", 16 << 20)
+    """20 images of 3 MB in a file of a few kilobytes, 60 MB, read 5 MiB at a time."""
+    monkeypatch.setattr(cells, "_BATCH", 5 << 20)
     monkeypatch.setattr(cells, "_GATHERED", 1 << 20)
     folder = make_parquet(TWENTY)
     file = folder / "train-00000-of-00001.parquet"
     table = pq.read_table(file)
-    images = pa.array([{"bytes": bytes(9_000_000), "path": None}] * 20, table["image"].type)
+    images = pa.array([{"bytes": bytes(3_000_000), "path": None}] * 20, table["image"].type)
     pq.write_table(table.set_column(0, "image", images), file, compression="zstd", **written)
     del table, images
     assert file.stat().st_size < 60_000
     with unpacked() as pool:
-        errs(folder, "row 0: ", cell_mib=8)
-        errs(folder, "data.cell_mib", cell_mib=8)
-        (finding,) = check(str(folder), cell_mib=8).of("stops")
+        errs(folder, "row 0: ", cell_mib=2)
+        errs(folder, "data.cell_mib", cell_mib=2)
+        (finding,) = check(str(folder), cell_mib=2).of("stops")
         assert (finding.what, finding.count) == ("broken images", 20)
-        assert pool.max_memory() < 120_000_000
+        assert pool.max_memory() < 40_000_000
 
 
 def test_large_scans_pass_and_the_bound_can_be_raised(make_parquet) -> None:

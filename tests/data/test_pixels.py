@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from each import together
 from keymix.data.draws import crop_corners, erased_boxes, flips
 from keymix.data.pixels import erase, shift_and_flip, take
 
@@ -20,6 +21,7 @@ def noise(count: int, channels: int, height: int, width: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
+@together
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True)])
 def test_crops_and_flips_are_those_of_single_images(channels: int, crop: bool, flip: bool) -> None:

@@ -64,7 +64,8 @@ def test_every_operation_at_every_magnitude_is_torchvision_s(
 ) -> None:
     images = pictures(*shape)
     before = images.clone()
-    for bin_ in range(31):
+    # all magnitudes at one size; at the others the ends, the first step and those about the middle
+    for bin_ in range(31) if shape == SIZES[0] else (0, 1, 9, 15, 20, 30):
         ours = RandAugment(bin_, *shape[1:], CPU)
         for negative in (False, True):
             codes = np.full((len(images), 1), 2 * NAMES.index(name) + negative)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from each import together
 from keymix.data.segmentation import rle
 
 SIDES = st.integers(1, 9)
@@ -26,6 +27,7 @@ def test_runs_count_from_one_row_by_row() -> None:
     assert rle.encode(np.ones((2, 5))) == "1 10"
 
 
+@together
 @pytest.mark.parametrize("text", ["", "  ", None, math.nan, "nan", "NaN"])
 def test_nothing_is_an_empty_mask(text: str | float | None) -> None:
     mask = rle.decode(text, 2, 3)
@@ -57,6 +59,7 @@ def test_runs_in_any_order_and_touching_runs_mean_the_same(lengths: list[int], r
     assert rle.encode(mask) == (f"1 {sum(lengths)}" if lengths else "")
 
 
+@together
 @pytest.mark.parametrize(
     ("text", "kind", "told"),
     [

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from each import together
 from keymix.data.specs import SPECS, kind_of, parse
 from keymix.errors import UserError
 
 
+@together
 @pytest.mark.parametrize("row", SPECS, ids=lambda row: row.name)
 def test_every_spec_names_a_module_that_opens_sources(row) -> None:
     assert callable(getattr(importlib.import_module(row.module), row.function))
@@ -25,6 +27,7 @@ def test_specs_split_at_the_first_colon() -> None:
     assert (row.name, argument) == ("folder", "C:/images")
 
 
+@together
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from each import together
 from keymix.data import tensor_streams
 from keymix.data.streams import Stream, hash64, uniforms
 
@@ -61,6 +62,7 @@ def test_streams_have_different_numbers() -> None:
     assert len({int(s) for s in Stream}) == len(Stream)
 
 
+@together
 @pytest.mark.parametrize("keys", [(), (0,), (-5, 3, 7), (2**63 + 11, 0, 11), (2**64 - 1, 1, 10)])
 def test_tensors_draw_the_same_numbers(keys: tuple[int, ...]) -> None:
     edges = np.array([0, 1, -1, 2**62, 2**63 - 1, -(2**63)], dtype=np.int64)

@@ -7,6 +7,7 @@ import pytest
 from documents import DOCS
 from test_docs_pages import own_mixers
 
+from each import together
 from keymix import complexity
 from keymix.report.complexity_tables import Table, tables
 
@@ -19,6 +20,8 @@ def counted() -> dict[str, Table]:
     return {t.key: t for t in tables(complexity(own_mixers(), tokens=()).to_dict())}
 
 
+@pytest.mark.slow
+@together
 @pytest.mark.parametrize("key", ["formulas", "weights", "key_value", "orders"])
 def test_the_page_holds_what_is_counted(key: str, counted: dict[str, Table]) -> None:
     after = PAGE.partition(f"<!-- {key}: keymix analyze complexity -->\n\n")[2]

@@ -3,60 +3,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import re
+from functools import cache
 
-import pytest
 from documents import DOCUMENTS, ROOT, commands
 
+from each import each
 from keymix.cli import VERBS, main
 
-COMMANDS = [
-    pytest.param(words, id=f"{where} keymix {' '.join(words)}")
+COMMANDS = {
+    f"{where} keymix {' '.join(words)}": (words,)
     for path in DOCUMENTS
     for where, words in commands(path)
-]
+}
 
 
-@pytest.fixture(scope="session")
-def known_options() -> dict[str, set[str]]:
-    """The options of every verb, read from its help."""
-    return {}
-
-
-def options_of(
-    verb: str, known: dict[str, set[str]], capsys: pytest.CaptureFixture[str]
-) -> set[str]:
-    if verb not in known:
-        capsys.readouterr()
+@cache
+def options_of(verb: str) -> set[str]:
+    """The options of a verb, read from its help."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
         try:
             code = main([verb, "--help"])
         except SystemExit as stop:
             code = stop.code
-        told = capsys.readouterr().out
-        assert code == 0, f"keymix {verb} --help ended with {code}"
-        known[verb] = set(re.findall(r"--[A-Za-z][\w.-]*", told))
-    return known[verb]
+    assert code == 0, f"keymix {verb} --help ended with {code}"
+    return set(re.findall(r"--[A-Za-z][\w.-]*", told.getvalue()))
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_documented_command_parses(
-    words: list[str],
-    known_options: dict[str, set[str]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@each("words", COMMANDS)
+def test_documented_command_parses(words: list[str]) -> None:
     verb, *rest = words
     if verb.startswith("-") or verb == "VERB":
         return
     assert verb in VERBS
-    options = options_of(verb, known_options, capsys)
+    options = options_of(verb)
     for word in rest:
         name = word.partition("=")[0]
         if name.startswith("--") and not name.startswith("--model.options."):
             assert name in options, f"keymix {verb} has no option {name}"
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@each("words", COMMANDS)
 def test_documented_mixers_models_and_recipes_exist(words: list[str]) -> None:
     import timm
 
@@ -79,8 +70,8 @@ def test_the_documents_have_commands() -> None:
     assert len(COMMANDS) > 20
 
 
-def test_a_made_up_option_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--frobnicate" not in options_of("count", {}, capsys)
+def test_a_made_up_option_is_noticed() -> None:
+    assert "--frobnicate" not in options_of("count")
 
 
 def test_the_readme_marks_its_test_command() -> None:

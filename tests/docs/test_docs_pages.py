@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from documents import DOCS, ROOT, prose, table
 
 import keymix
+from each import each
 from keymix.mixers.registry import aliases_of, get_mixer_class
 from keymix.mixers.user_mixers import RULES
 
@@ -48,12 +48,12 @@ def test_the_index_tells_every_name() -> None:
         assert f"| {names} |" in INDEX
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", {page.stem: (page,) for page in PAGES})
 def test_page_has_the_five_headings_in_order(page: Path) -> None:
     assert re.findall(r"^## (.+)$", prose(page), re.MULTILINE) == HEADINGS
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", {page.stem: (page,) for page in PAGES})
 def test_page_tells_names_and_file_of_its_mixer(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in (page.stem, *aliases_of(page.stem)):
@@ -62,7 +62,7 @@ def test_page_tells_names_and_file_of_its_mixer(page: Path) -> None:
     assert f"`{get_mixer_class(page.stem).__name__}`" in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", {page.stem: (page,) for page in PAGES})
 def test_measured_numbers_stand_beside_their_command(page: Path) -> None:
     measured = prose(page).partition("## Measured")[2].strip()
     assert measured == "Not yet measured." or "keymix " in measured or "../results/" in measured
@@ -73,7 +73,7 @@ def test_the_cost_table_has_every_mixer_that_fits_the_model() -> None:
     assert told == set(own_mixers("dense"))
 
 
-@pytest.mark.parametrize("row", table(INDEX, "cost-table"), ids=lambda row: row[0].strip("`"))
+@each("row", {row[0]: (row,) for row in table(INDEX, "cost-table")})
 def test_the_cost_table_is_what_count_says(row: list[str]) -> None:
     mixer, *numbers = row
     model = keymix.create_model("vit_micro_p4_32", mixer=mixer.strip("`"))

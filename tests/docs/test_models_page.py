@@ -9,6 +9,7 @@ import pytest
 from documents import DOCS, table
 
 import keymix
+from each import together
 from keymix.errors import UserError
 from keymix.mixers.registry import get_mixer_class
 from keymix.models import list_models
@@ -38,6 +39,7 @@ def test_small_models_are_small() -> None:
         assert trainable(keymix.create_model(name)) < 700_000, name
 
 
+@together
 @pytest.mark.parametrize("mixer", keymix.list_mixers(domain="dense"))
 def test_shifted_windows_refuse_what_the_page_says(mixer: str) -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith("| shifted windows"))
@@ -51,6 +53,7 @@ def test_shifted_windows_refuse_what_the_page_says(mixer: str) -> None:
     keymix.create_model("swin_micro_p2_32", mixer=mixer, shifted=False)
 
 
+@together
 @pytest.mark.parametrize("mixer", keymix.list_mixers(domain="dense"))
 def test_every_mixer_sits_in_cvt_and_cait_and_caformer_and_setr(mixer: str) -> None:
     for name in ("cvt_micro_32", "cait_micro_p4_32", "caformer_micro_32", "setr_micro"):

@@ -10,9 +10,7 @@ import timm
 import torch
 from documents import DOCS, table
 
-import keymix
-from keymix.analysis.counting import Count
-from keymix.models.match import trainable
+from costs import cost, cost_of, params
 from placements import PLACEMENTS
 
 PAPERS = (DOCS / "papers.md").read_text(encoding="utf-8")
@@ -26,19 +24,14 @@ def code(cell: str) -> str:
     return cell.strip("`")
 
 
-def counted(name: str, **options: object) -> Count:
-    with torch.device("meta"):
-        return keymix.count(keymix.create_model(name, **options))
-
-
 @pytest.mark.parametrize(
     "row",
     [*table(PAPERS, "count-table"), *table(PAPERS, "small-table")],
     ids=lambda row: code(row[1]),
 )
 def test_small_models_are_what_count_says(row: list[str]) -> None:
-    cost = counted(code(row[1]))
-    assert (number(row[3]), number(row[5])) == (cost.params, cost.flops)
+    found = cost(code(row[1]))
+    assert (number(row[3]), number(row[5])) == (found.params, found.flops)
 
 
 def test_placements_are_what_the_models_count() -> None:
@@ -49,14 +42,15 @@ def test_placements_are_what_the_models_count() -> None:
     assert printed == PLACEMENTS
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize(
     "row",
     [*table(PAPERS, "macs-table"), *table(PAPERS, "setr-table")],
     ids=lambda row: code(row[0]),
 )
 def test_deep_models_are_what_count_says(row: list[str]) -> None:
-    cost = counted(code(row[0]))
-    assert (number(row[3]), number(row[5])) == (cost.params, cost.macs)
+    found = cost(code(row[0]))
+    assert (number(row[3]), number(row[5])) == (found.params, found.macs)
 
 
 NOTES: dict[str, dict[str, Any]] = {  # what the notes under the table say
@@ -78,41 +72,33 @@ NOTES["[7]"] = {"depth": 2, "embed_dim": 512, "qkv_bias": False, **NOTES["[6]"]}
 @pytest.mark.parametrize("row", table(PAPERS, "spiking-table"), ids=lambda row: row[0])
 def test_spiking_models_are_what_is_built(row: list[str]) -> None:
     name, _, note = row[4].partition(" ")
-    with torch.device("meta"):
-        model = keymix.create_model(code(name), **NOTES[note])
-    assert number(row[5]) == trainable(model)
+    found = params(code(name), **NOTES[note])
+    assert number(row[5]) == found
     printed = float(row[3].removesuffix("M")) * 1e6
-    assert trainable(model) == pytest.approx(printed, rel=0.007)
+    assert found == pytest.approx(printed, rel=0.007)
 
 
 def test_the_size_of_spikformer_with_the_other_stem_is_that() -> None:
-    with torch.device("meta"):
-        model = keymix.create_model("spikformer_4_384", stem="peds", num_classes=100)
-    assert f"{trainable(model):,} parameters" in PAPERS
+    found = params("spikformer_4_384", stem="peds", num_classes=100)
+    assert f"{found:,} parameters" in PAPERS
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("row", table(PAPERS, "quoted-table"), ids=lambda row: row[0])
 def test_quoted_models_are_what_count_says(row: list[str]) -> None:
     with torch.device("meta"):
         model = timm.create_model(code(row[2]))
-    cost = keymix.count(model)
+    found = cost_of(model)
     times = 2 if "FLOPs" in row[6] else 1
-    assert number(row[4]) == cost.params
-    assert row[6].split("G")[0] == f"{times * cost.macs / 1e9:.1f}"
+    assert number(row[4]) == found.params
+    assert row[6].split("G")[0] == f"{times * found.macs / 1e9:.1f}"
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        (r[2], r[3])
-        for name in ("count-table", "small-table", "macs-table", "setr-table")
-        for r in table(PAPERS, name)
-        if r[2]  # where the paper prints one
-    ],
-    ids=str,
-)
-def test_our_parameters_are_near_the_papers(row: tuple[str, str]) -> None:
-    printed, ours = row
-    wanted = float(printed.removesuffix("M")) * 1e6
-    explained = printed in ("8.15M", "26.8M")  # without its classifier; keys, not logits
-    assert number(ours) == pytest.approx(wanted, rel=0.05 if explained else 0.02)
+def test_our_parameters_are_near_the_papers() -> None:
+    tables = ("count-table", "small-table", "macs-table", "setr-table")
+    rows = [row for name in tables for row in table(PAPERS, name) if row[2]]  # the paper prints one
+    assert len(rows) > 30
+    for _, _, printed, ours, *_ in rows:
+        wanted = float(printed.removesuffix("M")) * 1e6
+        explained = printed in ("8.15M", "26.8M")  # without its classifier; keys, not logits
+        assert number(ours) == pytest.approx(wanted, rel=0.05 if explained else 0.02), printed

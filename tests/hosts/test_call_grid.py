@@ -12,6 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.models import create_model, set_image_size
 from mixer_cases import stir
@@ -44,6 +45,7 @@ def image(height: int, width: int) -> Tensor:
     return torch.randn(2, 3, height, width, generator=noise, dtype=torch.float64)
 
 
+@together
 @pytest.mark.parametrize(("mixer", "options"), PLACED)
 @pytest.mark.parametrize("name", NAMES)
 def test_images_of_any_size_go_where_they_would_in_a_model_of_their_size(

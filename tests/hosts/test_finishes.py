@@ -14,6 +14,7 @@ from timm.layers import Attention, RmsNorm
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.finishes import Finishes
@@ -62,6 +63,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(kind: str) -> None:
     assert loaded.missing == loaded.unused == ()
 
 
+@together
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_sits_copies_and_says_what_it_loses(kind: str, name: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import keymix
+from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.layers import find_layers
@@ -88,6 +89,7 @@ def calls(
     return seen
 
 
+@together
 @ALL
 @pytest.mark.parametrize("head", ["ForImageClassification", "Model"])
 def test_places_say_what_the_host_knows(family: str, head: str) -> None:
@@ -142,6 +144,7 @@ def test_softmax_on_it_is_its_own_attention(family: str) -> None:
         assert torch.equal(told["proj.bias"], mixer.proj.bias)
 
 
+@together
 @ALL
 @pytest.mark.parametrize("size", [(20, 8), (13, 30)])
 def test_so_it_is_on_images_of_another_size(family: str, size: tuple[int, int]) -> None:
@@ -199,6 +202,7 @@ def test_a_recomputed_layer_returns_to_the_grid_of_its_call() -> None:
         close(one, other)
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_runs_trains_copies_and_loads(name: str) -> None:
     model = vit("registers").train()
@@ -227,6 +231,7 @@ def test_projections_start_as_the_librarys_do() -> None:
             assert not linear.bias.any()
 
 
+@together
 @ALL
 @pytest.mark.parametrize("how", ["sdpa", "eager"])
 def test_masks_reach_the_mixer_or_are_refused(family: str, how: str) -> None:

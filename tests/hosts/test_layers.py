@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import keymix
+from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import find_layers, read_mixer
 from keymix.mixers.map_mixer import MapMixer
@@ -12,6 +13,7 @@ from keymix.mixers.registry import create_mixer
 from tolerances import close
 
 
+@together
 @pytest.mark.parametrize(
     ("name", "options"),
     [

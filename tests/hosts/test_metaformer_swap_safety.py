@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
+from each import together
 from keymix import swap
 from keymix.errors import UserError
 from keymix.hosts import put_mixers
@@ -107,6 +108,7 @@ CHANGES: dict[str, tuple[Callable[..., None], str]] = {
 }
 
 
+@together
 @pytest.mark.parametrize("mixer", ["softmax", "pooling"])
 @pytest.mark.parametrize("stage", [IMAGES, TOKENS])
 @pytest.mark.parametrize("change", CHANGES)
@@ -180,6 +182,7 @@ def wide(mlp: Any, name: str) -> None:
         setattr(mlp, name, nn.Conv2d(*sizes, padding=1, bias=False, dtype=torch.float64))
 
 
+@together
 @pytest.mark.parametrize("name", ["fc1", "fc2"])
 @pytest.mark.parametrize(("stage", "mixer"), [(IMAGES, "softmax"), (TOKENS, "pooling")])
 @pytest.mark.parametrize("change", [adapted, normed, pruned, wide])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers, windows
 from keymix.models import create_model, set_image_size
@@ -42,6 +43,7 @@ def test_only_what_a_user_cannot_mend_is_kept_from_him(monkeypatch: pytest.Monke
     assert [str(w.message) for w in seen] == ["the table is odd", inner[1]]
 
 
+@together
 @pytest.mark.parametrize("resize", ["pool_values", None])
 @pytest.mark.parametrize(
     "options", [{"mixer": "ska"}, {"mixer": "cska"}, {"mixer": "ska", "shared_keys": True}], ids=str
@@ -69,6 +71,7 @@ def test_keys_a_window_count_the_windows_and_say_how_to_share(resize: str | None
         model.set_input_size(48, window_size=4)
 
 
+@together
 @pytest.mark.parametrize("resize", ["pool_values", None])
 @pytest.mark.parametrize(
     "options",

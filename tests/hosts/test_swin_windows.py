@@ -11,6 +11,7 @@ from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 
 import keymix
+from each import together
 from keymix.analysis.collapse import map_similarity
 from keymix.errors import UserError
 from keymix.hosts import put_mixers
@@ -55,6 +56,7 @@ def same_region(block: Any) -> Tensor:
     return torch.stack(found)
 
 
+@together
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("mixer", ["softmax", "static_key", "key_value"])
 @pytest.mark.parametrize("steep", [1.0, 1e4])

@@ -15,6 +15,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.layers import find_layers
@@ -150,6 +151,7 @@ def mixed() -> nn.Module:
     return nn.Sequential(Attention(12, 3), Doubled(12, 3))
 
 
+@together
 @pytest.mark.parametrize(
     ("make", "told"),
     [

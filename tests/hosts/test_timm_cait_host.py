@@ -12,6 +12,7 @@ import torch
 from timm.models.cait import Cait, ClassAttn
 from torch import Tensor, nn
 
+from each import together
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import list_mixers
@@ -65,6 +66,7 @@ def test_softmax_with_talking_heads_is_timms_own_with_its_weights(qkv_bias: bool
     close(mine(X), theirs(X))
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_sits_and_talks_if_it_can(mixer: str) -> None:
     model = cait()

@@ -13,6 +13,7 @@ from timm.layers import AttentionRope, apply_rot_embed_cat
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.layers import find_layers
@@ -79,6 +80,7 @@ def to_softmax(theirs: Any) -> Any:
     return mine
 
 
+@together
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reading_is_the_map_that_the_unfused_module_applies(kind: str) -> None:
     model = eva(kind)
@@ -105,6 +107,7 @@ def test_a_reading_is_the_map_that_the_unfused_module_applies(kind: str) -> None
         assert layer.layout(model).grid == (4, 6)
 
 
+@together
 @pytest.mark.parametrize("kind", KINDS)
 def test_softmax_with_the_hosts_weights_is_the_host(kind: str) -> None:
     theirs = eva(kind)
@@ -136,6 +139,7 @@ def test_checkpoints_of_timms_load_into_mixers(kind: str) -> None:
     close(mine(X), theirs(X))
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_sits_copies_and_trains(name: str) -> None:
     model = eva("mixed")

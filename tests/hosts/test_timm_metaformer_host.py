@@ -13,6 +13,7 @@ from timm.layers import GroupNorm1
 from timm.models import metaformer as timms
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.metaformer_block import GridBlock
@@ -76,6 +77,7 @@ def test_sep_conv_here_is_the_familys_and_another_where_asked() -> None:
     assert found[3].key_conv.kernel_size == (3, 3), "another mixer's option of that name"
 
 
+@together
 @pytest.mark.parametrize("make", [caformer, poolformer])
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_trains_in_every_block(make: Any, name: str) -> None:

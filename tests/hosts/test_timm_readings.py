@@ -15,6 +15,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import put_mixers
 from keymix.hosts.layers import Layer, find_layers
@@ -103,6 +104,7 @@ def output(attention: Any, read: Reading, x: Tensor) -> Tensor:
     return attention.proj(y)
 
 
+@together
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_reading_is_the_map_that_the_unfused_module_applies(kind: str) -> None:
     model = ready(MODELS[kind]())

@@ -13,6 +13,7 @@ import torch
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.timm_swin import TimmSwin
@@ -122,6 +123,7 @@ def test_so_it_is_after_another_input_size(size: tuple[int, int]) -> None:
     assert {m.site.grid for m in find_mixers(mine).values()} == {(2, 4)}
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 @pytest.mark.parametrize("shared", [True, False])
 def test_every_mixer_runs_in_swin_or_is_refused_under_the_shift(mixer: str, shared: bool) -> None:
@@ -150,6 +152,7 @@ def test_a_refusal_leaves_the_model_as_it_was() -> None:
     assert torch.equal(model(X), before)
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_a_mixer_can_be_put_over_another(mixer: str) -> None:
     model = swin()
@@ -223,6 +226,7 @@ def test_a_shift_that_comes_with_a_larger_image_is_refused_too() -> None:
         model.set_input_size((32, 32), window_size=4)
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_models_with_mixers_copy_and_pickle(mixer: str) -> None:
     model = swin()

@@ -14,6 +14,7 @@ import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.mixers.map_mixer import MapMixer
@@ -44,6 +45,7 @@ def test_places_say_what_the_host_knows() -> None:
     assert (mixer.attn_drop_p, mixer.proj_drop.p) == (0.1, 0.2)
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_a_mixer_can_be_put_over_another(name: str) -> None:
     model = vit(qkv_bias=False)
@@ -97,6 +99,7 @@ def test_masks_that_cannot_hold_are_refused() -> None:
         model.blocks[0].attn(torch.randn(1, 17, 12), is_causal=True)
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_models_with_mixers_copy_and_pickle(name: str) -> None:
     model = vit().eval()

@@ -18,6 +18,7 @@ from torchvision.models.swin_transformer import (
     SwinTransformerBlockV2,
 )
 
+from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.layers import find_layers
@@ -123,6 +124,7 @@ def test_its_reading_is_what_attention_does(
         assert out.shape[1:3] == layout.grid
 
 
+@together
 @pytest.mark.parametrize("size", SIZES)
 def test_softmax_on_it_is_its_own_attention(size: tuple[int, int]) -> None:
     theirs = swin()
@@ -238,6 +240,7 @@ def test_keys_a_window_are_laid_anew_for_the_size_that_is_told() -> None:
     assert model(image(18, 34)).shape == (2, 5)
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_runs_trains_copies_and_loads_or_is_refused_under_the_shift(mixer: str) -> None:
     model = swin().train()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import ConvStemConfig, VisionTransformer
 
+from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
 from keymix.hosts.layers import find_layers
@@ -127,6 +128,7 @@ def test_softmax_on_it_is_its_own_attention() -> None:
         close(layer.map(args, kwargs), own.map(*call))
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))
 def test_every_mixer_runs_trains_copies_and_loads(name: str) -> None:
     model = vit().train()
@@ -172,6 +174,7 @@ def attention(**options: Any) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(12, 3, **{"batch_first": True, **options})
 
 
+@together
 @pytest.mark.parametrize(
     ("there", "says"),
     [
@@ -197,6 +200,7 @@ def test_attention_that_no_mixer_stands_for_is_refused(there: nn.Module, says: s
 MASK = torch.zeros(10, 10)
 
 
+@together
 @pytest.mark.parametrize(
     ("more", "says"),
     [

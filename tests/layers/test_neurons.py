@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import KeymixWarning
 from keymix.layers.foreign_neurons import StatelessNeuron
 from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF, neuron_maker
@@ -208,6 +209,7 @@ def test_detached_potentials_end_the_way_back() -> None:
     assert not neuron.v.requires_grad
 
 
+@together
 @pytest.mark.parametrize(
     ("change", "words"),
     [

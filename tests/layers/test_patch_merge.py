@@ -7,12 +7,14 @@ import pytest
 import torch
 from timm.models.swin_transformer import PatchMerging
 
+from each import together
 from keymix.errors import UserError
 from keymix.layers.patch_merge import PatchMerge
 from mixer_cases import stir
 from tolerances import close
 
 
+@together
 @pytest.mark.parametrize("factor", [1, 2, 3])
 @pytest.mark.parametrize("sides", [(6, 6), (5, 7)])
 def test_neighbours_become_one_token(factor: int, sides: tuple[int, int]) -> None:

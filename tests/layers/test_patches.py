@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from each import together
 from keymix.errors import UserError
 from keymix.layers.patches import patch_grid, whole_size
 
@@ -16,6 +17,7 @@ def test_a_side_stands_for_both() -> None:
     assert whole_size("img_size", [32, 48]) == (32, 48)
 
 
+@together
 @pytest.mark.parametrize(
     "value", [0, -4, True, None, "48", "ab", 48.5, float("nan"), (3, 32, 32), (32,), (32, 0)]
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import together
 from keymix.layers.shifted_patch import ShiftedPatchEmbed
 from keymix.layers.shifts import SHIFTS
 from keymix.models import create_model
@@ -40,6 +41,7 @@ def by_hand(layer: ShiftedPatchEmbed, image: np.ndarray, p: int) -> np.ndarray:
     return np.array(tokens)
 
 
+@together
 @pytest.mark.parametrize("shifts", SHIFTS)
 @pytest.mark.parametrize(
     ("size", "patch", "channels"), [((8, 12), 4, 3), ((6, 6), 2, 1), ((10, 5), 5, 2)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from each import together
 from keymix.errors import UserError
 from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF, SpikingNeuron
 from keymix.layers.spiking_block import plain_steps, spiking_conv, spiking_linear, why_plain
@@ -31,6 +32,7 @@ def linear_parts(neuron: SpikingNeuron) -> list[nn.Module]:
 # ---- many gradients at once ---------------------------------------------------------------------
 
 
+@together
 @pytest.mark.parametrize(
     "make",
     [
@@ -53,9 +55,9 @@ def test_many_gradients_at_once_are_each_of_them(make: Any, vmap: bool) -> None:
         )
     else:
         found = torch.autograd.grad(out, asked, many, is_grads_batched=True)
-    for together, *singly in zip(found, *each, strict=True):
+    for at_once, *singly in zip(found, *each, strict=True):
         assert singly[0].any()
-        close(together, torch.stack(singly))
+        close(at_once, torch.stack(singly))
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -88,6 +90,7 @@ def test_a_graph_of_the_gradients_leaves_them_as_they_are() -> None:
 # ---- forward ------------------------------------------------------------------------------------
 
 
+@together
 @pytest.mark.parametrize("backend", ["auto", "blocked", "reference"])
 @pytest.mark.parametrize("v_reset", [0.0, None])
 def test_forward_mode_is_the_transpose_of_the_backward_pass(
@@ -129,6 +132,7 @@ class _Through(nn.Module):
         return x
 
 
+@together
 @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 @pytest.mark.parametrize("path", ["mlp.fc1", "mlp.bn1", "mlp.sn1", "mlp.fc2", "mlp.bn2", "mlp.sn2"])
 def test_backward_hooks_on_parts_of_a_block_see_its_gradients(kind: str, path: str) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from each import together
 from keymix.layers.neurons import Neurons
 from keymix.layers.spiking_conv import SpikingConv
 from keymix.layers.spiking_embed import (
@@ -158,6 +159,7 @@ def stems() -> list[nn.Module]:
     return found
 
 
+@together
 @pytest.mark.parametrize("embed", stems())
 def test_an_image_gives_what_its_repetition_gives(embed: nn.Module) -> None:
     embed = made(embed)

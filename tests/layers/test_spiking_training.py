@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.layers import spiking_block
 from keymix.layers.neurons import IF, LIF, ParametricLIF
@@ -91,6 +92,7 @@ def test_a_convolutional_step_is_that_of_its_parts(pool, mode, last, monkeypatch
     same(spiking_conv, parts, x, monkeypatch)
 
 
+@together
 @pytest.mark.parametrize(
     "value",
     [0.5, -1.0, 256.0, 1e20, float("nan"), float("inf"), 1 + 2**-40],
@@ -189,6 +191,7 @@ CHANGES = {
 }
 
 
+@together
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_module_is_told_afterwards_does_not_count(change: str) -> None:
     x, found = counts(3, 5, 6), []
@@ -250,6 +253,7 @@ def single(neuron: LIF) -> LIF:
     return neuron
 
 
+@together
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

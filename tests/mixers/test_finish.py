@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, get_mixer_class, list_mixers
 from keymix.mixers.site import Site
@@ -40,6 +41,7 @@ def built(name: str, made: object = finish) -> MapMixer:
     return mixer.double().eval()
 
 
+@together
 @pytest.mark.parametrize("name", MAPPED)
 def test_every_module_that_finishes_heads_acts_and_learns(name: str) -> None:
     mixer = built(name)
@@ -62,6 +64,7 @@ def test_every_module_that_finishes_heads_acts_and_learns(name: str) -> None:
                 p.copy_(old)
 
 
+@together
 @pytest.mark.parametrize("name", MAPPED)
 def test_a_host_that_finishes_nothing_leaves_the_mixer_as_it_is(name: str) -> None:
     plain, finished = built(name, None), built(name, lambda role: None)

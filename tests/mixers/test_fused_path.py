@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from each import together
 from keymix.errors import UserError
 from keymix.mixers.base import explain_backend
 from keymix.mixers.registry import list_mixers, mixer_options
@@ -43,6 +44,7 @@ def test_the_three_product_mixers_are_fused() -> None:
     assert {"softmax", "static_key", "key_value"} <= set(FUSED)
 
 
+@together
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("site", SITES, ids=str)
@@ -63,6 +65,7 @@ def test_fused_and_reference_agree_with_all_gradients(name, options, site, poiso
             close(grad, expected[key])
 
 
+@together
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("shape", [(6, 6), (3, 6, 6), (2, 3, 6, 6), (2, 1, 6, 6), (1, 6)])
 def test_a_learned_bias_has_its_gradient(name, shape) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.mixers import registry
 from keymix.mixers.base import Site
@@ -52,6 +53,7 @@ def test_names_joined_by_slashes_are_answered_with_the_list() -> None:
         assert str(told.value) == "'qkta/ssa' names 2 mixers: give a list, ['qkta', 'ssa']"
 
 
+@together
 @pytest.mark.parametrize(
     "site",
     [
@@ -139,6 +141,7 @@ def test_texts_read_back_to_the_same_mixers() -> None:
     assert not specs[2].control
 
 
+@together
 @pytest.mark.parametrize(
     ("text", "value"),
     [("true", True), ("False", False), ("none", None), ("3", 3), ("0.5", 0.5), ("gelu", "gelu")],
@@ -149,6 +152,7 @@ def test_values_in_texts_are_python_values(text: str, value: Any) -> None:
     assert type(dict(options)["act"]) is type(value)
 
 
+@together
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from keymix.ops import resample
 from mixer_cases import DIM, GRID, gradients, make, refused
@@ -70,6 +71,7 @@ def plainly(mixer: MapMixer, x: Tensor, grid: tuple[int, int]) -> Tensor:
     return mixer.proj((maps @ v).transpose(1, 2).flatten(-2))
 
 
+@together
 @every_keyed
 @every_policy
 @pytest.mark.parametrize("activation", ["softmax", "gelu", "relu", "star_relu"])
@@ -81,6 +83,7 @@ def test_another_grid_is_the_plain_formula(name, resize, activation, site) -> No
         close(mixer(x, grid=grid), plainly(mixer, x, grid))
 
 
+@together
 @every_keyed
 @every_policy
 @pytest.mark.parametrize("site", [*SITES, {"windows": 3, "window_grid": (1, 3)}], ids=str)
@@ -112,6 +115,7 @@ def test_the_policies_differ_and_none_refuses_with_the_option(name: str) -> None
             made[resize](x, grid=(4, 4))
 
 
+@together
 @every_keyed
 @every_policy
 def test_maps_of_another_grid_are_its_forward_pass(name: str, resize: str) -> None:
@@ -127,6 +131,7 @@ def test_maps_of_another_grid_are_its_forward_pass(name: str, resize: str) -> No
     close(rows, maps[..., [20, 0], :])
 
 
+@together
 @every_policy
 @pytest.mark.parametrize("options", [{}, {"temperature": True}, {"mask_diagonal": True}], ids=str)
 def test_the_fused_path_is_the_reference_on_another_grid(resize, options) -> None:
@@ -146,6 +151,7 @@ def test_the_fused_path_is_the_reference_on_another_grid(resize, options) -> Non
             close(grad, plain[1][key])
 
 
+@together
 @every_keyed
 @every_policy
 def test_gradients_reach_what_is_resampled(name: str, resize: str) -> None:
@@ -158,6 +164,7 @@ def test_gradients_reach_what_is_resampled(name: str, resize: str) -> None:
         assert zero or differs(grad, torch.zeros_like(grad)), key
 
 
+@together
 @every_keyed
 @every_policy
 @pytest.mark.parametrize("grid", [(1, 3), (3, 2)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from each import together
 from keymix.mixers.key_value import sinusoidal_code
 from keymix.ops import resample
 from mixer_cases import DIM, gradients, make, refused, tokens
@@ -48,6 +49,7 @@ def plainly(mixer: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
     return mixer.proj(y.transpose(1, 2).flatten(-2))
 
 
+@together
 @every_policy
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
 @pytest.mark.parametrize("grid", OTHERS)

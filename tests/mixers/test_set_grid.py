@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build, list_mixers
@@ -30,6 +31,7 @@ def on(mixer: Any, grid: tuple[int, int], *lead: int) -> Tensor:
     return torch.randn(*(lead or (2,)), count, DIM, dtype=torch.float64)
 
 
+@together
 @every_keyed
 @every_policy
 def test_set_grid_computes_what_a_call_with_the_grid_does(name: str, resize: str) -> None:
@@ -92,6 +94,7 @@ def test_a_checkpoint_of_another_grid_is_made_to_fit(name: str) -> None:
         large.adapt_state(kept, (3, 3))
 
 
+@together
 @pytest.mark.parametrize("name", list_mixers())
 def test_every_mixer_says_whether_it_takes_a_grid(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()
@@ -190,6 +193,7 @@ def halved(name: str, resize: str | None, grid: tuple[int, int], keys: tuple[int
     return mixer
 
 
+@together
 @every_keyed
 @every_policy
 @pytest.mark.parametrize("grid", [(5, 6), (7, 3), (2, 2)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.layers.neurons import Neurons
 from keymix.mixers.base import Site
@@ -106,6 +107,7 @@ def reference(name: str, mixer: SpikingMixer, x: Tensor) -> dict[str, Tensor]:
         return {**parts, "attention": attention, "gathered": gathered, "out": out}
 
 
+@together
 @every_mixer
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("training", [True, False])
@@ -216,6 +218,7 @@ def test_both_orders_of_the_product_are_equal_to_the_last_bit() -> None:
         assert torch.equal(y, first[1])
 
 
+@together
 @every_mixer
 @pytest.mark.parametrize("neuron", ["lif", "if", "plif"])
 @pytest.mark.parametrize("training", [True, False])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class, list_mixers
 from mixer_cases import DIM, HEADS, make, stir, tokens
@@ -17,6 +18,7 @@ from tolerances import close, differs
 MAPPED = [name for name in list_mixers() if issubclass(get_mixer_class(name), MapMixer)]
 
 
+@together
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("tau", [0.5, 1, 2.5])
 def test_a_number_is_tau_of_equation_4(tau: float, backend: str, shapes_checked: bool) -> None:
@@ -37,6 +39,7 @@ def test_a_number_is_tau_of_equation_4(tau: float, backend: str, shapes_checked:
     assert mixer.temperature is None, "a fixed tau trains nothing"
 
 
+@together
 @pytest.mark.parametrize("name", MAPPED)
 def test_a_learned_temperature_starts_at_tau_1_and_trains(name: str) -> None:
     plain = make(name, stirred=False)

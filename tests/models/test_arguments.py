@@ -18,6 +18,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix import TokenMixer, Traits, register_mixer
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
@@ -97,6 +98,7 @@ def test_every_family_and_every_rule_is_tried() -> None:
     assert taken >= BAD.keys()
 
 
+@together
 @pytest.mark.parametrize("family", SHOWN)
 def test_values_that_make_no_model_are_refused_by_name(family: str) -> None:
     name = SHOWN[family]
@@ -128,6 +130,7 @@ def test_the_refusal_says_what_will_do(family: str, options: dict[str, Any], say
     refuse(SHOWN[family], re.escape(says), **options)
 
 
+@together
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -146,6 +149,7 @@ def test_what_makes_a_model_is_taken(family: str, options: dict[str, Any]) -> No
         model(torch.empty(1, 3, 32, 32))
 
 
+@together
 @pytest.mark.parametrize("name", ["vit_nano_p2_12", "vit_tiny_patch16_224"])
 @pytest.mark.parametrize(
     ("argument", "value"),
@@ -225,6 +229,7 @@ def test_the_memory_of_a_control_group_counts(
         assert memory.memory_of_this_machine() == whole
 
 
+@together
 @pytest.mark.parametrize("name", SHOWN.values())
 def test_a_last_layer_of_fewer_than_no_classes_is_refused(name: str) -> None:
     with torch.device("meta"):

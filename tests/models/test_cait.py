@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers, put_mixers
 from keymix.mixers.map_mixer import MapMixer
@@ -24,6 +25,7 @@ def micro(**options: Any) -> nn.Module:
     return create_model("cait_micro_p4_32", **{**SMALL, **options})
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_sits_in_every_patch_block(mixer: str) -> None:
     model = micro(mixer=mixer, img_size=(16, 24))

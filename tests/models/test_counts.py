@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
-from keymix.models import create_model
+from costs import params as trainable
+from each import together
 
 ROWS = {  # SKA Tables 1 and 8; the plain rows are without shifted patches and locality attention
     "vit_small_spt_p4_32": 9_622_512,
@@ -20,12 +18,7 @@ ROWS = {  # SKA Tables 1 and 8; the plain rows are without shifted patches and l
 }
 
 
-def trainable(name: str, **options: Any) -> int:
-    with torch.device("meta"):
-        model = create_model(name, **options)
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
+@together
 @pytest.mark.parametrize(("name", "count"), ROWS.items())
 def test_parameters_are_the_published(name: str, count: int) -> None:
     assert trainable(name) == count

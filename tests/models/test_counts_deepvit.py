@@ -6,11 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-import keymix
-from keymix.models import create_model
+from costs import cost, on_meta, params
+from each import together
 from keymix.models.deepvit import VARIANTS
 
 # parameters; multiply-adds in G; what the paper prints of parameters, in M (Tables 1, 2, 4 and 6)
@@ -31,24 +29,16 @@ ROWS = {
 }
 
 
-def build(name: str, **options: Any) -> nn.Module:
-    with torch.device("meta"):
-        return create_model(name, **options)
-
-
-def trainable(name: str, **options: Any) -> int:
-    return sum(p.numel() for p in build(name, **options).parameters() if p.requires_grad)
-
-
+@together
 @pytest.mark.parametrize("name", ROWS)
 def test_parameters_are_the_published(name: str) -> None:
     count, _, printed = ROWS[name]
-    assert trainable(name) == count
+    assert params(name) == count
     assert count / 1e6 == pytest.approx(printed, rel=0.032)
 
 
 def giga(name: str, **options: Any) -> float:
-    return keymix.count(build(name, **options)).macs / 1e9
+    return cost(name, **options).macs / 1e9
 
 
 def giga_by_blocks(name: str, **options: Any) -> float:
@@ -61,6 +51,7 @@ def giga_by_blocks(name: str, **options: Any) -> float:
     return one + (row["depth"] - 1) * block + mixed * more
 
 
+@together
 @pytest.mark.parametrize("name", ROWS)
 def test_multiply_adds_are_the_published(name: str) -> None:
     assert round(giga_by_blocks(name), 3) == ROWS[name][1]
@@ -72,42 +63,42 @@ def test_a_whole_model_is_the_sum_of_its_blocks(name: str) -> None:
 
 
 def test_at_384_pixels_there_are_more_positions() -> None:
-    large = build("deepvit_l_420", img_size=384)
+    large = on_meta("deepvit_l_420", img_size=384)
     assert sum(p.numel() for p in large.parameters()) == 59_043_308
     assert 59_043_308 - 58_883_708 == (24 * 24 - 14 * 14) * 420
     assert round(giga_by_blocks("deepvit_l_420", img_size=384), 2) == 44.79
 
 
 def test_the_width_study_counts_once_without_the_head_and_once_at_ratio_4() -> None:
-    assert trainable("vit_12b_256", num_classes=0) == 8_149_248  # printed as 8.15 M
-    assert trainable("vit_12b_768", mlp_ratio=3.0) == 72_402_664  # the other rows' ratio
+    assert params("vit_12b_256", num_classes=0) == 8_149_248  # printed as 8.15 M
+    assert params("vit_12b_768", mlp_ratio=3.0) == 72_402_664  # the other rows' ratio
 
 
 def test_heads_do_not_change_the_parameters() -> None:
-    assert trainable("vit_12b_256", num_heads=4) == trainable("vit_12b_256")
+    assert params("vit_12b_256", num_heads=4) == params("vit_12b_256")
 
 
 @pytest.mark.parametrize("k", [0, 5, 11, 16])
 def test_a_block_with_re_attention_has_180_parameters_more(k: int) -> None:
     # a Θ of 12 x 12, its bias, and BatchNorm's two vectors
-    assert trainable("deepvit_16b", last_blocks=k) == 24_423_784 + k * (12 * 12 + 3 * 12)
+    assert params("deepvit_16b", last_blocks=k) == 24_423_784 + k * (12 * 12 + 3 * 12)
 
 
 def test_the_stem_is_what_the_patch_embedding_is_not() -> None:
     stem = 3 * 64 * 49 + 64 * 64 * 9 + 2 * 2 * 64 + 64 * 64 * 384 + 384
     patches = 3 * 256 * 384 + 384
-    assert trainable("vit_16b", conv_stem=True) == 24_423_784 - patches + stem
+    assert params("vit_16b", conv_stem=True) == 24_423_784 - patches + stem
 
 
 @pytest.mark.parametrize(("depth", "first"), [(24, 13), (32, 17)])
 def test_a_shared_block_has_no_queries_and_keys(depth: int, first: int) -> None:
     blocks = depth - first  # 11 and 15, Table 3
     saved = 2 * (384 * 384 + 384) - (12 * 12 + 3 * 12)
-    shared = trainable(f"vit_{depth}b", shared_from=first)
-    assert shared == trainable(f"vit_{depth}b") - blocks * saved
+    shared = params(f"vit_{depth}b", shared_from=first)
+    assert shared == params(f"vit_{depth}b") - blocks * saved
     assert shared == {24: 33_006_628, 32: 43_657_972}[depth]
 
 
 def test_the_micro_model_is_small() -> None:
-    assert trainable("deepvit_micro_p4_32") == 509_226
-    assert trainable("deepvit_micro_p4_32", mixer="softmax") == 509_226 - 4 * (8 * 8 + 3 * 8)
+    assert params("deepvit_micro_p4_32") == 509_226
+    assert params("deepvit_micro_p4_32", mixer="softmax") == 509_226 - 4 * (8 * 8 + 3 * 8)

@@ -8,34 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import keymix
-from keymix.models import create_model
+from costs import cost, on_meta
+from costs import params as trainable
+from keymix.analysis.counting import run_counting
 from placements import CSKA, PLACEMENTS, SKA, A, C
 
 
-def meta(name: str, **options: Any) -> nn.Module:
-    with torch.device("meta"):
-        return create_model(name, **options)
-
-
-def trainable(name: str, **options: Any) -> int:
-    return sum(p.numel() for p in meta(name, **options).parameters() if p.requires_grad)
-
-
 def flops(name: str, **options: Any) -> str:
-    return f"{keymix.count(meta(name, **options), (3, 224, 224)).flops / 1e9:.3f}"
+    return f"{cost(name, (3, 224, 224), **options).flops / 1e9:.3f}"
 
 
 @cache
 def by_stage(name: str, mixer: str) -> dict[str, tuple[int, int]]:
     """Parameters and multiply-adds of every stage, and of the rest, with one mixer throughout."""
-    found: dict[str, tuple[int, int]] = {}
-    for layer in keymix.count(meta(name, mixer=mixer), (3, 224, 224)).layers:
-        part = layer.path[:8] if layer.path.startswith("stages.") else "rest"
-        params, macs = found.get(part, (0, 0))
-        found[part] = (params + layer.params, macs + layer.macs)
+    model = on_meta(name, mixer=mixer).eval()
+    sizes = {path: p.numel() for path, p in model.named_parameters() if p.requires_grad}
+    macs = run_counting(model, torch.zeros(1, 3, 224, 224, device="meta"))
+    found = {"rest": (0, 0), **{f"stages.{s}": (0, 0) for s in range(4)}}
+    for path in {**sizes, **macs}:
+        part = path[:8] if path.startswith("stages.") else "rest"
+        params, multiplied = found[part]
+        found[part] = (params + sizes.get(path, 0), multiplied + macs.get(path, 0))
     return found
 
 
@@ -46,6 +40,7 @@ def summed(name: str, placement: tuple[str, ...]) -> tuple[int, str]:
     return sum(p for p, _ in parts), f"{2 * sum(m for _, m in parts) / 1e9:.3f}"
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("placement", PLACEMENTS, ids="/".join)
 def test_costs_of_a_placement(placement: tuple[str, ...]) -> None:
     params, cost, more_params, more_cost = PLACEMENTS[placement]

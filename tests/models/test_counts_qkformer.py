@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-import keymix
-from keymix.models import create_model
+from costs import cost, cost_of
+from costs import on_meta as meta
+from costs import params as trainable
+from each import together
 
 PETITE = {"depth": 2, "embed_dim": 512, "num_heads": 8, "qkv_bias": False}
 SDSA = {
@@ -49,24 +49,16 @@ ROWS: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
-def meta(name: str, **options: Any) -> nn.Module:
-    with torch.device("meta"):
-        return create_model(name, **options)
-
-
-def trainable(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
+@together
 @pytest.mark.parametrize(("name", "options", "params"), ROWS)
 def test_parameters_are_the_published(name: str, options: dict[str, Any], params: int) -> None:
-    assert trainable(meta(name, **options)) == params
+    assert trainable(name, **options) == params
 
 
 def test_the_authors_event_network_counts_weights_that_it_never_uses() -> None:
     # a table of 8x8 positions and a norm behind the last block, neither of them called
     unused = 64 * 256 + 2 * 256
-    assert trainable(meta("spikformer_2_256")) + unused == 2_583_562
+    assert trainable("spikformer_2_256") + unused == 2_583_562
 
 
 # multiply-adds at T = 4 and 16, in G to the digits that were worked out, every step through the
@@ -85,17 +77,17 @@ MACS: list[tuple[str, dict[str, Any], str]] = [
 def test_multiply_adds_are_the_published(name: str, order: dict[str, Any], macs: str) -> None:
     model = meta(name, mixer_options={"spiking_self": order} if order else None)
     channels, height, width = model.pretrained_cfg["input_size"]
-    image = keymix.count(model, (channels, height, width))
     first = model.get_submodule(model.pretrained_cfg["first_conv"])
     once = first.weight.numel() * height * width
+    image = cost_of(model, (channels, height, width))
     assert f"{(image.macs + (model.time_steps - 1) * once) / 1e9:.2f}" == macs
 
 
 def test_frames_pass_the_first_convolution_at_every_step() -> None:
-    model = meta("qkformer_hst_4_384")
-    image, frames = keymix.count(model, (3, 32, 32)), keymix.count(model, (4, 3, 32, 32))
+    name = "qkformer_hst_4_384"
+    image, frames = cost(name, (3, 32, 32)), cost(name, (4, 3, 32, 32))
     assert frames.macs - image.macs == 3 * (3 * 48 * 9) * 32 * 32
 
 
 def test_the_small_one_is_small() -> None:
-    assert trainable(meta("qkformer_micro_32")) < 700_000
+    assert trainable("qkformer_micro_32") < 700_000

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
-from torch import nn
 
-import keymix
-from keymix.models import create_model
+from costs import cost
+from costs import params as trainable
+from each import together
 
 # printed parameters in M and multiply-adds in G; counted; how far apart they may be, of 1
 ROWS: list[tuple[str, float, float, int, int, float]] = [
@@ -25,20 +22,11 @@ ROWS: list[tuple[str, float, float, int, int, float]] = [
 CODE = 12 * 12 * 197**2 * 50  # layers, heads, tokens, m: the linear map as the paper has it
 
 
-def meta(name: str, **options: Any) -> nn.Module:
-    with torch.device("meta"):
-        return create_model(name, **options)
-
-
-def trainable(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
 @pytest.mark.parametrize(("name", "params_m", "macs_g", "params", "macs", "apart"), ROWS)
 def test_costs_are_the_published(
     name: str, params_m: float, macs_g: float, params: int, macs: int, apart: float
 ) -> None:
-    found = keymix.count(meta(name), (3, 224, 224))
+    found = cost(name, (3, 224, 224))
     assert (found.params, found.macs) == (params, macs)
     assert params / 1e6 == pytest.approx(params_m, rel=0.002)
     assert macs / 1e9 == pytest.approx(macs_g, rel=apart)
@@ -51,17 +39,18 @@ def test_the_position_code_of_the_paper_is_the_rest_of_its_row() -> None:
 
 def test_dropping_the_query_saves_its_projection() -> None:
     linear = 768**2 + 768
-    assert trainable(meta("setr_qkv")) - trainable(meta("setr_kv")) == 12 * linear
-    assert trainable(meta("setr_qkv_ce")) - trainable(meta("setr_kv_ce")) == 12 * linear
-    assert trainable(meta("setr_qkv_cvt")) - trainable(meta("setr_kv_cvt")) == 1_603_840
-    assert trainable(meta("setr_kv_pos")) - trainable(meta("setr_kv")) == 12 * 51
+    assert trainable("setr_qkv") - trainable("setr_kv") == 12 * linear
+    assert trainable("setr_qkv_ce") - trainable("setr_kv_ce") == 12 * linear
+    assert trainable("setr_qkv_cvt") - trainable("setr_kv_cvt") == 1_603_840
+    assert trainable("setr_kv_pos") - trainable("setr_kv") == 12 * 51
 
 
 def test_a_class_is_a_row_of_the_last_convolution() -> None:
-    fewer = trainable(meta("setr_qkv", num_classes=3))
-    assert trainable(meta("setr_qkv")) - fewer == 65
+    fewer = trainable("setr_qkv", num_classes=3)
+    assert trainable("setr_qkv") - fewer == 65
 
 
+@together
 @pytest.mark.parametrize(
     ("strides", "macs_g"),
     [((1, 1, 2), 9.11), ((2, 1, 1), 8.81), ((1, 2, 2), 8.67), ((2, 2, 1), 8.37), ((2, 2, 2), 7.70)],
@@ -69,9 +58,9 @@ def test_a_class_is_a_row_of_the_last_convolution() -> None:
 def test_other_strides_of_the_cvt_are_not_the_papers(
     strides: tuple[int, int, int], macs_g: float
 ) -> None:
-    found = keymix.count(meta("setr_qkv_cvt", kv_stride=strides), (3, 224, 224))
+    found = cost("setr_qkv_cvt", (3, 224, 224), kv_stride=strides)
     assert found.macs / 1e9 == pytest.approx(macs_g, abs=0.005)
 
 
 def test_the_small_one_is_small() -> None:
-    assert trainable(meta("setr_micro")) < 700_000
+    assert trainable("setr_micro") < 700_000

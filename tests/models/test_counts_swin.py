@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from keymix import count
-from keymix.models import create_model
+from costs import cost_of
+from costs import on_meta as built
+from keymix.models.match import trainable
 
 MASKS = 3_072  # the published counts of the SKA rows hold so many numbers of masks; ours do not
 HEADS = {"mixer": ["ska"] * 4, "mixer_options": [{"num_heads": h, "head_dim": 32} for h in
@@ -27,15 +26,6 @@ ROWS: list[tuple[str, dict[str, Any], int, float | None]] = [
 ]
 
 
-def built(name: str, **options: Any) -> nn.Module:
-    with torch.device("meta"):
-        return create_model(name, **options)
-
-
-def trainable(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
 @pytest.mark.parametrize(("name", "options", "params", "flops"), ROWS)
 def test_parameters_and_multiply_adds_are_the_published(
     name: str, options: dict[str, Any], params: int, flops: float | None
@@ -44,7 +34,7 @@ def test_parameters_and_multiply_adds_are_the_published(
     assert trainable(model) == params
     assert sum(p.numel() for p in model.parameters()) == params  # what never trains is a buffer
     if flops is not None:
-        assert round(count(model).flops / 1e9, 4) == flops
+        assert round(cost_of(model).flops / 1e9, 4) == flops
 
 
 def test_a_hundred_classes_add_69210() -> None:

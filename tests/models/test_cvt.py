@@ -14,6 +14,7 @@ import torch
 from timm.layers import to_2tuple
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers, put_mixers
 from keymix.mixers.registry import list_mixers, mixer_options
@@ -60,6 +61,7 @@ def test_the_class_token_is_what_the_last_stage_reads_out() -> None:
     assert pooled.forward_features(images(32, 32)).shape == (2, 4, 24)
 
 
+@together
 @pytest.mark.parametrize("mixer", ["softmax", "kv", "sep_conv", "pooling", "identity"])
 def test_images_of_any_size_go_in_where_nothing_is_learned_a_position(mixer: str) -> None:
     model, x = small(mixer=mixer), images(40, 56)
@@ -111,6 +113,7 @@ RESIZABLE = [
 ]
 
 
+@together
 @pytest.mark.parametrize(("mixer", "policy"), RESIZABLE)
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (32, 16), (32, (48, 40))])
 def test_another_size_has_the_sites_of_a_model_built_there(
@@ -183,6 +186,7 @@ def test_drop_path_rises_over_the_blocks() -> None:
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
+@together
 @pytest.mark.parametrize(
     ("options", "says"),
     [

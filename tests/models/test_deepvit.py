@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import keymix
+from each import together
 from keymix.analysis.collapse import map_similarity
 from keymix.hosts import find_mixers
 from keymix.models import create_model
@@ -50,6 +51,7 @@ def names(model: nn.Module) -> list[str]:
 # ---- where re-attention sits ------------------------------------------------------------------
 
 
+@together
 @pytest.mark.parametrize(
     ("name", "split"),
     [
@@ -68,6 +70,7 @@ def test_the_last_blocks_have_re_attention(name: str, split: tuple[int, int]) ->
     assert names(model) == ["softmax"] * split[0] + ["re_attention"] * split[1]
 
 
+@together
 @pytest.mark.parametrize(("k", "there"), [(0, 0), (1, 1), (3, 3), (4, 4), (None, 4)])
 def test_their_number_is_free(k: int | None, there: int) -> None:
     model = tiny("deepvit_s", last_blocks=k)
@@ -88,6 +91,7 @@ def test_options_reach_the_last_blocks_by_name() -> None:
     assert [isinstance(m.norm, nn.LayerNorm) for m in found[2:]] == [True, True]
 
 
+@together
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -297,6 +301,7 @@ def test_other_image_sizes_are_taken() -> None:
 # ---- features, as timm gives them -------------------------------------------------------------
 
 
+@together
 @pytest.mark.parametrize(
     "asked",
     [

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
 
+from each import each
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model
 from mixer_cases import gradients, stir
-from shrunk import different, images, shrunk
+from shrunk import FAMILIES, different, every_form, family_of, images, models_of, shrunk
 from tolerances import close
 
 SMALL = [
@@ -22,7 +24,6 @@ SMALL = [
     "caformer_micro_32",
     "deepvit_micro_p4_32",
 ]
-every_form = pytest.mark.parametrize("name", different())
 
 
 @every_form
@@ -98,26 +99,27 @@ def test_checkpointing_counts_a_batch_once_in_every_host(name: str) -> None:
     checkpointing_changes_nothing(model, images(name).double())
 
 
-def of_other_layers() -> list[str]:
-    """The smallest of the models that are made of the same layers of ours, one for each set."""
-    found: dict[frozenset[str], tuple[int, str]] = {}
-    for name in different():
-        with torch.device("meta"):
-            modules = list(shrunk(name).modules())
-        ours = frozenset(type(m).__name__ for m in modules if "keymix" in type(m).__module__)
-        found[ours] = min(found.get(ours, (10**9, name)), (len(modules), name))
-    return sorted(name for _, name in found.values())
+def layers_of(name: str) -> set[str]:
+    """The classes of ours that a small model is made of, and its family."""
+    modules = different()[name].modules()
+    ours = {type(m).__name__ for m in modules if "keymix" in type(m).__module__}
+    return ours | {line for line in FAMILIES if name in models_of(line)}
 
 
-@pytest.mark.parametrize(
-    ("name", "training"),
-    [*((name, True) for name in of_other_layers()), *((name, False) for name in SMALL)],
-)
-def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: bool) -> None:
-    """One of each set of layers in training, and of each family in inference."""
-    if shapes_checked:
-        pytest.skip("compilers cannot see through the shape checks")
-    model = shrunk(name).train(training)
+@cache
+def of_all_layers() -> list[str]:
+    """A few models in which every layer of ours stands, one of each family at least."""
+    layers = {name: layers_of(name) for name in different()}
+    missing, chosen = set().union(*layers.values()), []
+    while missing:
+        chosen.append(max(layers, key=lambda name: len(layers[name] & missing)))
+        missing -= layers[chosen[-1]]
+    return chosen
+
+
+def compiles_in_one_graph(name: str, *, training: bool) -> None:
+    fewer = {"depth": 2} if "depth" in family_of(name).options else {}
+    model = shrunk(name, **fewer).train(training)
     stir(model)
     x = images(name)
     with torch.no_grad():
@@ -128,3 +130,23 @@ def test_it_compiles_in_one_graph(name: str, training: bool, shapes_checked: boo
             close(compiled(x), wanted)
     finally:
         torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_compiles_in_one_graph(name: str, shapes_checked: bool) -> None:
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    compiles_in_one_graph(name, training=False)
+
+
+def to_train(line: str) -> dict[str, tuple[str]]:
+    return {name: (name,) for name in of_all_layers() if name in models_of(line)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@each("name", to_train, of="family")
+def test_every_layer_compiles_in_training(name: str, shapes_checked: bool) -> None:
+    if shapes_checked:
+        pytest.skip("compilers cannot see through the shape checks")
+    compiles_in_one_graph(name, training=True)

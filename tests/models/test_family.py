@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from each import together
 from keymix.hosts import find_mixers
 from keymix.mixers.base import TokenMixer
 from keymix.models import create_model
@@ -34,6 +35,7 @@ def test_options_of_every_form_join_those_of_the_row(form: str) -> None:
         assert (mixer.num_heads, mixer.head_dim, mixer.attn_drop.p) == (10, 32, 0.25)
 
 
+@together
 @pytest.mark.parametrize("own", [{"head_dim": 5}, {"ska": {"head_dim": 5}}, [{}, {"head_dim": 5}]])
 @pytest.mark.parametrize("given", [{"static_key": {"scale": False}}, [{}, {"scale": False}]])
 def test_options_of_a_row_of_several_mixers_are_joined_one_by_one(own: Any, given: Any) -> None:

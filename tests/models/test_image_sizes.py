@@ -11,6 +11,7 @@ import torch
 from timm.models.metaformer import MetaFormer
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers, put_mixers
 from keymix.models import create_model, set_image_size
@@ -27,6 +28,7 @@ PATCHED = [name for name in FAMILIES if "_p" in name]
 VIT = {"img_size": 32, "depth": 1, "embed_dim": 8, "num_heads": 2, "num_classes": 3}
 
 
+@together
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_size_is_refused_by_every_family_alike(name: str, shapes_checked: bool) -> None:
     if shapes_checked and name in ("cvt_micro_32", "caformer_micro_32"):
@@ -113,6 +115,7 @@ def test_a_refused_size_changes_no_weight_no_grid_and_no_policy(
         assert all(torch.equal(after[k], v) for k, v in state.items())
 
 
+@together
 @pytest.mark.parametrize("mixer", ["ska", "cska", "softmax"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_batch_of_no_images_has_no_scores(name: str, mixer: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from timm.models._manipulate import reinit_non_persistent_buffers
 from torch import nn
 
+from each import together
 from keymix.models import list_models
 from shrunk import FAMILIES, family_of, images, shrunk
 
@@ -38,6 +39,7 @@ def test_every_family_is_tried() -> None:
     assert len(ONE_EACH) == len(FAMILIES)
 
 
+@together
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_timm_fills_what_no_state_says(name: str) -> None:
     model, other = pair(name)

@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.registry import list_mixers
@@ -47,6 +48,7 @@ def test_the_names_place_static_keys_in_the_second_stage() -> None:
     assert grids == [(16, 16), (8, 8), (4, 4), (4, 4), (2, 2)]
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_serves_throughout(mixer: str) -> None:
     model = small(mixer=mixer, img_size=(64, 96)).train()
@@ -139,6 +141,7 @@ def test_what_is_read_out_is_known() -> None:
     close(model.forward_head(features, pre_logits=True), pooled)
 
 
+@together
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -11,6 +11,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.registry import list_mixers
@@ -25,6 +26,7 @@ def nano(**options: Any) -> nn.Module:
     return create_model("vit_nano_p2_12", **{**SMALL, **options})
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 @pytest.mark.parametrize("class_token", [True, False])
 def test_every_mixer_sits_in_every_block(mixer: str, class_token: bool) -> None:
@@ -92,6 +94,7 @@ def test_with_softmax_it_is_timms_own_model(name: str) -> None:
     close(mine(x), theirs(x))
 
 
+@together
 @pytest.mark.parametrize("mixer", ["softmax", "key_value", "re_attention", "sep_conv", "pooling"])
 def test_input_size_can_change_where_nothing_is_learned_a_position(mixer: str) -> None:
     model = nano(mixer=mixer).eval()
@@ -102,6 +105,7 @@ def test_input_size_can_change_where_nothing_is_learned_a_position(mixer: str) -
         model(torch.randn(1, 1, 12, 12))
 
 
+@together
 @pytest.mark.parametrize(
     ("mixer", "options"),
     [
@@ -126,6 +130,7 @@ def test_input_size_is_refused_where_positions_are_learned(mixer: str, options: 
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_images_need_not_be_square(mixer: str) -> None:
     model = nano(mixer=mixer, img_size=(8, 20))
@@ -178,6 +183,7 @@ def test_everything_builds_on_the_meta_device() -> None:
         assert all(t.is_meta for t in model.state_dict().values())
 
 
+@together
 @pytest.mark.parametrize(
     ("options", "says"),
     [

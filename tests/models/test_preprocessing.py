@@ -13,6 +13,7 @@ from timm.data import resolve_model_data_config
 from timm.models import PretrainedCfg, get_model_input_config, save_for_hf
 from torch import nn
 
+from each import together
 from keymix.hosts.encoded import encoder_of
 from keymix.models import create_model, load_weights
 from keymix.models.preprocessing import describe, described, preprocessing_of
@@ -58,6 +59,7 @@ def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
     return path
 
 
+@together
 @pytest.mark.parametrize("name", MODELS)
 def test_a_described_model_is_shown_the_runs_images(name: str) -> None:
     model = made(name)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from each import together
 from keymix.mixers.spec import parse_mixer
 from keymix.models import create_model
 from mixer_cases import stir
@@ -18,6 +19,7 @@ CAIT: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 3}
 BY_STAGE = "cska(scale=false)/cska(scale=false)/cska(scale=dim)"
 
 
+@together
 @pytest.mark.parametrize(
     ("name", "base", "options"),
     [

@@ -9,11 +9,13 @@ import torch
 from timm.models import get_model_args, get_model_input_config
 
 import keymix.models  # noqa: F401  registers them
+from each import together
 from shrunk import arguments
 
 NAMES = ["deepvit_s", "vit_nano_p2_12", "cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32"]
 
 
+@together
 @pytest.mark.parametrize("name", [*NAMES, "caformer_micro_32"])
 def test_a_model_of_another_size_is_recorded_as_that(name: str) -> None:
     model = timm.create_model(name, **arguments(name, mixer="softmax"))

@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import keymix
+from each import together
 from keymix.analysis.collapse import map_similarity
 from keymix.analysis.overlay import look
 from keymix.analysis.rollout import attention_rollout
@@ -46,6 +47,7 @@ def step(model: nn.Module, x: Tensor) -> None:
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@together
 @pytest.mark.parametrize("name", DENSE)
 def test_every_variant_takes_a_step(name: str) -> None:
     model = shrunk(name, num_classes=4)
@@ -62,6 +64,7 @@ def test_other_models_classify() -> None:
     assert own_mixers("setr", shrunk("setr")) is None
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_dense_mixer_sits_in_it(mixer: str) -> None:
     model = micro(mixer=mixer)
@@ -165,6 +168,7 @@ def test_what_a_mixer_refuses_changes_nothing() -> None:
     assert model(torch.randn(1, 3, 32, 24)).shape == (1, 4, 32, 24)
 
 
+@together
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [

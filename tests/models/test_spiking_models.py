@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers
 from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF
@@ -95,6 +96,7 @@ def test_logits_are_the_mean_over_the_steps() -> None:
     close(logits, steps.mean(0))
 
 
+@together
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
@@ -134,6 +136,7 @@ def test_the_layout_is_that_of_the_last_call() -> None:
     assert host.layout(model, place).grid == (4, 2)
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="spiking"))
 @every_one
 def test_every_spiking_mixer_sits_in_every_block(name: str, mixer: str) -> None:

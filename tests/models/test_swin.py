@@ -10,6 +10,7 @@ import timm
 import torch
 from timm.layers import DropPath
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.registry import create_mixer, list_mixers
@@ -33,6 +34,7 @@ def blocks(model: Any) -> list[Any]:
     return [block for stage in model.layers for block in stage.blocks]
 
 
+@together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_sits_or_is_refused_under_the_shift(mixer: str) -> None:
     fits = create_mixer(mixer, dim=12, num_heads=2, grid=(4, 4)).claims.maskable
@@ -94,6 +96,7 @@ def test_the_shift_acts_where_one_window_covers_the_image_too() -> None:
     assert (model(image(8, 8).double()) - y).abs().max() > 1e-3
 
 
+@together
 @pytest.mark.parametrize("size", [(32, 32), (64, 64), (48, 32), (40, 56), (36, 28)])
 @pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "softmax"])
 def test_windows_grow_with_the_image_and_keys_with_them(mixer: str, size: Any) -> None:

@@ -14,11 +14,17 @@ from torch import nn
 
 from keymix.hosts import find_mixers
 from keymix.models import create_model, list_models
-from shrunk import FAMILIES, answer, arguments, different, family_of, images, shrunk
+from shrunk import (
+    FAMILIES,
+    answer,
+    arguments,
+    every_form,
+    every_model,
+    family_of,
+    images,
+    shrunk,
+)
 from tolerances import close, differs
-
-every_model = pytest.mark.parametrize("name", list_models())
-every_form = pytest.mark.parametrize("name", different())
 
 
 def channels_of(model: Any) -> list[int]:

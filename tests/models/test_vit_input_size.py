@@ -11,6 +11,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model
@@ -43,6 +44,7 @@ def image(height: int, width: int, channels: int = 1) -> torch.Tensor:
     return torch.randn(2, channels, height, width, dtype=torch.float64)
 
 
+@together
 @every_held
 @every_policy
 @pytest.mark.parametrize("class_token", [True, False])
@@ -60,6 +62,7 @@ def test_sizes_up_and_down_and_not_square(mixer, options, resize, class_token) -
         assert torch.equal(moved.pos_embed, wanted)
 
 
+@together
 @every_held
 @every_policy
 def test_its_mixers_compute_what_they_would_on_the_fly(mixer, options, resize) -> None:
@@ -71,6 +74,7 @@ def test_its_mixers_compute_what_they_would_on_the_fly(mixer, options, resize) -
         close(find_mixers(model)[path](x), held(x, grid=(8, 10)))
 
 
+@together
 @every_held
 @every_policy
 def test_the_same_size_changes_nothing(mixer, options, resize) -> None:
@@ -83,6 +87,7 @@ def test_the_same_size_changes_nothing(mixer, options, resize) -> None:
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
+@together
 @every_held
 @every_policy
 def test_a_state_goes_into_a_model_that_took_the_same_way(mixer, options, resize) -> None:

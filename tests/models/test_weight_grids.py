@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model, load_weights
@@ -62,6 +63,7 @@ def refused(model: nn.Module, source: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+@together
 @pytest.mark.parametrize("mixer", KEYS)
 @pytest.mark.parametrize(
     ("there", "here"), [((32, 64), (64, 32)), ((16, 64), (32, 32)), ((32, 64), 32)]
@@ -85,6 +87,7 @@ def test_a_code_that_nothing_tells_lies_where_position_embeddings_do() -> None:
     same(mine, moved(theirs, 48))
 
 
+@together
 @every_family
 def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
     for size, told in (((32, 64), (32, 64)), (32, None), (32, 32)):
@@ -94,6 +97,7 @@ def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
         same(mine, theirs)
 
 
+@together
 @every_family
 def test_what_may_lie_in_several_ways_is_refused_without_the_image_size(name: str) -> None:
     theirs = made(name, (32, 64))
@@ -120,6 +124,7 @@ def test_a_whole_map_goes_to_no_other_grid() -> None:
     assert len(loaded.missing) == len(loaded.unused) == 2 * len(mine.blocks[0].attn.state_dict())
 
 
+@together
 @pytest.mark.parametrize("size", [0, (32,), 3.5, (32, -1), "32"])
 def test_what_is_no_image_size_is_refused(size: Any, shapes_checked: bool) -> None:
     if shapes_checked and not (isinstance(size, int) or size == (32, -1)):

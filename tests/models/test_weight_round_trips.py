@@ -10,6 +10,7 @@ import torch
 
 from keymix.models import create_model, load_weights
 from mixer_cases import stir
+from shrunk import family_of
 
 FAMILIES = ["vit_micro_p4_32", "cait_micro_p4_32", "cvt_micro_32", "caformer_micro_32"]
 MIXERS: list[tuple[str, dict[str, Any]]] = [
@@ -27,10 +28,11 @@ def test_a_resampled_model_loads_where_one_was_built(
 ) -> None:
     if mixer != "softmax":
         options = {**options, "resize": "interpolate"}
-    made = create_model(name, mixer=mixer, mixer_options=options).eval()
+    small = {"mixer": mixer, "mixer_options": options, **family_of(name).options}
+    made = create_model(name, **small).eval()
     stir(made)
     made.set_input_size(img_size=48)
-    built = create_model(name, mixer=mixer, mixer_options=options, img_size=48).eval()
+    built = create_model(name, **small, img_size=48).eval()
     loaded = load_weights(built, made.state_dict(), img_size=48)
     assert loaded.missing == loaded.resized == loaded.unused == ()
     assert set(loaded.copied) == set(made.state_dict())

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.models import create_model, load_weights
 from tolerances import close
@@ -42,6 +43,7 @@ def test_a_dict_of_other_things_names_the_first() -> None:
     assert "'epoch' is a int" in refused({"epoch": 1})
 
 
+@together
 @pytest.mark.parametrize("source", [nn.Linear(2, 2), None, 3, "", " "])
 def test_what_is_no_source_of_weights(source: Any, shapes_checked: bool) -> None:
     if shapes_checked and not isinstance(source, str):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from each import together
 from keymix.errors import UserError
 from keymix.models import create_model
 
@@ -24,6 +25,7 @@ NAMES = (
 )
 
 
+@together
 @pytest.mark.parametrize("name", NAMES)
 def test_pixels_of_8_bits_are_one_line(name: str) -> None:
     with torch.device("meta"):

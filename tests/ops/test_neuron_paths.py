@@ -16,6 +16,7 @@ from neuron_cases import Case, agrees, every_case, gradients_alone_agree, outcom
 from torch import Tensor
 
 import keymix
+from each import together
 from keymix.analysis.counting import count
 from keymix.errors import UserError
 from keymix.ops.neuron import blocked, multi_step
@@ -39,6 +40,7 @@ def steps_by_hand(x: np.ndarray, v: float, case: Case) -> tuple[np.ndarray, np.n
     return spikes, potential
 
 
+@together
 @pytest.mark.parametrize("v_reset", [0.0, -0.3, None])
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_neurons_follow_the_equations(v_reset, backend) -> None:
@@ -51,6 +53,7 @@ def test_neurons_follow_the_equations(v_reset, backend) -> None:
     close(last, torch.from_numpy(wanted[1]))
 
 
+@together
 @pytest.mark.parametrize("case", list(every_case()), ids=str)
 def test_blocked_is_the_reference(case: Case) -> None:
     agrees(case, "blocked")
@@ -68,6 +71,7 @@ def test_spikes_may_be_changed_in_place(lay) -> None:
     spikes.sum().backward()
 
 
+@together
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("learned", ["", "layer", "neuron"])
 def test_gradients_alone_are_those_of_a_run(learned: str, backend: str) -> None:
@@ -161,6 +165,7 @@ def test_gradients_of_gradients_are_those_of_the_reference() -> None:
         close(one, other)
 
 
+@together
 @pytest.mark.parametrize("surrogate", [Surrogate(), Surrogate("atan"), Surrogate("atan", 3.0)])
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_surrogate_gradient_is_the_finite_difference_of_the_smooth_step(
@@ -249,6 +254,7 @@ def test_no_neurons_at_all_give_no_spikes() -> None:
     assert spikes.shape == x.grad.shape == (3, 0, 5)
 
 
+@together
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
+from each import together
 from keymix.ops import resample
 from tolerances import close
 
@@ -81,6 +82,7 @@ def reference(way, rows: np.ndarray, prefix: int, old, new) -> np.ndarray:
     return out
 
 
+@together
 @pytest.mark.parametrize(("old", "new"), GRIDS)
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("way", [resample.interpolate, resample.pool])
@@ -97,6 +99,7 @@ def test_the_same_grid_is_the_same_tensor(way) -> None:
     assert not torch.equal(way(rows, 1, (3, 4), (4, 3)), rows)
 
 
+@together
 @pytest.mark.parametrize(("old", "new"), GRIDS)
 def test_interpolation_is_timms_of_position_embeddings(old, new) -> None:
     rows = torch.randn(1, 2 + old[0] * old[1], 5)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from each import together
 from keymix.ops.attention import reference, sdpa
 from tolerances import close
 
@@ -50,6 +51,7 @@ def both(
         close(mine, wanted)
 
 
+@together
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("shared", [True, False], ids=["one key for all", "own keys"])
@@ -93,6 +95,7 @@ BIASES = [
 ]
 
 
+@together
 @pytest.mark.parametrize(("lead", "shape"), BIASES, ids=str)
 @pytest.mark.parametrize("learned", [True, False])
 def test_any_bias_that_broadcasts_is_served(lead, shape, learned, poisoned_memory) -> None:

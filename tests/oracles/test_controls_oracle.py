@@ -8,6 +8,7 @@ import torch
 from timm.models import metaformer
 from torch import Tensor, nn
 
+from each import together
 from keymix.mixers.base import TokenMixer
 from mixer_cases import make, stir, tokens
 from tolerances import close
@@ -21,6 +22,7 @@ def on_image(module: nn.Module, mixer: TokenMixer, x: Tensor) -> Tensor:
     return torch.cat((x[:, :prefix], module(images).flatten(2).transpose(1, 2)), 1)
 
 
+@together
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("prefix", [0, 2])
 def test_pooling_is_timms(size: int, prefix: int) -> None:

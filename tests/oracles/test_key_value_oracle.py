@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from mixer_cases import gradients, make, tokens
 from tolerances import close, differs
@@ -46,6 +47,7 @@ def by_hand(mixer: MapMixer, x: np.ndarray, scale: float, channels: int) -> torc
     return torch.from_numpy(out @ w["proj.weight"].T + w["proj.bias"])
 
 
+@together
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("channels", [0, 1, 2, 3, 4, 5, 8, 11])
 @pytest.mark.parametrize(

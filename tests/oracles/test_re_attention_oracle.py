@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from mixer_cases import make, tokens
 from tolerances import close
@@ -55,6 +56,7 @@ def equation_3(
     return mixer.proj(heads), means, variances
 
 
+@together
 @pytest.mark.parametrize(
     ("name", "options"),
     [

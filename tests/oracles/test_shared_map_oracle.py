@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from each import together
 from keymix.mixers.base import Site
 from keymix.mixers.shared_map import SharedMapAttention
 from keymix.models import create_model
@@ -144,6 +145,7 @@ def test_without_a_map_or_with_a_mask_it_refuses() -> None:
     assert not mixer.claims.maskable
 
 
+@together
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention", "static_key"])
 def test_a_model_reads_as_table_3_says(mixer: str, training: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.models import create_model
 from mixer_cases import stir
 from tolerances import close, differs
@@ -129,6 +130,7 @@ def images() -> Tensor:
     return torch.randn(2, 3, *SIZE, dtype=torch.float64, generator=seed)
 
 
+@together
 @pytest.mark.parametrize("shifts", [None, "half_patch", "diagonal"])
 @pytest.mark.parametrize(
     "name", ["vit_small_spt_p4_32", "ska_vit_small_spt_p4_32", "cska_vit_small_spt_p4_32"]

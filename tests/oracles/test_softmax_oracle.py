@@ -11,6 +11,7 @@ import torch
 from timm.layers import Attention
 from timm.models.cait import TalkingHeadAttn
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer
 from mixer_cases import make, stir, tokens
@@ -37,6 +38,7 @@ def by_hand(mixer: MapMixer, x: np.ndarray, scale: float, diagonal: bool = False
     return out @ weights["proj.weight"].T + weights["proj.bias"]
 
 
+@together
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize(
     ("site", "options", "scale"),

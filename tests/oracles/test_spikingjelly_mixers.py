@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import together
 from keymix.mixers.registry import create_mixer
 from keymix.mixers.spiking import SpikingMixer
 from tolerances import close
@@ -70,6 +71,7 @@ def spikes(t: int, b: int, n: int, c: int) -> Tensor:
     return (torch.rand(t, b, n, c, generator=torch.Generator().manual_seed(2)) < 0.5).double()
 
 
+@together
 @pytest.mark.parametrize("name", THEIRS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", [(4, 2, 49, 16, 2), (1, 3, 25, 12, 3), (3, 2, 9, 8, 1)])
@@ -106,6 +108,7 @@ def test_what_is_gathered_is_what_spikingjelly_projects(name: str) -> None:
     assert torch.equal(gathered, projected[0].mT)
 
 
+@together
 @pytest.mark.parametrize("name", THEIRS)
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_are_those_of_spikingjelly(name: str, training: bool) -> None:

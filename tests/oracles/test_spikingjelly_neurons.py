@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF, neuron_maker
 from keymix.layers.stepping import stepping
@@ -37,6 +38,7 @@ def pair(kind: str, v_reset: float | None, detach: bool, slope: str) -> tuple[nn
     )
 
 
+@together
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("v_reset", [0.0, -0.2, None])
 @pytest.mark.parametrize("detach", [True, False])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import together
 from keymix.mixers.map_mixer import MapMixer
 from mixer_cases import make, tokens
 from tolerances import close
@@ -64,6 +65,7 @@ SITES: list[dict[str, Any]] = [
 ]
 
 
+@together
 @pytest.mark.parametrize("site", SITES, ids=str)
 @pytest.mark.parametrize("activation", ["softmax", "gelu", "relu", "star_relu"])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -130,6 +132,7 @@ def conv_logits(mixer: MapMixer, x: np.ndarray, kernel: int) -> np.ndarray:
     return logits
 
 
+@together
 @pytest.mark.parametrize("site", SITES, ids=str)
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_conv_static_key_is_a_loop_over_positions(site, kernel) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import together
 from keymix import recipes
 from keymix.errors import UserError
 from keymix.models.match import trainable
@@ -58,6 +59,7 @@ def test_recipe_is_named_like_its_file_and_survives_json(name: str, tmp_path: Pa
     assert recipes.resolve(str(tmp_path / "recipe.json")) == recipe
 
 
+@together
 @pytest.mark.parametrize("name", recipes.names())
 def test_head_is_a_lab_notebook(name: str) -> None:
     module = importlib.import_module(f"keymix.recipes.{recipes._files()[name]}")
@@ -68,6 +70,7 @@ def test_head_is_a_lab_notebook(name: str) -> None:
     assert recipes.summary(name) == head.splitlines()[0]
 
 
+@together
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_model_is_the_one_the_recipe_names(name: str) -> None:
     with torch.device("meta"):
@@ -110,6 +113,7 @@ def test_recipe_builds_and_takes_a_step(name: str, tmp_path: Path) -> None:
     assert len(moved) > 0.9 * len(before)
 
 
+@together
 @pytest.mark.parametrize("name", PAPERS)
 def test_small_data_recipe_has_the_published_settings(name: str) -> None:
     recipe = recipes.get(name)

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from each import together
 from keymix import recipes
 from keymix.data.specs import task_name
 from keymix.hosts import find_mixers
@@ -30,6 +31,7 @@ ROWS = {
 }
 
 
+@together
 @pytest.mark.parametrize("name", ROWS)
 def test_the_model_is_the_one_the_recipe_names(name: str) -> None:
     recipe = recipes.get(name)
@@ -42,6 +44,7 @@ def test_the_model_is_the_one_the_recipe_names(name: str) -> None:
     assert coded == {50 if "pos" in name else 0}
 
 
+@together
 @pytest.mark.parametrize("name", ROWS)
 def test_it_has_the_published_settings_and_figures(name: str) -> None:
     recipe = recipes.get(name)

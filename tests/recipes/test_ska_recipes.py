@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import together
 from keymix import recipes
 from keymix.compare.plan import choose_mixers, meta_builder
 from keymix.data import load
@@ -61,6 +62,7 @@ def mixers_of(model: nn.Module) -> list[str]:
     return [n for i, n in enumerate(names) if i == 0 or n != names[i - 1]]
 
 
+@together
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_is_the_one_the_name_says(name: str) -> None:
     count, mixers = MODELS[name]
@@ -70,6 +72,7 @@ def test_the_model_is_the_one_the_name_says(name: str) -> None:
     assert mixers_of(model) == [m for i, m in enumerate(wanted) if i == 0 or m != wanted[i - 1]]
 
 
+@together
 @pytest.mark.parametrize("name", [n for n in MODELS if "imagenet" in n or "ablation" in n])
 def test_imagenet_recipes_have_the_published_settings(name: str) -> None:
     recipe = recipes.get(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One browser a test file, and the pages it looks at."""
+"""One browser for all tests of pages, and the pages it looks at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synthetic import crowded_record, lose, make_record
 from keymix.report.html import render
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
     with started() as browser:
         yield browser

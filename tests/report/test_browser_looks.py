@@ -10,6 +10,8 @@ import pytest
 from browser import PHONE, WIDE, complaints, find, look, requests, texts, visit
 from synthetic import HOSTILE
 
+from each import together
+
 LOOKS = [(width, dark) for width in (WIDE, PHONE) for dark in (False, True)]
 
 # Effective size of chart text: the font's size times the scale of the drawing.
@@ -23,6 +25,7 @@ LARGEST = SMALLEST.replace("Math.min", "Math.max")
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 
 
+@together
 @pytest.mark.parametrize("name", ["plain", "holes", "crowded"])
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_the_page_is_offline_silent_and_no_wider_than_its_window(driver, pages, name, width, dark):

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from each import together
 from keymix.report.log_plots import floor, log_curves, outside
 from keymix.report.plots import Line, Look, looks
 from keymix.report.svg import LogScale, log_ticks, spread
@@ -38,6 +39,7 @@ def test_ticks_are_round_and_at_least_three_where_they_can(low, high, wanted) ->
     assert log_ticks(low, high) == pytest.approx(wanted)
 
 
+@together
 @pytest.mark.parametrize(
     "wanted",
     [[10.0, 11, 12], [0, 0, 0, 0], [99, 100, 100], [5, 50, 51, 95], [100, 0, 50, 50, 50, 50]],

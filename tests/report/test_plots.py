@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from each import together
 from keymix.report import formats, pictures
 from keymix.report.plots import Line, Point, Row, curves, forest, looks, pareto, scatter
 from keymix.report.svg import CHAR_WIDTH, Scale, el, place_labels, ticks
@@ -77,6 +78,7 @@ def test_text_and_attributes_are_escaped():
     assert ET.fromstring(made).get("title") == '"quoted"'
 
 
+@together
 @pytest.mark.parametrize("seed", range(6))
 def test_labels_of_crowded_points_do_not_overlap(seed):
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from tiny_models import tiny
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts.layers import find_layers
 
@@ -38,6 +39,7 @@ def weights_of_last(model: nn.Module) -> dict[str, Tensor]:
     return layer.host.weights(layer.module)
 
 
+@together
 @pytest.mark.parametrize("name", [*OWN, "hugging_face_vit", "timm_metaformer"])
 def test_a_forward_replaced_on_the_module_is_refused(name: str) -> None:
     model = tiny(name)
@@ -47,6 +49,7 @@ def test_a_forward_replaced_on_the_module_is_refused(name: str) -> None:
         weights_of_last(model)
 
 
+@together
 @pytest.mark.parametrize("part", ["qkv", "proj"])
 @pytest.mark.parametrize("name", ["timm_vit", "timm_cait", "timm_swin", "torchvision_swin"])
 def test_weights_of_more_than_a_plain_linear_are_not_copied(name: str, part: str) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tiny_models import MODELS, answer, images, ready, tiny
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
@@ -134,6 +135,7 @@ def place_alone(name: str) -> nn.Module:
     return model
 
 
+@together
 @pytest.mark.parametrize("estimate", ["mean", "least_squares"])
 @pytest.mark.parametrize("mixer", [*KEYS, "static_key_re_attention"])
 def test_keys_that_no_image_moves_are_found_exactly(mixer: str, estimate: Any) -> None:

@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from tiny_models import MODELS, TIMM, answer, images, tiny
 from torch import Tensor, nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
@@ -74,6 +75,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@together
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_line_and_nothing_changes(case: str) -> None:
     options, words = BAD[case]
@@ -128,6 +130,7 @@ def test_a_swapped_model_refuses_causal_attention() -> None:
         model(X, is_causal=True)
 
 
+@together
 @pytest.mark.parametrize(
     ("layers", "wanted"),
     [

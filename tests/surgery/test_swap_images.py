@@ -11,6 +11,7 @@ import torch
 from tiny_models import MODELS, answer, images, refused, tiny
 from torch import nn
 
+from each import together
 from keymix.errors import UserError
 from keymix.surgery import gather, swap
 
@@ -31,6 +32,7 @@ def naflex() -> nn.Module:
     return out
 
 
+@together
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("mixer", ["softmax", "static_key"])
 def test_a_model_of_one_size_is_shown_no_other(name: str, mixer: str) -> None:
@@ -38,6 +40,7 @@ def test_a_model_of_one_size_is_shown_no_other(name: str, mixer: str) -> None:
     refused(tiny(name), words, mixer, calibration=images(larger(name)))
 
 
+@together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["softmax", "pooling"])
 def test_a_model_of_any_size_is_shown_any_where_no_keys_are_laid(name: str, mixer: str) -> None:
@@ -62,6 +65,7 @@ def test_a_model_that_tells_no_grid_is_shown_any_size() -> None:
     assert torch.allclose(answer(model, x), before)
 
 
+@together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "static_key_re_attention"])
 @pytest.mark.parametrize("drift", [True, False])

@@ -10,6 +10,7 @@ import torch
 from tiny_models import MODELS, answer, images, our_vit, ready, tiny
 from torch import nn
 
+from each import together
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.surgery import swap
@@ -27,6 +28,7 @@ def attending(model: nn.Module) -> list[str]:
     ]
 
 
+@together
 @ALL
 def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
     model, x = tiny(name), images(MODELS[name][1], 3)
@@ -39,6 +41,7 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
     assert len(find_mixers(model)) == len(report.rows)
 
 
+@together
 @pytest.mark.parametrize(
     ("mixer", "options"),
     [
@@ -60,6 +63,7 @@ def test_a_mixer_in_its_own_place_changes_nothing(mixer: str, options: dict[str,
     assert all(row.fresh == row.dropped == row.estimated == () for row in report.rows)
 
 
+@together
 @pytest.mark.parametrize(
     "name",
     [

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,14 @@ def tiny_recipe() -> Recipe:
 def tiny(tiny_recipe: Recipe) -> Recipe:
     """The same, where a test needs no fixture of a wider scope."""
     return tiny_recipe
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_recipe: Recipe, made_once: Callable[..., Path]) -> Path:
+    """Folder of the tiny run, finished; a test that changes it works on a copy."""
+    from keymix.train.engine import train
+
+    return made_once("tiny", partial(train, tiny_recipe))
 
 
 @pytest.fixture

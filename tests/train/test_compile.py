@@ -203,13 +203,12 @@ def forget(record: Path) -> None:
     files.write_json(record, values)
 
 
-def test_a_run_from_before_the_option_goes_on(tiny: Recipe, tmp_path: Path) -> None:
-    train(tiny, tmp_path / "whole")
+def test_a_run_from_before_the_option_goes_on(tiny: Recipe, tiny_run: Path, tmp_path: Path) -> None:
     with during(7, signal.SIGTERM), pytest.raises(Interrupted):
         train(tiny, tmp_path / "run")
     forget(tmp_path / "run" / files.RECIPE)
     train(tiny, tmp_path / "run")
-    assert traces(tmp_path / "run") == traces(tmp_path / "whole")
+    assert traces(tmp_path / "run") == traces(tiny_run)
     forget(tmp_path / "run" / files.RECIPE)
     before = (tmp_path / "run" / files.SUMMARY).stat().st_mtime_ns
     assert not train(tiny, tmp_path / "run").recipe.compile

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,26 +13,25 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from test_resume import traces
 
+from commands import PATIENCE, Command
 from keymix.data import lazy
+from keymix.data.sources import folder
 from keymix.errors import Interrupted
-from keymix.train import files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
+from keymix.train.task import ClassificationTask
 
-PATIENCE = 30  # seconds until a wait counts as endless
 
-CHECK = """
-import sys
-from keymix.cli import main
-from keymix.data.sources import folder
-def hang(files, i):
-    open("waits", "w").close()
-    with open("pipe") as pipe:
-        pipe.read()
-folder.Files.open = hang
-sys.exit(main(["data", "check", "folder:images"]))
-"""
+def hang() -> None:
+    """Let the check of a folder wait for an image in every thread."""
+
+    def waiting(*_: object) -> None:
+        Path("waits").touch()
+        Path("pipe").read_text()
+
+    folder.Files.open = waiting  # type: ignore[method-assign]
 
 
 def photos(root: Path) -> Path:
@@ -49,15 +45,14 @@ def photos(root: Path) -> Path:
 
 
 @contextmanager
-def signalled_once(waits: Path, pipe: Path) -> Iterator[list[str]]:
-    """Send this process SIGINT when it waits; if that ends nothing, end the wait and tell."""
+def signalled_once(waits: Path, pipe: Path, trained: Path) -> Iterator[list[str]]:
+    """Send this process SIGINT when it waits; if that ends nothing, end the wait and say so."""
     told: list[str] = []
     ended = threading.Event()
 
     def watch() -> None:
-        while not waits.exists() and not ended.wait(0.05):
+        while not (waits.exists() and trained.exists()) and not ended.wait(0.02):
             pass
-        time.sleep(1)  # the batches made before are used up
         os.kill(os.getpid(), signal.SIGINT)
         if not ended.wait(PATIENCE):
             told.append("the wait went on")
@@ -92,9 +87,9 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
         }
     )
     train(recipe, tmp_path / "whole")
-    waits, pipe = tmp_path / "waits", tmp_path / "pipe"
+    waits, pipe, trained = (tmp_path / name for name in ("waits", "pipe", "trained"))
     os.mkfifo(pipe)
-    make = lazy._Maker.make
+    make, step = lazy._Maker.make, ClassificationTask.training_step
     served: list[int] = []
 
     def slow(self: Any, order: lazy.Order) -> Any:
@@ -104,43 +99,37 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
             pipe.read_text()
         return make(self, order)
 
+    def trains(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.current_epoch == 1:
+            trained.touch()
+        return step(self, batch, batch_idx)
+
     with monkeypatch.context() as patched:
         patched.setattr(lazy._Maker, "make", slow)
-        with signalled_once(waits, pipe) as told, pytest.raises(Interrupted) as stopped:
+        patched.setattr(ClassificationTask, "training_step", trains)
+        with signalled_once(waits, pipe, trained) as told, pytest.raises(Interrupted) as stopped:
             train(recipe, tmp_path / "cut")
     assert not told
     newest = checkpoints(tmp_path / "cut")[0]
     assert newest.steps > 0
     assert repr(str(newest.path)) in str(stopped.value)
     train(recipe, tmp_path / "cut")
-    for which in ("last", "best"):
-        name = files.weights_file(which)
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_check_whose_threads_wait(tmp_path: Path, signum: int, code: int) -> None:
+def test_a_signal_ends_a_check_whose_threads_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, code: int
+) -> None:
     photos(tmp_path / "images")
     os.mkfifo(tmp_path / "pipe")
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHECK],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    monkeypatch.chdir(tmp_path)
+    words = ["data", "check", "folder:images"]
+    command = Command(*words, folder=tmp_path / "said", before=hang)
     try:
-        while not (tmp_path / "waits").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signum)
-        _, errors = process.communicate(timeout=PATIENCE)
+        command.until((tmp_path / "waits").exists)
+        assert command.ended(signum) == code
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    assert process.returncode == code
-    assert errors.startswith("keymix: ")
-    assert errors.count("\n") == 1
+        command.kill()
+    assert command.err.startswith("keymix: ")
+    assert command.err.count("\n") == 1

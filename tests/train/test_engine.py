@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import warnings
 import zipfile
@@ -22,7 +23,7 @@ from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, read_recipe
-from keymix.train.runs import evaluate, predict
+from keymix.train.runs import evaluate, load_run, predict
 from keymix.train.score_split import score_split
 
 Vary = Callable[[dict[str, Any]], Recipe]
@@ -67,13 +68,12 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_run_leaves_the_whole_record(tiny: Recipe, tmp_path: Path) -> None:
-    seen: list[Mapping[str, Any]] = []
-    run = train(tiny, tmp_path / "run", progress=seen.append)
+def test_run_leaves_the_whole_record(tiny: Recipe, tiny_run: Path) -> None:
+    run = load_run(tiny_run)
     assert {p.name for p in run.folder.iterdir()} == FILES
     assert read_recipe(run.folder) == tiny
     lines = run.metrics()
-    assert [line["epoch"] for line in lines] == [0, 1, 2] == [line["epoch"] for line in seen]
+    assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert {"train_loss", "val_loss", "val_top1", "val_top5", "lr"} <= set(lines[0])
     summary = run.summary
     assert summary["status"] == "done"
@@ -93,23 +93,21 @@ def test_run_leaves_the_whole_record(tiny: Recipe, tmp_path: Path) -> None:
     assert sorted(answers["index"].tolist()) == list(range(len(answers["target"])))
 
 
-def test_record_of_the_environment_names_no_place(tiny: Recipe, tmp_path: Path) -> None:
-    train(tiny, tmp_path / "run")
-    text = (tmp_path / "run" / "environment.json").read_text()
+def test_record_of_the_environment_names_no_place(tiny_run: Path) -> None:
+    text = (tiny_run / "environment.json").read_text()
     assert {"python", "packages", "cpu", "cores", "threads", "device"} <= set(json.loads(text))
     assert str(Path(files.__file__).parents[3]) not in text
 
 
-def test_only_two_checkpoints_are_kept(tiny: Recipe, tmp_path: Path) -> None:
-    train(tiny, tmp_path / "run")
-    kept = checkpoints(tmp_path / "run")
+def test_only_two_checkpoints_are_kept(tiny_run: Path) -> None:
+    kept = checkpoints(tiny_run)
     assert [checkpoint.epochs for checkpoint in kept] == [3, 2]
     content = torch.load(kept[0].path, weights_only=True)
     assert "optimizer_states" in content
 
 
-def test_done_run_returns_at_once(tiny: Recipe, tmp_path: Path) -> None:
-    train(tiny, tmp_path / "run")
+def test_done_run_returns_at_once(tiny: Recipe, tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir()}
     train(tiny, tmp_path / "run", progress=stop_after(1))
     assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir()}
@@ -122,14 +120,8 @@ def test_same_seed_same_weights_other_seed_others(vary: Vary, tmp_path: Path) ->
     assert not same_weights(tmp_path / "a", tmp_path / "c")
 
 
-PLAIN: dict[str, Any] = {}
-
-
-@pytest.mark.parametrize("overrides", [PLAIN, EVERYTHING], ids=["plain", "everything"])
-def test_stopped_run_resumes_to_the_same_weights(
-    vary: Vary, tmp_path: Path, overrides: dict[str, Any]
-) -> None:
-    recipe = vary(overrides)
+def test_a_crashed_run_resumes_to_the_same_weights(vary: Vary, tmp_path: Path) -> None:
+    recipe = vary(EVERYTHING)
     train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
         train(recipe, tmp_path / "cut", progress=stop_after(1))
@@ -141,11 +133,10 @@ def test_stopped_run_resumes_to_the_same_weights(
 
 
 def test_run_stopped_within_an_epoch_replays_it(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Recipe, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keymix.train.task import ClassificationTask
 
-    train(tiny, tmp_path / "whole")
     step = ClassificationTask.training_step
 
     def breaking(self: ClassificationTask, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -158,14 +149,15 @@ def test_run_stopped_within_an_epoch_replays_it(
         train(tiny, tmp_path / "cut")
     monkeypatch.undo()
     train(tiny, tmp_path / "cut")
-    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert same_weights(tiny_run, tmp_path / "cut")
+    assert same_weights(tiny_run, tmp_path / "cut", "best")
+    assert without_times(tiny_run) == without_times(tmp_path / "cut")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_damaged_checkpoint_falls_back_with_a_warning(
-    tiny: Recipe, tmp_path: Path, damage: str
+    tiny: Recipe, tiny_run: Path, tmp_path: Path, damage: str
 ) -> None:
-    train(tiny, tmp_path / "whole")
     with pytest.raises(Stopped):
         train(tiny, tmp_path / "cut", progress=stop_after(2))
     newest = checkpoints(tmp_path / "cut")[0].path
@@ -179,12 +171,14 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
     newest.write_bytes(content[:kept])
     with pytest.warns(RuntimeWarning, match=r"epochs_00002\.ckpt' is damaged"):
         train(tiny, tmp_path / "cut")
-    assert same_weights(tmp_path / "whole", tmp_path / "cut")
-    assert without_times(tmp_path / "whole") == without_times(tmp_path / "cut")
+    assert same_weights(tiny_run, tmp_path / "cut")
+    assert without_times(tiny_run) == without_times(tmp_path / "cut")
 
 
-def test_run_killed_in_its_final_test_only_tests_again(tiny: Recipe, tmp_path: Path) -> None:
-    train(tiny, tmp_path / "run")
+def test_run_killed_in_its_final_test_only_tests_again(
+    tiny: Recipe, tiny_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
     summary = files.read_json(tmp_path / "run" / "summary.json")
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "weights_last.safetensors").unlink()
@@ -192,16 +186,20 @@ def test_run_killed_in_its_final_test_only_tests_again(tiny: Recipe, tmp_path: P
     assert again == summary
 
 
-def test_folder_of_another_run_is_refused_by_key(vary: Vary, tmp_path: Path) -> None:
-    train(vary({"schedule.epochs": 1}), tmp_path / "run")
+def test_folder_of_another_run_is_refused_by_key(
+    vary: Vary, tiny_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
     with pytest.raises(UserError, match=r"optim\.lr is 0\.001 there, 0\.5 here") as refused:
-        train(vary({"schedule.epochs": 1, "optim.lr": 0.5}), tmp_path / "run")
+        train(vary({"optim.lr": 0.5}), tmp_path / "run")
     assert "--overwrite" in str(refused.value)
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_overwrite_replaces_the_run_and_nothing_else(vary: Vary, tmp_path: Path) -> None:
-    train(vary({"schedule.epochs": 1}), tmp_path / "run")
+def test_overwrite_replaces_the_run_and_nothing_else(
+    vary: Vary, tiny_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
     run = train(vary({"schedule.epochs": 1, "seed": 4}), tmp_path / "run", overwrite=True)
     assert run.summary["seed"] == 4
@@ -271,12 +269,14 @@ def test_deterministic_run_is_so_to_its_end_and_no_longer(
     assert torch.backends.cudnn.benchmark
 
 
-def test_training_says_nothing(
+def test_training_says_nothing_and_reports_each_epoch(
     vary: Vary, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(vary({"schedule.epochs": 1}), tmp_path / "run")
+    seen: list[Mapping[str, Any]] = []
+    run = train(vary({"schedule.epochs": 2}), tmp_path / "run", progress=seen.append)
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")
+    assert [line["epoch"] for line in seen] == [line["epoch"] for line in run.metrics()] == [0, 1]
 
 
 def test_ctrl_c_stays_ctrl_c(tiny: Recipe, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
 
 
+@pytest.mark.slow
 def test_killed_runs_end_with_the_same_weights() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--kills", "5"],

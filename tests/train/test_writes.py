@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands import Command
 from keymix.errors import WriteError
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe
-
-KEYMIX = [sys.executable, "-m", "keymix"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -64,6 +60,7 @@ class FullDisk:
 )
 def test_full_disk_leaves_whole_files_and_the_run_goes_on(
     tiny: Recipe,
+    tiny_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -85,11 +82,10 @@ def test_full_disk_leaves_whole_files_and_the_run_goes_on(
     disk.before.pop(".lock")
     assert {place: now.get(place) for place in disk.before} == disk.before
     assert not [place for place in now if place.endswith(".part")]
-    train(tiny, tmp_path / "whole")
     train(tiny, out)
     for which in ("last", "best"):
         weights = files.weights_file(which)
-        assert (out / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+        assert (out / weights).read_bytes() == (tiny_run / weights).read_bytes()
 
 
 def test_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
@@ -106,43 +102,38 @@ def test_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
     assert files.read_json(path) == {"a": 1}
 
 
-def limited(words: list[str], limit: int) -> subprocess.CompletedProcess[str]:
-    """Run a command whose files may not grow beyond so many bytes."""
-    return subprocess.run(
-        [*KEYMIX, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        # without compiled files: Python itself would leave them cut off at the limit
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+def limited(folder: Path, *words: str) -> tuple[int, str]:
+    """Run a command whose files may not grow beyond 16 KiB; its exit code and what it said."""
+    command = Command(*words, folder=folder, largest=16_384)
+    try:
+        return command.ended(), command.err
+    finally:
+        command.kill()
 
 
 def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["train", "digits_vit", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]
-    done = limited([*words, "--out", str(out)], 16_384)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "weights_best.safetensors" in done.stderr
-    assert "ulimit -f" in done.stderr
-    assert "same command starts anew" in done.stderr
+    code, err = limited(tmp_path / "said", *words, "--out", str(out))
+    assert code == 2
+    assert err.count("\n") == 1, err
+    assert "weights_best.safetensors" in err
+    assert "ulimit -f" in err
+    assert "same command starts anew" in err
     assert not list(out.rglob("*.part"))
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_limit_on_files_ends_a_comparison_with_one_line(tmp_path: Path, processes: str) -> None:
     out = tmp_path / "comparison"
     words = ["compare", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]
     words += ["--mixers", "mhsa,ska", "--seeds", "1", "--no-controls", "--processes", processes]
-    done = limited([*words, "--out", str(out)], 16_384)
-    assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if line.startswith("keymix: ")]
-    assert len(said) == 1, done.stderr
+    code, err = limited(tmp_path / "said", *words, "--out", str(out))
+    assert code == 2
+    said = [line for line in err.splitlines() if line.startswith("keymix: ")]
+    assert len(said) == 1, err
     assert said[0].startswith("keymix: error: cannot write ")  # the first, not each run's failure
     assert "weights_best.safetensors" in said[0]
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in err
     assert not list(out.rglob("*.part"))
     assert not (out / "results.json").exists()

@@ -47,7 +47,7 @@ def context(root: Path, name: str, results: Results) -> Context:
         data=None,
         work=work,
         keep=keep,
-        until=time.monotonic() + 100,
+        until=time.monotonic() + 600,
         results=results,
     )
 

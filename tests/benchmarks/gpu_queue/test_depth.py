@@ -32,7 +32,7 @@ def context(folder: Path) -> Context:
         data=None,
         work=folder / "work",
         keep=folder / "keep",
-        until=time.monotonic() + 60,
+        until=time.monotonic() + 600,
     )
 
 

@@ -82,7 +82,7 @@ class Ran:
 def _processes(folder: Path) -> list[int]:
     """Processes of the queue in a folder, once those that end have had time to do so."""
     found = []
-    for _ in range(100):
+    for _ in range(2500):
         found = [
             int(path.parent.name)
             for path in Path("/proc").glob("[0-9]*/cmdline")

@@ -33,6 +33,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_resumed_run_is_equal_to_the_bit_on_a_cpu(cases: dict[str, Result]) -> None:
     result = cases["everything"]["result"]
     assert conclude(result) == EQUAL
@@ -44,6 +45,7 @@ def test_resumed_run_is_equal_to_the_bit_on_a_cpu(cases: dict[str, Result]) -> N
     assert "in 1 of 1 settings" in JOB.section({"a": result})
 
 
+@pytest.mark.slow
 def test_nothing_asks_for_cuda_and_no_file_is_left(cases: dict[str, Result]) -> None:
     assert len(cases) == 4
     for case in cases.values():
@@ -51,12 +53,14 @@ def test_nothing_asks_for_cuda_and_no_file_is_left(cases: dict[str, Result]) -> 
         assert case["left"] == []
 
 
+@pytest.mark.slow
 def test_batch_that_a_resume_leaves_out_is_found(cases: dict[str, Result]) -> None:
     result = cases["skips"]["result"]
     assert conclude(result) == LOSES
     assert "resume loses something**, in 1 of 1" in JOB.section({"32": result})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "end"), [("disturbed", AS_FAR), ("disturbed, skips", LOSES)])
 def test_device_that_does_not_repeat_itself_is_no_fault_of_the_resume(
     case: str, end: str, cases: dict[str, Result]

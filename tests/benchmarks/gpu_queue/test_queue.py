@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -29,6 +30,24 @@ def step(name: str, measure: Any = toy_jobs.quick, **more: Any) -> Step:
 @pytest.fixture(scope="module", autouse=True)
 def _loaded() -> None:
     machine.preload()
+
+
+class Clock:
+    """The queue's clock, which jumps over an hour when a step has come to some place."""
+
+    def __init__(self) -> None:
+        self.at: Path | None = None
+
+    def monotonic(self) -> float:
+        jumps = self.at is not None and self.at.exists()
+        return time.monotonic() + (3600.0 if jumps else 0.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(schedule, "time", made)
+    return made
 
 
 @pytest.fixture
@@ -103,39 +122,47 @@ def test_a_step_that_hangs_is_ended_and_has_failed(
     assert standing(one) == {"alpha/hangs": "failed", "alpha/b": "done"}
 
 
-def test_a_training_stops_in_time_and_goes_on_where_it_stopped(queue: Make, tmp_path: Path) -> None:
+def test_a_training_stops_in_time_and_goes_on_where_it_stopped(
+    queue: Make, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(step=100.0)  # every start takes 100 seconds
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     counts = toy_jobs.job(1, "counts", step("x", toy_jobs.counting, resumable=True, least=0.5))
-    assert queue(counts, seconds=1.0).run()
+    one = queue(counts)
+    clock.at = one.folder(counts, one.steps["counts"][0]) / "count"
+    assert one.run()
+    clock.at = None
     part = results(tmp_path, counts)["steps"]["x"]
-    assert part["state"] == "partial"
-    assert 0 < part["progress"]["epochs"] < 8
+    assert (part["state"], part["seconds"]) == ("partial", 100.0)
     after = queue(counts)
     # what is left by the share that is done
-    share = part["progress"]["epochs"] / 8
-    left = max(part["seconds"] / share - part["seconds"], 5.0)
-    assert after.seconds(counts, after.steps["counts"][0]) == pytest.approx(left)
+    assert after.seconds(counts, after.steps["counts"][0]) == pytest.approx(100.0 * 5 / 3)
     assert after.run()
     whole = results(tmp_path, counts)["steps"]["x"]
     assert whole["state"] == "done"
-    assert whole["result"] == {"counted": 8, "from": part["progress"]["epochs"]}
-    assert whole["seconds"] > part["seconds"]
+    assert whole["result"] == {"counted": 8, "from": 3}
+    assert whole["seconds"] == 200.0
     assert not after.folder(counts, after.steps["counts"][0]).exists()
 
 
-def test_a_measurement_that_was_cut_short_is_given_more_time(queue: Make) -> None:
-    alpha = toy_jobs.job(1, "alpha", step("slow", toy_jobs.hanging, seconds=1.0))
-    assert queue(alpha, seconds=1.5).run()  # no fault of its own
+def test_a_measurement_that_was_cut_short_is_given_more_time(queue: Make, clock: Clock) -> None:
+    alpha = toy_jobs.job(1, "alpha", step("slow", toy_jobs.hanging, seconds=900.0))
+    one = queue(alpha)
+    clock.at = one.folder(alpha, one.steps["alpha"][0]) / "begun"
+    assert one.run()  # no fault of its own
+    clock.at = None
     after = queue(alpha)
     slow = after.steps["alpha"][0]
     assert after.standing(alpha, slow) == "partial"
-    assert after.seconds(alpha, slow) >= 1.5 * 1.5
+    assert after.seconds(alpha, slow) >= 1.5 * 3600
 
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 1), (3, 3)])
 def test_trainings_share_the_gpu_as_their_job_says(
     queue: Make, slots: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [step(name, toy_jobs.counting, resumable=True) for name in "xyz"]
+    monkeypatch.setattr(toy_jobs, "TOGETHER", slots)
+    runs = [step(name, toy_jobs.meeting, resumable=True) for name in "xyz"]
     counts = toy_jobs.job(1, "counts", *runs, side_by_side=lambda results: slots)
     one = queue(counts, toy_jobs.job(2, "alone", step("a")))
     beside: list[int] = []
@@ -194,12 +221,15 @@ def test_a_training_that_is_cut_by_commands_needs_more_of_the_lease(queue: Make)
 
 
 def test_a_half_done_training_counts_though_earlier_code_has_a_result(
-    queue: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queue: Make, clock: Clock, tmp_path: Path
 ) -> None:
     counts = toy_jobs.job(1, "counts", step("x", toy_jobs.counting, resumable=True, least=0.5))
     old = stored(machine={"device": "toy", "dry_run": True}, seconds=700.0)
     store.write(tmp_path / "results", [counts], {"counts": {"x": old}})
-    assert queue(counts, seconds=1.0).run()
+    one = queue(counts)
+    clock.at = one.folder(counts, one.steps["counts"][0]) / "count"
+    assert one.run()
+    clock.at = None
     after = queue(counts)
     run = after.steps["counts"][0]
     assert after.standing(counts, run) == "partial"
@@ -273,9 +303,12 @@ def test_what_would_hold_up_the_others_waits_for_them(queue: Make) -> None:
     assert [step.name for _, step in one.waiting()] == ["a", "c", "b"]
 
 
-def test_a_step_that_fails_because_it_was_asked_to_end_has_not_failed(queue: Make) -> None:
+def test_a_step_that_fails_because_it_was_asked_to_end_has_not_failed(
+    queue: Make, clock: Clock
+) -> None:
     upset = toy_jobs.job(1, "upset", step("a", toy_jobs.upset, resumable=True, least=0.5))
-    one = queue(upset, seconds=1.0)
+    one = queue(upset)
+    clock.at = one.folder(upset, one.steps["upset"][0]) / "begun"
     assert one.run()
     assert standing(one) == {"upset/a": "partial"}
 

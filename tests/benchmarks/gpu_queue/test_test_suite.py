@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commands import wait_for
 from gpu_queue.job import Context
 from gpu_queue.jobs import test_suite as job
 
@@ -42,15 +43,15 @@ def test_slow():
 """
 
 
-def context(folder: Path, seconds: float = 200, *, tiny: bool = True) -> Context:
+def context(folder: Path) -> Context:
     folder.mkdir(exist_ok=True)
     return Context(
         device="cpu",
-        tiny=tiny,
+        tiny=True,
         data=None,
         work=folder,
         keep=folder,
-        until=time.monotonic() + seconds,
+        until=time.monotonic() + 600,
     )
 
 
@@ -99,10 +100,18 @@ def test_outcomes_are_counted_and_errors_cut_short(tmp_path: Path, workers: int)
     assert "`gpu_marked`: 4 more." in said
 
 
+class Late(Context):
+    """Of a step whose time is up when its test has begun."""
+
+    def left(self) -> float:
+        wait_for((self.work.with_name("pid")).exists)
+        return 0.0
+
+
 def test_tests_that_do_not_end_are_ended(tmp_path: Path) -> None:
     made = written(tmp_path, SLOW)
     with pytest.raises(TimeoutError, match="had not ended"):
-        job.run_tests([made], 0, context(tmp_path / "work", 9))
+        job.run_tests([made], 0, Late(**vars(context(tmp_path / "work"))))
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

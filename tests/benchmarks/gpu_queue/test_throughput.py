@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +74,7 @@ def test_a_dry_step_holds_what_the_form_says(tmp_path: Path) -> None:
     assert f"{result['rows']['ViT-S']['parameters']:,}" in text
 
 
+@pytest.mark.slow
 def test_a_compiled_step_compiles_in_processes_of_their_own(tmp_path: Path) -> None:
     script = (
         "import json, sys, time; from pathlib import Path\n"
@@ -165,9 +168,10 @@ def test_what_fails_or_hangs_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(throughput, "_compile_one", one)
     (tmp_path / "compiled-1.json").write_text("{}")  # of a run that was cut short
-    here = context(tmp_path)
-    short = Context(**{**vars(here), "until": time.monotonic() + 2})
-    found = throughput._compile_all(VIT, short)
+    ticks = itertools.count(step=50.0)  # the time is up when it is waited for the fourth
+    monkeypatch.setattr(throughput, "AHEAD", 175.0)
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    found = throughput._compile_all(VIT, context(tmp_path))
     assert found == {name: {"label": name} for name in ("ViT-S", "SKA-ViT-S, wide")}
 
 

@@ -20,27 +20,36 @@ def broken(context: Context) -> Result:
 
 
 def crashing(context: Context) -> Result:
-    os.kill(os.getpid(), signal.SIGSEGV)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+TOGETHER = 1  # steps of `meeting` that wait for one another
+
+
+def meeting(context: Context) -> Result:
+    """End when as many as are to be have begun."""
+    (context.work.parent / f"{context.work.name}.begun").touch()
+    while len(list(context.work.parent.glob("*.begun"))) < TOGETHER:
+        time.sleep(0.01)
     return {}
 
 
 def counting(context: Context) -> Result:
-    """Count to 8 in steps of 0.25 s, and go on from there."""
+    """Count to 3 and wait until asked to end; count from there to 8 at the next start."""
     file = context.work / "count"
-    asked = []
+    if file.is_file():
+        return {"counted": 8, "from": int(file.read_text())}
+    asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    done = int(file.read_text()) if file.is_file() else 0
-    first = done
-    while done < 8:
-        if asked:
-            raise Unfinished({"epochs": done, "of": 8})
-        time.sleep(0.25)
-        done += 1
-        file.write_text(str(done))
-    return {"counted": done, "from": first}
+    file.write_text("3")
+    while not asked:
+        time.sleep(0.01)
+    raise Unfinished({"epochs": 3, "of": 8})
 
 
 def hanging(context: Context) -> Result:
+    (context.work / "begun").touch()
     time.sleep(600)
     return {}
 
@@ -61,6 +70,7 @@ def upset(context: Context) -> Result:
         raise OSError("compiler was killed")
 
     signal.signal(signal.SIGTERM, fail)
+    (context.work / "begun").touch()
     time.sleep(600)
     return {}
 
