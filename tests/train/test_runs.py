@@ -21,6 +21,7 @@ from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run, predict
+from keymix.train.scoring import Metrics, Scores
 from tolerances import close
 
 
@@ -42,6 +43,30 @@ def test_evaluation_repeats_the_final_test(done: Run, which: str) -> None:
     assert scores["top1"] == told["top1"]
     assert scores["loss"] == pytest.approx(told["loss"], rel=1e-6)
     assert scores["images"] == done.summary.data.sizes["test"]
+
+
+def test_the_best_epoch_is_that_of_the_score_then_of_the_loss_and_is_tested_itself(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validated = [(0.5, 0.1), (0.7, 1.5), (0.7, 2.0)]  # top-1 and loss of each epoch
+    told = Scores.told
+
+    def scripted(self: Scores) -> Metrics:
+        scores = told(self)
+        if validated:
+            scores["top1"], scores["loss"] = validated.pop(0)
+        return scores
+
+    monkeypatch.setattr(Scores, "told", scripted)
+    swift = {"optim.lr": 2e-2, "schedule.name": "constant", "schedule.warmup_epochs": 0}
+    run = train(replace_path(tiny_recipe, swift), tmp_path / "run")
+    assert [run.summary[which]["epoch"] for which in ("best", "last")] == [1, 2]
+    answers = np.load(run.folder / files.PREDICTIONS)
+    assert (answers["best_pred"] != answers["last_pred"]).any()
+    for which in ("best", "last"):
+        right = (answers[f"{which}_pred"] == answers["target"]).mean()
+        assert run.summary[which]["test"]["top1"] == pytest.approx(right)
+        assert evaluate(run.folder, which=which)["top1"] == pytest.approx(right)
 
 
 def test_model_comes_back_in_eval_mode_without_touching_random_numbers(done: Run) -> None:
