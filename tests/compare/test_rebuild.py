@@ -150,8 +150,9 @@ def test_a_failure_keeps_its_reason(tmp_path):
 
 
 def test_other_environments_are_told(done):
-    for seed, commit in ((0, "a" * 40), (1, "b" * 40)):
-        path = done / f"runs/softmax/seed{seed}/environment.json"
+    commits = {"softmax/seed0": "a" * 40, "softmax/seed1": "b" * 40}
+    for path in (done / "runs").glob("*/seed*/environment.json"):
+        commit = commits.get(path.parent.relative_to(done / "runs").as_posix(), "c" * 40)
         told = json.loads(path.read_text(encoding="utf-8")) | {"commit": commit}
         path.write_text(json.dumps(told), encoding="utf-8")
     (done / "runs/identity/seed0/environment.json").unlink()
