@@ -23,7 +23,7 @@ Vary = Callable[[dict[str, Any]], Recipe]
 
 def spiking() -> nn.Module:
     torch.manual_seed(0)
-    small: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "depths": (1, 1), "time_steps": 2}
+    small: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "time_steps": 2}
     return create_model("qkformer_micro_32", num_classes=3, **small).train()
 
 
@@ -128,7 +128,7 @@ def test_frozen_norms_and_other_models_are_left_alone() -> None:
 
 
 def test_short_training_answers_differently_in_evaluation(vary: Vary, tmp_path: Path) -> None:
-    small = {"embed_dim": 32, "num_heads": 1, "depths": [1, 1], "time_steps": 2}
+    small = {"embed_dim": 32, "num_heads": 1, "time_steps": 2}
     recipe = vary({"model.name": "qkformer_micro_32", "model.options": small})
     run = train(recipe, tmp_path / "run")
     answers = np.load(run.folder / files.PREDICTIONS)["last_pred"]
