@@ -14,6 +14,9 @@ from keymix.compare.events import Event
 from keymix.records import to_json
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def measured(monkeypatch) -> list[list[str]]:
     """What was measured, call by call."""
