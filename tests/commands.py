@@ -46,7 +46,7 @@ def forkserver() -> Any:
 def server_address() -> dict[str, Any]:
     """Where the server that forks is; start it if need be. See `fork_workers`."""
     multiprocessing.forkserver.ensure_running()
-    server = vars(multiprocessing.forkserver._forkserver)  # type: ignore[attr-defined]
+    server = vars(multiprocessing.forkserver._forkserver)
     names = ("_forkserver_address", "_forkserver_authkey")
     return {name: server[name] for name in names if name in server}
 
@@ -163,9 +163,9 @@ def fork_workers(server: dict[str, Any] | None = None) -> None:
     from keymix.compare import executor
 
     if server is not None:
-        own = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+        own = multiprocessing.forkserver._forkserver
         vars(own).update(server, ensure_running=lambda: None)
-    executor.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+    vars(executor)["subprocess"] = SimpleNamespace(
         Popen=_Worker, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
     )
 
@@ -183,7 +183,7 @@ class _Worker:
             args=(calls, replies, Path(stderr.name).absolute(), env, *_inherited()),
         )
         self._process.start()
-        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+        multiprocessing.process._children.discard(self._process)
         for end in (calls, replies):
             end.close()
         self.stdin = os.fdopen(os.dup(stdin.fileno()), "w", encoding="utf-8")

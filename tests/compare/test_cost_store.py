@@ -13,7 +13,6 @@ from few_digits import small
 from keymix.compare.events import Event
 from keymix.records import to_json
 
-
 pytestmark = pytest.mark.slow
 
 
