@@ -183,7 +183,7 @@ class _Worker:
             args=(calls, replies, Path(stderr.name).absolute(), env, *_inherited()),
         )
         self._process.start()
-        multiprocessing.process._children.discard(self._process)
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
         for end in (calls, replies):
             end.close()
         self.stdin = os.fdopen(os.dup(stdin.fileno()), "w", encoding="utf-8")
