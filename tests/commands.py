@@ -45,6 +45,7 @@ def forkserver() -> Any:
 
 def server_address() -> dict[str, Any]:
     """Where the server that forks is; start it if need be. See `fork_workers`."""
+    forkserver()  # what it is to import, before it starts
     multiprocessing.forkserver.ensure_running()
     server = vars(multiprocessing.forkserver._forkserver)
     names = ("_forkserver_address", "_forkserver_authkey")
