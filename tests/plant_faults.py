@@ -57,7 +57,7 @@ LOADED = (
     "torchvision.transforms.v2",
     "timm",
     "torchmetrics",
-    "lightning.pytorch",
+    "lightning_fabric",
     "sklearn.model_selection",
     "matplotlib.pyplot",
     "pyarrow",

@@ -140,9 +140,9 @@ def test_a_verdict_names_the_class_of_one_case():
         ["softmax", "kv"], baseline="softmax", seeds=range(5), scores=scores, task=SEGMENTATION,
         classes=("background", "small_bowel", "large_bowel"),
     )[1]  # fmt: skip
-    assert row["verdict"] == "no difference shown"
-    assert row["headline"].endswith("but other test cases might not show it.")
-    assert row["detail"].endswith(
+    assert row.verdict == "no difference shown"
+    assert row.headline.endswith("but other test cases might not show it.")
+    assert row.detail.endswith(
         "points: large_bowel is in one test case alone, so nothing can be said of other cases."
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from keymix.cli import scores
 from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
+from keymix.train.record import ClassScores, SplitScores
 
 
 def test_cells_stand_under_their_heads() -> None:
@@ -24,17 +25,15 @@ def test_cells_stand_under_their_heads() -> None:
 
 
 def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    bowel = {"name": "bowel", "jaccard": 0.1, "dice": 0.2, "hausdorff_mm": 3.25, "missed": 4}
-    stomach = {"name": "stomach", "jaccard": 0.5, "dice": None, "hausdorff_mm": None, "missed": 6}
-    told = {
-        "jaccard": 0.7,
-        "weighted_jaccard": 0.75,
-        "dice": 0.8,
-        "hausdorff_mm": 9.0,
-        "hausdorff_missed": 10,
-        "hausdorff_unit": "px",
-        "classes": [bowel, stomach],
-    }
+    bowel = ClassScores(name="bowel", jaccard=0.1, dice=0.2, hausdorff_mm=3.25, missed=4)
+    stomach = ClassScores(name="stomach", jaccard=0.5, dice=None, hausdorff_mm=None, missed=6)
+    told = SplitScores(
+        scores={"jaccard": 0.7, "weighted_jaccard": 0.75, "dice": 0.8},
+        hausdorff_mm=9.0,
+        hausdorff_missed=10,
+        hausdorff_unit="px",
+        classes=(bowel, stomach),
+    )
     scores.tell_classes(told, SEGMENTATION, "test")
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "\t" in line]
     assert lines == [
@@ -43,5 +42,5 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
         ["stomach", "50.00", "–", "–", "6"],
         ["all", "70.00", "80.00", "9.0", "10"],
     ]
-    scores.tell_classes({}, CLASSIFICATION, "test")
+    scores.tell_classes(SplitScores(scores={}), CLASSIFICATION, "test")
     assert capsys.readouterr().out == ""

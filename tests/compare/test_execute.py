@@ -57,7 +57,7 @@ def epoch(seed: int, number: int) -> tuple[Any, ...]:
 
 
 def read(epochs: NewEpochs) -> list[int]:
-    return [line["epoch"] for line in epochs.read()]
+    return [line.epoch for line in epochs.read()]
 
 
 class ByHand(Executor):

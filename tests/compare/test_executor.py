@@ -240,3 +240,32 @@ def test_ctrl_c_passes_a_synchronous_executor(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted):
         SynchronousExecutor(tmp_path / "log").submit(interrupted)
+
+
+def test_a_call_that_reads_standard_input_gets_nothing(make: Make) -> None:
+    executor = make()
+    with pytest.raises(CallError, match="EOFError"):
+        executor.submit(toy_calls.ask).result()
+    assert executor.submit(toy_calls.say, "on").result() == 1
+
+
+def test_a_dead_worker_is_seen_while_a_process_that_it_forked_lives(
+    make: Make, tmp_path: Path
+) -> None:
+    child, end = tmp_path / "child", tmp_path / "end"
+    future = make().submit(toy_calls.die_and_leave_a_child, str(child), str(end))
+    try:
+        with pytest.raises(WorkerEnded):
+            future.result(timeout=60)
+        assert not gone(int(child.read_text()))
+    finally:
+        end.touch()
+
+
+def test_the_exit_message_has_no_line_of_an_earlier_worker(make: Make) -> None:
+    executor = make()
+    with pytest.raises(WorkerEnded, match="last words"):
+        executor.submit(toy_calls.end, 3).result()
+    with pytest.raises(WorkerEnded) as ended:
+        executor.submit(toy_calls.leave, 4).result()
+    assert "last words" not in str(ended.value)

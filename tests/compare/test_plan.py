@@ -188,7 +188,7 @@ def test_the_page_tells_what_was_left_out_also_when_it_is_made_anew(digits, tmp_
     assert again == plan
     for each, told in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
         items = words.method(each, digits.record(), processes=1, threads=1, done=2, device="cpu")
-        found = [item["text"] for item in items if item["title"] == "Left out."]
+        found = [item.text for item in items if item.title == "Left out."]
         assert [why for text in found if why in text] == told
 
 

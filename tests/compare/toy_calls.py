@@ -58,6 +58,10 @@ def end(code: int) -> None:
     sys.exit(code)
 
 
+def leave(code: int) -> None:
+    os._exit(code)
+
+
 def die(signum: int) -> None:
     os.kill(os.getpid(), signum)
     signal.pause()
@@ -95,3 +99,18 @@ def wait_in(folder: str, name: str, how: str) -> int:
     (Path(folder) / name).write_text(str(os.getpid()))
     while True:
         time.sleep(60)
+
+
+def ask() -> str:
+    return input("a question that nobody sees")
+
+
+def die_and_leave_a_child(child: str, end: str) -> None:
+    if os.fork() == 0:
+        Path(child).write_text(str(os.getpid()))
+        while not Path(end).exists():
+            time.sleep(0.01)
+        os._exit(0)
+    while not Path(child).exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -85,7 +85,7 @@ def test_run_leaves_the_whole_record(tiny: Recipe, tiny_run: Path) -> None:
     assert summary.last.epoch == 2
     answers = np.load(run.folder / "predictions_test.npz")
     for which in ("last", "best"):
-        told = summary[which]["test"]
+        told = getattr(summary, which).test.scores
         right = answers[f"{which}_pred"] == answers["target"]
         assert right.mean() == pytest.approx(told["top1"])
         assert answers[f"{which}_top5"].mean() == pytest.approx(told["top5"])
@@ -179,7 +179,7 @@ def test_run_killed_in_its_final_test_only_tests_again(
     tiny: Recipe, tiny_run: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_run, tmp_path / "run")
-    summary = files.read_json(tmp_path / "run" / "summary.json")
+    summary = load_run(tmp_path / "run").summary
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "weights_last.safetensors").unlink()
     again = train(tiny, tmp_path / "run", progress=stop_after(3)).summary

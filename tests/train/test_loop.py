@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +27,9 @@ from keymix.errors import Interrupted, KeymixWarning
 from keymix.train.checkpoints import checkpoint_path, checkpoints, read, usable
 from keymix.train.distill import Teacher
 from keymix.train.engine import make_task, train
+from keymix.train.fits import training_batches
 from keymix.train.loop import Saver
-from keymix.train.model import build_model
+from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training, make_fabric
@@ -242,3 +246,33 @@ def test_a_checkpoint_of_another_program_is_passed_over(tmp_path: Path, content:
     torch.save(content, path)
     with pytest.warns(KeymixWarning, match=path.name):
         assert usable(tmp_path) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LT_DEVICES", "2"), ("LT_STRATEGY", "ddp"), ("LT_PRECISION", "bf16-mixed")],
+)
+def test_variables_of_fabrics_command_do_not_change_a_recipe(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    fabric = make_fabric("32")
+    strategy = type(fabric.strategy).__name__
+    assert (strategy, fabric.world_size) == ("SingleDeviceStrategy", 1)
+    assert fabric.strategy.precision.precision == "32-true"
+    assert os.environ[name] == value
+
+
+def test_nothing_of_a_training_outlives_its_task(tiny: Recipe) -> None:
+    data = load_data(tiny.data)
+    model = build_model(tiny, num_classes=10, in_chans=1, image_size=(12, 12))
+    task = make_task(tiny, data, model, None, None, steps=5)
+    training = Training(task, make_fabric("32"), steps=5)
+    training.step(next(iter(training_batches(tiny, data).batches())))
+    seen = weakref.ref(model)
+    gc.disable()  # on a GPU its memory is wanted before Python happens to look for cycles
+    try:
+        del task, training, model
+        assert seen() is None
+    finally:
+        gc.enable()

@@ -79,7 +79,7 @@ def logits_of(run: Run, planes: list[np.ndarray]) -> torch.Tensor:
     ]
     image = torch.tensor(np.stack(grey), dtype=torch.float32)[None]
     image = F.interpolate(image, (SEEN, SEEN), mode="bilinear", antialias=True).round()
-    mean, std = (torch.tensor(seen[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (seen.mean, seen.std))
     with torch.inference_mode():
         logits = model((image / 255 - mean) / std)
     return F.interpolate(logits, (SIDE, SIDE), mode="bilinear", align_corners=False)[0]

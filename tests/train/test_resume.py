@@ -336,6 +336,19 @@ def test_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_lock_stays_when_a_forked_child_leaves_its_block(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    parent = os.getpid()
+    with locked(out, "run"):
+        child = os.fork()
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+            assert (out / ".lock").exists()
+    if os.getpid() != parent:
+        os._exit(0)
+    assert not out.exists()
+
+
 def test_lock_of_a_killed_process_is_not_left_to_its_children(tmp_path: Path) -> None:
     out = tmp_path / "run"
     reading, writing = os.pipe()

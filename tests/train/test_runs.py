@@ -60,12 +60,12 @@ def test_the_best_epoch_is_that_of_the_score_then_of_the_loss_and_is_tested_itse
     monkeypatch.setattr(Scores, "told", scripted)
     swift = {"optim.lr": 2e-2, "schedule.name": "constant", "schedule.warmup_epochs": 0}
     run = train(replace_path(tiny_recipe, swift), tmp_path / "run")
-    assert [run.summary[which]["epoch"] for which in ("best", "last")] == [1, 2]
+    assert [run.summary.best.epoch, run.summary.last.epoch] == [1, 2]
     answers = np.load(run.folder / files.PREDICTIONS)
     assert (answers["best_pred"] != answers["last_pred"]).any()
     for which in ("best", "last"):
         right = (answers[f"{which}_pred"] == answers["target"]).mean()
-        assert run.summary[which]["test"]["top1"] == pytest.approx(right)
+        assert getattr(run.summary, which).test.scores["top1"] == pytest.approx(right)
         assert evaluate(run.folder, which=which)["top1"] == pytest.approx(right)
 
 

@@ -106,8 +106,9 @@ def _training(recipe: Recipe, data: ImageData) -> Training:
     from keymix.train.engine import make_task
     from keymix.train.model import build_model, device_of_this_machine
     from keymix.train.recipe import replace_path
-    from keymix.train.step import Training, make_fabric
+    from keymix.train.step import Training, check_precision, make_fabric
 
+    check_precision(recipe.precision)
     recipe = replace_path(recipe, {"optim.accumulate": 1})
     model = build_model(
         recipe,

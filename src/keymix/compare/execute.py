@@ -131,18 +131,10 @@ def run_side_by_side(
         Interrupted: On SIGINT or SIGTERM; it says how many runs ended in order.
     """
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def wait(pending: Pending) -> Pending:
-        done = wait_a_moment(pending)
-        while not said.empty():
-            warnings.warn(said.get(), KeymixWarning, stacklevel=2)
-        return done
-
     slots = min(processes, sum(not job.trial for job in jobs))
     if not slots:
         return {}
     out = logs.parent
-    schedule = Schedule(jobs, watch, slots=slots, wait=wait)
     executor = WorkerExecutor(
         slots,
         logs=logs,
@@ -154,7 +146,16 @@ def run_side_by_side(
         grace=GRACE,
     )
     try:
-        with interruptible(lambda: going_on(out)):
+        with interruptible(lambda: going_on(out)) as interrupts, interrupts.held():
+
+            def wait(pending: Pending) -> Pending:
+                done = wait_a_moment(pending)
+                while not said.empty():
+                    warnings.warn(said.get(), KeymixWarning, stacklevel=2)
+                interrupts.look()  # here alone: within a future's lock it would stay locked
+                return done
+
+            schedule = Schedule(jobs, watch, slots=slots, wait=wait)
             try:
                 failures = schedule.run(executor)
             except Interrupted as stop:
@@ -170,6 +171,8 @@ def run_side_by_side(
 
 def _in_order(future: Future[Any]) -> bool:
     """Whether a run that was asked to stop has saved, or had not begun; or came to its end."""
+    if future.cancelled():
+        return True
     error = future.exception()
     return error is None or (isinstance(error, WorkerEnded) and error.stopped)
 

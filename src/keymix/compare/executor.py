@@ -18,7 +18,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import traceback
 import typing
@@ -28,7 +27,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import IO, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError
 from keymix.records import from_json, to_json
@@ -40,6 +39,7 @@ FAILURES = (
     ArithmeticError,
     AssertionError,
     AttributeError,
+    EOFError,
     ImportError,
     LookupError,
     MemoryError,
@@ -251,6 +251,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._busy = self._closed = False
+        self._log_start = 0  # where the lines of this process begin
 
     def make(self, call: Call) -> Any:
         """Make a call and return its result."""
@@ -266,8 +267,10 @@ class _Worker:
                 raise RuntimeError("the executor was shut down")
             self._busy = True
             process = self._process
-            if process is not None and process.poll() is None:
-                return process
+            if process is not None:
+                if process.poll() is None:
+                    return process
+                _close(process)  # it ended between two calls, or by a signal
             process = self._process = self._start()
         if self._how.initializer is not None:
             try:
@@ -290,6 +293,7 @@ class _Worker:
         except OSError as error:
             raise write_error(self._log, error) from error
         with stream:
+            self._log_start = stream.tell()
             return subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -329,7 +333,8 @@ class _Worker:
             memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
             return f"by signal {-code}{memory}"
         with suppress(OSError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            told = self._log.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
+            lines = told.strip().splitlines()
             if lines and code:
                 return f"with code {code}: {lines[-1].strip()[:200]}"
         return f"with code {code}"
@@ -418,6 +423,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes to the log
+    replies.write("\n")  # ends a line that was begun before
 
     def reply(kind: Any, text: str = "", value: Any = None) -> None:
         replies.write(json.dumps(to_json(Reply(kind=kind, text=text, value=value))) + "\n")
@@ -429,8 +435,18 @@ def main() -> NoReturn:
         else:
             log(message, category, *place, **more)
 
+    def forked() -> None:
+        """A loader writes no replies, and hides our end from the parent if it outlives us."""
+        os.dup2(2, replies.fileno(), inheritable=False)
+        warnings.showwarning = log
+
     log, warnings.showwarning = warnings.showwarning, show
-    calls = _calls()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forked)
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # nor do they, or their processes, read calls
+    calls = _calls(requests)
     while True:
         call = calls.get()
         try:
@@ -452,7 +468,7 @@ def main() -> NoReturn:
             reply("result", value=value)
 
 
-def _calls() -> queue.SimpleQueue[Call]:
+def _calls(requests: IO[str]) -> queue.SimpleQueue[Call]:
     """Read calls in a thread that ends the process when the parent is gone, busy or not.
 
     Otherwise a call whose parent was killed would go on and meet the one that repeats it.
@@ -460,9 +476,11 @@ def _calls() -> queue.SimpleQueue[Call]:
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in sys.stdin:
-            calls.put(from_json(Call, json.loads(line), where="a call"))
-        os._exit(0)
+        try:
+            for line in requests:
+                calls.put(from_json(Call, json.loads(line), where="a call"))
+        finally:  # after a line of which the parent was killed, too
+            os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
     return calls

@@ -50,7 +50,7 @@ from keymix.train.score_split import eval_loader, score_split
 from keymix.train.scoring import Scored
 from keymix.train.segmentation import SegmentationTask
 from keymix.train.signals import interruptible
-from keymix.train.step import Training, deterministic, make_fabric
+from keymix.train.step import Training, check_precision, deterministic, make_fabric
 from keymix.train.task import ClassificationTask, TrainingTask
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def train(
     if is_done(folder, recipe, overwrite=overwrite):
         return load_run(folder)
     check_recipe(recipe)
-    if recipe.precision == "16" and device_of_this_machine().type == "cpu":
-        raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
+    check_precision(recipe.precision)
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (
         torch.random.fork_rng(devices=cuda),

@@ -42,12 +42,13 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a folder that became read-only: the lock itself goes with us
-            (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
-        with suppress(OSError):
-            for place in made:
-                place.rmdir()
+        if lock.is_locked:  # not in a forked child
+            with suppress(OSError):  # a folder that became read-only: the lock itself goes with us
+                (folder / LOCK).unlink(missing_ok=True)
+            lock.release()
+            with suppress(OSError):
+                for place in made:
+                    place.rmdir()
 
 
 def _acquired(folder: Path, what: str) -> BaseFileLock:

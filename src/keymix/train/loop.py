@@ -130,7 +130,8 @@ def fit(
             record.trained(training.fabric.device)
             record.end(training.task, validate(training, val, interrupts))
             training.next_epoch()
-            saver.save()
+            if saver.due():  # always, at the end of an epoch
+                saver.save()
             record.announce(epochs)
             interrupts.look()
 

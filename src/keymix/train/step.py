@@ -19,6 +19,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
+from keymix.errors import UserError
 from keymix.train.model import device_of_this_machine
 from keymix.train.scoring import ImageBatch, autocast
 from keymix.train.task import TrainingTask, make_optimizer, make_schedule
@@ -53,6 +54,19 @@ def deterministic(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
+def check_precision(precision: str) -> None:
+    """Refuse a precision that this machine's device does not train in.
+
+    Args:
+        precision: As in a recipe.
+
+    Raises:
+        UserError: If it is float16 on a CPU.
+    """
+    if precision == "16" and device_of_this_machine().type == "cpu":
+        raise UserError("precision = '16' needs a CUDA device: use 'bf16' or '32' on this machine.")
+
+
 def make_fabric(precision: str) -> Fabric:
     """Make Fabric for one device of this machine.
 
@@ -65,7 +79,7 @@ def make_fabric(precision: str) -> Fabric:
     with _quiet():
         return Fabric(
             accelerator=device,
-            devices=1,
+            devices=[torch.cuda.current_device()] if device == "cuda" else 1,
             precision=PRECISION[precision],
             plugins=[LightningEnvironment()],  # a scheduler's signals are ours
         )
@@ -73,14 +87,16 @@ def make_fabric(precision: str) -> Fabric:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Fabric's hints to itself."""
+    """Keep Fabric's hints to itself, and from it what ``fabric run`` sets: a recipe decides."""
     logger = logging.getLogger(lightning_fabric.__name__)
     level = logger.level
     logger.setLevel(logging.ERROR)
+    told = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("LT_")}
     try:
         yield
     finally:
         logger.setLevel(level)
+        os.environ.update(told)
 
 
 class Training:

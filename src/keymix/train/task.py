@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, cast
@@ -171,13 +172,14 @@ class TrainingTask(nn.Module):
             logits = self.answered(images, targets, terms)
         loss = self.loss(logits, targets)
         answers = logits.detach()  # a step that is looked at later must not hold its graph
+        task = weakref.proxy(self)  # nor a cycle, which would keep a run's memory until gc
         self.losses.take(
             Step(
                 epoch=self.current_epoch,
                 step=batch_idx,
                 rate=self.last_lr,
                 loss=loss.detach(),
-                each=lambda: self.loss_of_each(answers, targets),
+                each=lambda: task.loss_of_each(answers, targets),
                 index=batch.index,
                 terms={name: term.detach() for name, term in terms.items()},
             )

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 
 import pytest
+from synthetic import make_record, typed
 
 from keymix.cli.predict import _csv
 from keymix.compare.folder import COLUMNS, write_csv
@@ -33,12 +34,11 @@ def test_formulas_are_neutralised_in_predictions(name):
 @pytest.mark.parametrize("name", HARMFUL)
 def test_formulas_are_neutralised_in_results(name, tmp_path: Path):
     scores = {"top1": 0.5, "top5": None, "loss": -1.25}
-    marks = {"val": scores, "test": scores}
-    record = {
-        "runs": [{"mixer": name, "seed": 3, "status": "done", "last": marks, "best": marks}],
-        "costs": {name: {"params": 7, "macs": None, "latency_ms": -0.5}},
-    }
-    write_csv(tmp_path / "results.csv", record)
+    record = make_record(seeds=1, accuracy={name: 0.5})
+    (run,) = record["runs"]
+    run["last"] = run["best"] = {**run["last"], "val": scores, "test": scores}
+    record["costs"][name] |= {"params": 7, "macs": None, "latency_ms": -0.5}
+    write_csv(tmp_path / "results.csv", typed(record))
     text = (tmp_path / "results.csv").read_bytes().decode()
     rows = rows_of(text)
     assert tuple(rows[0]) == COLUMNS
