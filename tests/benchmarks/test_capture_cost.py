@@ -13,6 +13,7 @@ from keymix.analysis.memory import cpu_peak_unknown
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "capture.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cpu_peak_unknown() is not None, reason="this system tells no peak")
 def test_the_benchmark_prints_ratios_to_the_plain_pass(capsys: pytest.CaptureFixture[str]) -> None:
     bench = runpy.run_path(str(SCRIPT))

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "mixers.py"
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_ratios_to_softmax(capsys: pytest.CaptureFixture[str]) -> None:
     bench = runpy.run_path(str(SCRIPT))
     words = "--tokens 16 --dim 16 --heads 2 --batch 2 --repeats 1 --threads 1 --mixers pooling"

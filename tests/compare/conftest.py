@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from few_digits import FINISHED, cheap_costs, no_trials, small
 
+from commands import fork_workers
+from keymix.compare import executor
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_costs() -> Iterator[None]:
@@ -22,6 +25,13 @@ def _no_trials() -> Iterator[None]:
     """Estimate nothing before the first run. A file about estimates has a fixture of this name."""
     with no_trials():
         yield
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers of this process begin with PyTorch imported."""
+    monkeypatch.setattr(executor, "subprocess", executor.subprocess)  # as it was, after the test
+    fork_workers()
 
 
 @pytest.fixture(scope="session")

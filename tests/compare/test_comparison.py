@@ -224,7 +224,7 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
     assert "a bug of mine" in page
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
     seen: list[str] = []
 

@@ -13,6 +13,8 @@ from few_digits import small
 from keymix.compare.events import Event
 from keymix.records import to_json
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def measured(monkeypatch) -> list[list[str]]:

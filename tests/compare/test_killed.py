@@ -18,12 +18,7 @@ from keymix.compare.folder import MEASURED_COLUMNS
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_trials() -> None:
-    """All as a user has it, trials and costs too."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cheap_costs() -> None:
-    """See above."""
+    """Here there are trials, as a user has them."""
 
 
 RUNS, EPOCHS, KILLS = 4, 4, 2
@@ -41,7 +36,7 @@ def epochs_done(out: Path) -> int:
 
 def kill_after(out: Path, epochs: int, delay: float) -> None:
     """Kill a comparison and all its workers at once, some time after so many epochs are done."""
-    command = Command(*words(out, 2), folder=out.with_suffix(".said"))
+    command = Command(*words(out, 2), folder=out.with_suffix(".said"), forked=True)
     try:
         command.until(lambda: epochs_done(out) >= epochs)
         time.sleep(delay)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +13,18 @@ from typing import Any
 
 import pytest
 
-from commands import PATIENCE, wait_for
+from commands import PATIENCE, fork_workers, forkserver, server_address, wait_for
+from keymix.compare import execute
 from keymix.compare.events import Event, Job
 from keymix.compare.execute import run_side_by_side
-from keymix.errors import KeymixWarning, WriteError
+from keymix.errors import Interrupted, KeymixWarning, WriteError
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 RECIPE = Recipe(
     name="side_by_side",
     data=DataConfig(spec="digits", limit=80, batch_size=16, eval_batch_size=64),
@@ -52,23 +53,6 @@ def waiting(*args, **kwargs):
 
 torch.Tensor.backward = waiting
 """
-PARENT = """
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(place) for place in Path(sys.argv[1]).parents[:2]]
-import test_side_by_side
-from keymix.compare import execute
-from keymix.errors import Interrupted
-
-if __name__ == "__main__":
-    execute.GRACE = float(sys.argv[3])
-    try:
-        test_side_by_side.run(Path(sys.argv[2]))
-    except Interrupted as stop:
-        print(stop, flush=True)
-        sys.exit(stop.exit_code)
-"""
 
 
 def jobs(out: Path) -> list[Job]:
@@ -95,6 +79,39 @@ def run(
         logs=out / "runs",
         watch=watch,
     )
+
+
+class Parent:
+    """A process with two workers that are at rest in their second epoch.
+
+    Args:
+        out: The folder of its runs.
+        grace: How long it waits for workers that it asked to end, in seconds.
+    """
+
+    def __init__(self, out: Path, grace: float) -> None:
+        self._said = out / "said"
+        told = (out, grace, self._said, server_address())
+        self.process = forkserver().Process(target=_parent, args=told)
+        self.process.start()
+
+    def send_signal(self, signum: int) -> None:
+        os.kill(self.process.pid, signum)
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for the end; the exit code and what it said."""
+        self.process.join(PATIENCE)
+        return self.process.exitcode, self._said.read_text()
+
+
+def _parent(out: Path, grace: float, said: Path, server: dict[str, Any]) -> None:
+    fork_workers(server)
+    execute.GRACE = grace
+    try:
+        run(out)
+    except Interrupted as stop:
+        said.write_text(f"{stop}\n")
+        sys.exit(stop.exit_code)
 
 
 def test_killed_worker_is_a_failed_run_and_the_others_go_on(tmp_path: Path) -> None:
@@ -138,35 +155,24 @@ def gone(workers: list[int]) -> bool:
 
 
 @pytest.fixture
-def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """A process whose two workers are at rest in their second epoch.
-
-    The parameter is how long it waits for workers that it asked to end, in seconds.
-    """
+def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Parent]:
+    """See `Parent`; the parameter is its grace."""
     (tmp_path / "wait").touch()
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARENT, __file__, str(tmp_path), str(request.param)],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    made = Parent(tmp_path, request.param)
     try:
-        wait_for(lambda: len(workers_at_rest(tmp_path)) == 2, lambda: process.poll() is None)
-        yield process
+        wait_for(lambda: len(workers_at_rest(tmp_path)) == 2, made.process.is_alive)
+        yield made
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        made.process.kill()
+        made.process.join()
 
 
 @pytest.mark.parametrize("parent", [10.0], indirect=True)
-def test_runs_of_a_killed_parent_go_on_in_the_next(
-    parent: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_runs_of_a_killed_parent_go_on_in_the_next(parent: Parent, tmp_path: Path) -> None:
     workers = workers_at_rest(tmp_path)
     (tmp_path / "wait").unlink()
-    parent.kill()  # the workers are at rest and notice it at once, or while the next one waits
-    parent.wait()
+    parent.process.kill()  # the workers are at rest and notice it at once, or while the next waits
+    parent.process.join()
     assert run(tmp_path, processes=1) == {}
     wait_for(lambda: gone(workers))
     for job in jobs(tmp_path):
@@ -177,29 +183,25 @@ def test_runs_of_a_killed_parent_go_on_in_the_next(
 
 
 @pytest.mark.parametrize("parent", [10 * PATIENCE], indirect=True)
-def test_second_ctrl_c_kills_workers_that_are_slow_to_stop(
-    parent: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_second_ctrl_c_kills_workers_that_are_slow_to_stop(parent: Parent, tmp_path: Path) -> None:
     workers = workers_at_rest(tmp_path)
     parent.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):  # it waits for its workers
-        parent.wait(1)
+    parent.process.join(1)
+    assert parent.process.is_alive()  # it waits for its workers
     parent.send_signal(signal.SIGINT)
-    said, _ = parent.communicate(timeout=PATIENCE)
-    assert parent.returncode == 130
+    code, said = parent.ended()
+    assert code == 130
     assert said.count("\n") == 1
     assert str(tmp_path) in said
     assert gone(workers)
 
 
 @pytest.mark.parametrize("parent", [0.5], indirect=True)
-def test_workers_have_a_while_to_save_and_are_killed_then(
-    parent: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_workers_have_a_while_to_save_and_are_killed_then(parent: Parent, tmp_path: Path) -> None:
     workers = workers_at_rest(tmp_path)
     parent.send_signal(signal.SIGTERM)
-    said, _ = parent.communicate(timeout=PATIENCE)
-    assert parent.returncode == 143
+    code, said = parent.ended()
+    assert code == 143
     assert "0 of 2 runs under way ended in order" in said
     assert gone(workers)
 

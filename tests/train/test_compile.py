@@ -145,9 +145,11 @@ def test_spiking_models_are_trained_compiled(
     recipe = vary(
         {
             "model.name": "qkformer_micro_32",
-            "model.options": {"embed_dim": 32, "num_heads": 2, "time_steps": 2},
+            "model.mixer": "qk_token/spiking_self",
+            "model.options": {"embed_dim": 16, "num_heads": 2, "depths": [1, 1], "time_steps": 2},
             "model.drop_rate": 0.0,
-            "data.image_size": 32,
+            "data.image_size": 16,
+            "data.limit": 40,
             "schedule.epochs": 1,
             "schedule.warmup_epochs": 0,
         }

@@ -104,7 +104,7 @@ def test_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 def limited(folder: Path, *words: str) -> tuple[int, str]:
     """Run a command whose files may not grow beyond 16 KiB; its exit code and what it said."""
-    command = Command(*words, folder=folder, largest=16_384)
+    command = Command(*words, folder=folder, largest=16_384, forked=True)
     try:
         return command.ended(), command.err
     finally:
@@ -123,7 +123,7 @@ def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
     assert not list(out.rglob("*.part"))
 
 
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_limit_on_files_ends_a_comparison_with_one_line(tmp_path: Path, processes: str) -> None:
     out = tmp_path / "comparison"
     words = ["compare", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]

@@ -27,6 +27,7 @@ from keymix.train.model import build_model
 from keymix.train.recipe import replace_path
 from keymix.train.task import ClassificationTask
 
+pytestmark = pytest.mark.slow
 Results = dict[str, dict[str, Any]]
 
 
@@ -140,10 +141,7 @@ def test_a_training_that_fails_fails_the_step(
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "vit_small")) for name in MODELS],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_arithmetic_counts_the_multiply_adds_of_the_recipes(name: str, mixer: str) -> None:
     recipe = replace_path(recipes.get(MODELS[name].recipe), {"model.mixer": mixer})
     with torch.device("meta"):

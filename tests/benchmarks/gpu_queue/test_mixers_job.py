@@ -27,6 +27,7 @@ from keymix.mixers.base import BackendChoice
 from keymix.mixers.registry import create_mixer, list_mixers
 from keymix.ops.attention import sdpa
 
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 Results = dict[str, dict[str, Any]]
 

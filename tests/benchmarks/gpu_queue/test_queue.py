@@ -20,6 +20,7 @@ from gpu_queue import child, machine, schedule, store
 from gpu_queue.job import Job, Step
 from gpu_queue.schedule import Queue
 
+pytestmark = pytest.mark.slow
 Make = Callable[..., Queue]
 
 

@@ -19,6 +19,7 @@ from gpu_queue.jobs import spiking
 from gpu_queue.jobs.spiking import EPOCHS, JOB, RUN_SECONDS, UNMEASURED
 from gpu_queue.training import PREDICTIONS, TEXTS
 
+pytestmark = pytest.mark.slow
 NEEDS_JELLY = ("neurons/tokens", "step/float32", "step/bfloat16")
 
 

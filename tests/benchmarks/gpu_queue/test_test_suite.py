@@ -15,6 +15,7 @@ from commands import wait_for
 from gpu_queue.job import Context
 from gpu_queue.jobs import test_suite as job
 
+pytestmark = pytest.mark.slow
 MADE = """
 import pytest
 

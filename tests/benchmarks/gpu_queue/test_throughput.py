@@ -24,6 +24,7 @@ from keymix import recipes
 from keymix.analysis.timing import Samples
 from keymix.models import list_models
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 VIT = FAMILIES[0]
 TINY, _ = throughput._tiny()[0]
@@ -74,7 +75,6 @@ def test_a_dry_step_holds_what_the_form_says(tmp_path: Path) -> None:
     assert f"{result['rows']['ViT-S']['parameters']:,}" in text
 
 
-@pytest.mark.slow
 def test_a_compiled_step_compiles_in_processes_of_their_own(tmp_path: Path) -> None:
     script = (
         "import json, sys, time; from pathlib import Path\n"
