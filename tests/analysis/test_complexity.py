@@ -23,10 +23,13 @@ from keymix.mixers.registry import list_mixers
 
 @pytest.fixture(scope="module")
 def study() -> Complexity:
-    """Every registered mixer, counted at small sizes."""
+    """Every registered mixer, counted at few sizes: each number of tokens and width beside 12, 24.
+
+    Table 6 is counted at sizes of its own, and the page's at all of the figure's.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studying, "SWEEP", (16, 144, 1024))
-        patch.setattr(studying, "HEAD_DIMS", (4, 32))
+        patch.setattr(studying, "SWEEP", (16, 1024))
+        patch.setattr(studying, "HEAD_DIMS", (4,))
         return complexity(dim=24, num_heads=3, at=12, pos_dim=6, tokens=())
 
 
@@ -80,6 +83,8 @@ def test_a_wrong_formula_is_told_with_its_sites(monkeypatch: pytest.MonkeyPatch)
     softmax = next(f for f in TABLE_6 if f.mixer == "softmax")
     wrong = replace(softmax, macs=lambda n, d: softmax.macs(n, d) + (n == 64))
     monkeypatch.setattr(complexity_tables, "TABLE_6", (wrong,))
+    monkeypatch.setattr(studying, "SWEEP", (16, 64))
+    monkeypatch.setattr(studying, "HEAD_DIMS", (8,))
     (row,) = complexity("identity", dim=8, num_heads=2, at=4, tokens=()).formulas
     assert not row.agrees
     assert row.disagree == ((64, 8),)
