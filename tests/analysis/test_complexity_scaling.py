@@ -24,9 +24,12 @@ SMALL = {"dim": 12, "num_heads": 3, "at": 4, "repeats": 1}
 
 @pytest.fixture(autouse=True)
 def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count at few sizes: these tests are of measurements."""
+    """Count at few sizes and no curves: these tests are of measurements."""
     monkeypatch.setattr(studying, "SWEEP", (4, 9))
     monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
+    monkeypatch.setattr(studying, "ratio_points", lambda ledger, candidate, sites: [])
+    monkeypatch.setattr(studying, "weight_rows", lambda ledger, chosen, sizes: ())
+    monkeypatch.setattr(studying, "key_value_rows", lambda ledger, sizes: ())
 
 
 @pytest.fixture
@@ -129,6 +132,7 @@ def test_a_huge_map_is_counted_and_never_made(no_process) -> None:
     assert all("GiB are free" in row.reason for row in study.scaling)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(memory.cpu_peak_unknown() is not None, reason="needs Linux's /proc")
 def test_what_was_thought_needed_is_enough() -> None:
     """The guard's estimate is no less than the peak that is measured, for a map of 13 MiB."""

@@ -33,8 +33,8 @@ ALIKE = """
     fasternet fastvit focalnet gcvit hardcorenas hgnet hiera hrnet iformer inception_next
     inception_resnet_v2 inception_v3 inception_v4 lcnetv2 levit maxxvit metaformer mlp_mixer
     mobilenetv5 mobilevit mvitv2 nasnet nest nfnet pit pnasnet pvt_v2 qwen3_vit rdnet regnet
-    repghost repvit res2net resnest resnet resnetv2 rexnet selecsls senet sequencer shvit swiftformer
-    swin_transformer swin_transformer_v2 tiny_vit tnt twins vgg visformer
+    repghost repvit res2net resnest resnet resnetv2 rexnet selecsls senet sequencer shvit
+    swiftformer swin_transformer swin_transformer_v2 tiny_vit tnt twins vgg visformer
     vision_transformer_relpos vision_transformer_sam vitamin vovnet xception xception_aligned
 """
 # hardswish in place and not, channels behind a stem, convolutions, attention

@@ -39,7 +39,7 @@ def copied(make_folder: Callable[..., Path]) -> Path:
     return root
 
 
-@pytest.mark.parametrize("size", [None, 128])
+@pytest.mark.parametrize("size", [None, pytest.param(128, marks=pytest.mark.slow)])
 def test_copies_are_found_in_memory_and_one_by_one(copied: Path, size: int | None) -> None:
     data = load(f"folder:{copied}", image_size=size)
     assert (data.train.images is None) == (size == 128)

@@ -214,6 +214,7 @@ def test_the_limit_on_waiting_is_taken_back(offline, tmp_path: Path) -> None:
     assert socket.getdefaulttimeout() is None
 
 
+@pytest.mark.slow
 def test_sixty_thousand_arrays_load_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)

@@ -50,7 +50,7 @@ def test_the_example_gives_single_rows_and_gradients(distance: MapMixer) -> None
 def test_the_example_joins_a_comparison_from_the_command_line(tmp_path: Path) -> None:
     words = ["compare", "--import", str(EXAMPLE), "--mixers", "mhsa,distance", "--no-controls"]
     words += ["--seeds", "1", "--epochs", "1", "--limit", "40", "--processes", "1"]
-    words += ["--data.batch_size", "20", "--model", "vit_nano_p2_12", "--match", "none"]
+    words += ["--data.batch_size", "20", "--model", "vit_nano_p2_12", "--data.workers", "0"]
     ran = subprocess.run(
         [sys.executable, "-m", "keymix", *words, "--out", str(tmp_path / "out")],
         capture_output=True,

@@ -204,6 +204,7 @@ def test_the_twin_without_spikes_learns() -> None:
     assert fits(model, 20) < 0.1
 
 
+@pytest.mark.slow
 def test_a_spiking_model_learns() -> None:
     assert fits(shrunk(MICRO, num_classes=4, time_steps=4).train(), 25) < 0.6
 

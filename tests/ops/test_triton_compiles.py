@@ -82,6 +82,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile_for_a_gpu(name: str, compiled: list[Any]) -> None:
     call(*CASES[name])

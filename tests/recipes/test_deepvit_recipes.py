@@ -75,6 +75,7 @@ def as_typed(words: list[str]) -> Recipe:
     return replace_path(recipes.get(words[0]), overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_is_the_one_the_name_says(name: str) -> None:
     count, mixed = MODELS[name]

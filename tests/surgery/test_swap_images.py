@@ -40,6 +40,7 @@ def test_a_model_of_one_size_is_shown_no_other(name: str, mixer: str) -> None:
     refused(tiny(name), words, mixer, calibration=images(larger(name)))
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["softmax", "pooling"])
@@ -65,6 +66,7 @@ def test_a_model_that_tells_no_grid_is_shown_any_size() -> None:
     assert torch.allclose(answer(model, x), before)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "static_key_re_attention"])
