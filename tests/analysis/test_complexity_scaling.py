@@ -50,6 +50,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return asked
 
 
+@pytest.mark.slow
 def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process) -> None:
     told: list[tuple[str, float]] = []
     study = complexity(**SMALL, tokens=(4, 6), progress=lambda *step: told.append(step))

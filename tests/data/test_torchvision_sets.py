@@ -58,6 +58,7 @@ def told(spec: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_set_is_downloaded_once_and_its_pixels_arrive_as_they_are(
     online, tmp_path: Path, name: str

@@ -164,6 +164,7 @@ def test_gradients_reach_what_is_resampled(name: str, resize: str) -> None:
         assert zero or differs(grad, torch.zeros_like(grad)), key
 
 
+@pytest.mark.slow
 @together
 @every_keyed
 @every_policy

@@ -98,6 +98,7 @@ def test_every_family_and_every_rule_is_tried() -> None:
     assert taken >= BAD.keys()
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("family", SHOWN)
 def test_values_that_make_no_model_are_refused_by_name(family: str) -> None:

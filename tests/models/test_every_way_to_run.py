@@ -136,6 +136,7 @@ def compiles_in_one_graph(name: str, *, training: bool) -> None:
         torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_it_compiles_in_one_graph(name: str, shapes_checked: bool) -> None:
     if shapes_checked:

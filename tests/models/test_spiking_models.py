@@ -245,6 +245,7 @@ def test_the_shortcut_before_activation_is_another_model_of_as_many_parameters()
     assert all(p.grad.any() for p in embeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["drop_rate", "drop_path_rate"])
 @every_one
 def test_dropping_acts_in_training_alone(name: str, option: str) -> None:

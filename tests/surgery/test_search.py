@@ -82,6 +82,7 @@ def by_hand(model: nn.Module, layers: list[int], labels: Tensor) -> tuple[float,
     )
 
 
+@pytest.mark.slow
 def test_every_step_is_what_a_swap_of_its_layers_gives(
     model: nn.Module, labels: Tensor, found: tuple[Search, list[Search]]
 ) -> None:

@@ -32,6 +32,7 @@ def naflex() -> nn.Module:
     return out
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("mixer", ["softmax", "static_key"])
@@ -83,6 +84,7 @@ def test_new_keys_that_are_not_estimated_are_shown_no_other_size_either(name: st
     refused(tiny(name), words, "static_key", init="fresh", calibration=images(larger(name)))
 
 
+@pytest.mark.slow
 def test_keys_that_sit_in_a_model_bind_it_to_its_size() -> None:
     model = tiny("timm_metaformer")
     swap(model, "static_key", 3)
