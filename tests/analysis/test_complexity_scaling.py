@@ -24,9 +24,11 @@ SMALL = {"dim": 12, "num_heads": 3, "at": 4, "repeats": 1}
 
 @pytest.fixture(autouse=True)
 def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count at few sizes and no curves: these tests are of measurements."""
+    """Count the mixers and make no table of counts: these tests are of measurements."""
     monkeypatch.setattr(studying, "SWEEP", (4, 9))
     monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
+    monkeypatch.setattr(studying, "formula_rows", lambda ledger, sizes: ())
+    monkeypatch.setattr(studying, "order_rows", lambda sizes: ())
     monkeypatch.setattr(studying, "ratio_points", lambda ledger, candidate, sites: [])
     monkeypatch.setattr(studying, "weight_rows", lambda ledger, chosen, sizes: ())
     monkeypatch.setattr(studying, "key_value_rows", lambda ledger, sizes: ())
@@ -82,7 +84,8 @@ def test_what_is_known_grows_part_by_part(no_process) -> None:
     parts = list(complexity_parts("identity,ska", **SMALL, tokens=(4, 6, 4)))
     assert [{row.tokens for row in part.scaling} for part in parts] == [set(), {4}, {4, 6}]
     assert [part.complete for part in parts] == [False, False, True]
-    assert parts[0].formulas == parts[-1].formulas
+    assert [entry.label for entry in parts[0].mixers] == ["identity", "static_key"]
+    assert parts[0].mixers == parts[-1].mixers
 
 
 def test_without_softmax_there_is_no_ratio(no_process) -> None:
