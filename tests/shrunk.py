@@ -247,13 +247,21 @@ def forms_of(line: str) -> dict[str, tuple[str]]:
     return {name: case for name, case in models_of(line).items() if name in different()}
 
 
+QUICK = ("deepvit", "swin", "spikformer", "setr_backbone")
+"""Families of a quick run: with time steps or a decoder or neither, of one stage or of several."""
+
+
+def by_family(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with each ``family``, slow but for a few: all of them together take their time."""
+    rows = [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
+    return pytest.mark.parametrize("family", rows)(test)
+
+
 def every_model(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test of a model's ``name`` with all models, family by family."""
-    by_family = pytest.mark.parametrize("family", FAMILIES)
     return by_family(each("name", models_of, of="family")(test))
 
 
 def every_form(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test of a model's ``name`` with each form of a small model, family by family."""
-    by_family = pytest.mark.parametrize("family", FAMILIES)
     return by_family(each("name", forms_of, of="family")(test))

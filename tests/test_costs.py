@@ -10,7 +10,7 @@ from costs import Cost, cost_of
 from keymix import count
 from shrunk import FAMILIES, forms_of, images, shrunk
 
-QUICK = ("swin", "qkformer")
+QUICK = ("spikformer",)
 
 
 @pytest.mark.parametrize(

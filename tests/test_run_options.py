@@ -13,6 +13,7 @@ import pytest
 TESTS = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "options", "said"),
     [

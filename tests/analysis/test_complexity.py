@@ -23,10 +23,13 @@ from keymix.mixers.registry import list_mixers
 
 @pytest.fixture(scope="module")
 def study() -> Complexity:
-    """Every registered mixer, counted at small sizes."""
+    """Every registered mixer, counted at few sizes: each number of tokens and width beside 12, 24.
+
+    Table 6 is counted at sizes of its own, and the page's at all of the figure's.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studying, "SWEEP", (16, 144, 1024))
-        patch.setattr(studying, "HEAD_DIMS", (4, 32))
+        patch.setattr(studying, "SWEEP", (16, 1024))
+        patch.setattr(studying, "HEAD_DIMS", (4,))
         return complexity(dim=24, num_heads=3, at=12, pos_dim=6, tokens=())
 
 
@@ -64,6 +67,7 @@ def test_the_figures_of_the_paper_at_256() -> None:
     assert (cska.params(256, 256), cska.macs(256, 256)) == (786_432, 218_103_808)
 
 
+@pytest.mark.slow
 def test_formulas_are_compared_at_every_site_of_the_figure(study: Complexity) -> None:
     assert [row.printed for row in study.formulas] == ["SepConv", "Self-Attn", "SKA", "CSKA"]
     sizes = len(study.setting.sweep_tokens) + len(study.setting.sweep_dims)
@@ -80,11 +84,14 @@ def test_a_wrong_formula_is_told_with_its_sites(monkeypatch: pytest.MonkeyPatch)
     softmax = next(f for f in TABLE_6 if f.mixer == "softmax")
     wrong = replace(softmax, macs=lambda n, d: softmax.macs(n, d) + (n == 64))
     monkeypatch.setattr(complexity_tables, "TABLE_6", (wrong,))
+    monkeypatch.setattr(studying, "SWEEP", (16, 64))
+    monkeypatch.setattr(studying, "HEAD_DIMS", (8,))
     (row,) = complexity("identity", dim=8, num_heads=2, at=4, tokens=()).formulas
     assert not row.agrees
     assert row.disagree == ((64, 8),)
 
 
+@pytest.mark.slow
 def test_every_registered_mixer_is_in_every_table(study: Complexity) -> None:
     names = list_mixers()
     assert [entry.label for entry in study.mixers] == names
@@ -98,6 +105,7 @@ def test_every_registered_mixer_is_in_every_table(study: Complexity) -> None:
             assert len([p for p in points if p.mixer == name]) == wanted
 
 
+@pytest.mark.slow
 def test_ratios_are_counted_and_stand_beside_the_formula(study: Complexity) -> None:
     printed = {formula.mixer: formula for formula in TABLE_6}
     for p in (*study.by_tokens, *study.by_dim):
@@ -116,6 +124,7 @@ def test_ratios_are_counted_and_stand_beside_the_formula(study: Complexity) -> N
     assert {p.dim for p in study.by_tokens} == {24}
 
 
+@pytest.mark.slow
 def test_the_order_of_the_curves_is_the_papers(study: Complexity) -> None:
     """Fig. 4: static keys lie between separable convolution and self-attention."""
     for points, sizes in ((study.by_tokens, "tokens"), (study.by_dim, "dim")):
@@ -124,6 +133,7 @@ def test_the_order_of_the_curves_is_the_papers(study: Complexity) -> None:
             assert at["sep_conv"] < at["conv_static_key"] < at["static_key"] < at["softmax"]
 
 
+@pytest.mark.slow
 def test_what_a_further_token_costs_is_counted(study: Complexity) -> None:
     grown = {row.mixer: row.params_a_token for row in study.weights}
     assert grown["static_key"] == 24
@@ -131,6 +141,7 @@ def test_what_a_further_token_costs_is_counted(study: Complexity) -> None:
     assert {grown[name] for name in ("softmax", "key_value", "re_attention", "sep_conv")} == {0}
 
 
+@pytest.mark.slow
 def test_key_value_table_by_the_papers_convention(study: Complexity) -> None:
     n, d, m = 12, 24, 6
     qkv, kv, pos = study.key_value
@@ -202,6 +213,7 @@ def test_a_spiking_mixer_gets_its_time_steps() -> None:
     assert study.weights[0].dynamic == 0
 
 
+@pytest.mark.slow
 def test_the_record_is_plain_data(study: Complexity) -> None:
     record = json.loads(json.dumps(study.to_dict()))
     assert record["format"] == 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from each import together
+from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_orders
 from keymix.analysis.attention_operation import attention_operation
 from keymix.analysis.complexity import complexity
@@ -41,8 +42,11 @@ def test_the_orders_are_those_that_the_paper_prints() -> None:
     ]
 
 
-def test_exponents_are_those_of_the_orders() -> None:
+def test_exponents_are_those_of_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far out, where the leading terms are all; a token's or channel's sum, times their number."""
+    monkeypatch.setattr(studying, "SWEEP", (16, 4096))
+    monkeypatch.setattr(studying, "HEAD_DIMS", (4, 128))
+    monkeypatch.setattr(studying, "formula_rows", lambda ledger, setting: ())
     rows = {r.mixer: r for r in complexity("identity", dim=64, at=4096, tokens=()).orders}
     time = {m: (round(r.time_by_tokens), round(r.time_by_dim)) for m, r in rows.items()}
     space = {m: (round(r.space_by_tokens), round(r.space_by_dim)) for m, r in rows.items()}
@@ -61,6 +65,9 @@ def test_exponents_are_those_of_the_orders() -> None:
 def test_a_formula_that_does_not_hold_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(TABLE_1[4], formed=lambda n, d, h: h * n + (n == 64))
     monkeypatch.setattr(complexity_orders, "TABLE_1", (wrong,))
+    monkeypatch.setattr(studying, "SWEEP", (16, 64))
+    monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
+    monkeypatch.setattr(studying, "formula_rows", lambda ledger, setting: ())
     (row,) = complexity("identity", dim=8, num_heads=2, at=4, tokens=()).orders
     assert row.disagree == ((64, 8),)
 

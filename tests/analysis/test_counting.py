@@ -66,6 +66,7 @@ def test_vit_tiny_has_its_published_cost() -> None:
     assert c.flops / 1e9 == pytest.approx(2.507, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_caformer_s18_has_its_published_cost() -> None:
     c = count(timm.create_model("caformer_s18"))
     assert c.params == 26_341_656

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -108,8 +111,33 @@ def test_bad_numbers_are_refused() -> None:
         measure_interleaved({}, (8,))
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure without a fresh process, which takes seconds: passes run, and their growth is given.
+
+    The fresh process and real growth are those of the test below.
+    """
+
+    def growth(model: nn.Module, x: Tensor, phase: str) -> float:
+        memory.run_pass(model, x, phase)
+        return {"inference": 1.0, "training": 2.0}[phase]
+
+    def run(command: list[str], *, input: str, env: dict[str, str], **_: Any) -> Any:
+        said, threads = io.StringIO(), torch.get_num_threads()
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", io.StringIO(input))
+            patch.setattr("sys.stdout", said)
+            status = memory.main()
+        torch.set_num_threads(threads)
+        return subprocess.CompletedProcess(command, status, said.getvalue(), "")
+
+    monkeypatch.setattr(memory, "cpu_growth", growth)
+    monkeypatch.setattr(memory, "subprocess", SimpleNamespace(run=run))
+
+
 @needs_proc
-def test_peak_memory_is_what_the_passes_hold() -> None:
+def test_peak_memory_is_what_the_passes_hold_and_a_process_that_dies_leaves_the_reason() -> None:
+    """The only fresh process of these tests; the model after the one that is measured ends it."""
     # a wide, shallow stack: at inference two activations live, in training all of them
     width, batch, depth = 1024, 2048, 4
     mib = width * batch * 4 / 2**20  # one activation
@@ -117,7 +145,9 @@ def test_peak_memory_is_what_the_passes_hold() -> None:
         factory="torchvision.ops:MLP",
         kwargs={"in_channels": width, "hidden_channels": [width] * depth, "inplace": False},
     )
-    peak = peak_memory({"mlp": build}, (width,), batch_size=batch, threads=1)["mlp"]
+    builds = {"mlp": build, "fatal": Build(factory="os:abort")}
+    peaks = peak_memory(builds, (width,), batch_size=batch, threads=1)
+    peak = peaks["mlp"]
     weights = depth * width * width * 4 / 2**20
     assert peak.inference_mib == pytest.approx(2 * mib, rel=0.25)
     assert peak.training_mib is not None
@@ -125,20 +155,22 @@ def test_peak_memory_is_what_the_passes_hold() -> None:
     assert 0.9 * (2 * depth - 2) * mib < peak.training_mib < (3 * depth + 2) * mib + weights
     assert peak.training_mib > 2 * peak.inference_mib
     assert "with 1 thread, at batch 2048" in peak.note
+    assert peaks["fatal"].training_mib is None
+    assert "ended with -6" in peaks["fatal"].note
 
 
 @needs_proc
+@pytest.mark.usefixtures("in_this_process")
 def test_a_model_is_measured_by_name() -> None:
     options = {"mixer": "static_key", "in_chans": 1}
     cost = measure_model(
         "vit_nano_p2_12", options, (1, 12, 12), batch_size=256, repeats=2, threads=1
     )
-    assert cost.peak_training_mib is not None
-    assert cost.peak_inference_mib is not None
-    assert cost.peak_mib == cost.peak_training_mib > cost.peak_inference_mib > 0
+    assert (cost.peak_inference_mib, cost.peak_training_mib, cost.peak_mib) == (1, 2, 2)
 
 
 @needs_proc
+@pytest.mark.usefixtures("in_this_process")
 def test_a_model_that_cannot_be_made_is_a_clear_error() -> None:
     build = Build(kwargs={"name": "vit_nano_p2_12", "mixer": "sofmax"})
     with pytest.raises(UserError, match="softmax"):
@@ -146,6 +178,7 @@ def test_a_model_that_cannot_be_made_is_a_clear_error() -> None:
 
 
 @needs_proc
+@pytest.mark.usefixtures("in_this_process")
 def test_a_model_that_fails_has_none_and_the_reason_and_harms_no_other() -> None:
     three = Build(factory="torch.nn:Linear", kwargs={"in_features": 3, "out_features": 3})
     four = Build(factory="torch.nn:Identity")
@@ -154,14 +187,6 @@ def test_a_model_that_fails_has_none_and_the_reason_and_harms_no_other() -> None
     assert "shapes cannot be multiplied" in peaks["wrong width"].note
     assert peaks["identity"].inference_mib is not None
     assert "unknown" not in peaks["identity"].note
-
-
-@needs_proc
-def test_a_process_that_dies_leaves_none_and_the_reason() -> None:
-    build = Build(factory="os:abort")
-    peak = peak_memory({"fatal": build}, (4,), batch_size=2)["fatal"]
-    assert peak.training_mib is None
-    assert "ended with -6" in peak.note
 
 
 def test_without_proc_the_peak_is_none_with_a_reason(

@@ -325,6 +325,7 @@ def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int
     assert json.loads((root / ".keymix" / f"{STEM}.json").read_text())["broken"].keys() == {"17"}
 
 
+@pytest.mark.slow
 def test_few_events_are_told_by_a_warm_cache_too(root: Path, made: list[int]) -> None:
     for name, count in (("a/003", 3), ("b/005", 1), ("b/006", 4)):
         write_npz(root / f"{name}.npz", random_events(count, seed=count, side=16))

@@ -39,7 +39,7 @@ def copied(make_folder: Callable[..., Path]) -> Path:
     return root
 
 
-@pytest.mark.parametrize("size", [None, 128])
+@pytest.mark.parametrize("size", [None, pytest.param(128, marks=pytest.mark.slow)])
 def test_copies_are_found_in_memory_and_one_by_one(copied: Path, size: int | None) -> None:
     data = load(f"folder:{copied}", image_size=size)
     assert (data.train.images is None) == (size == 128)
@@ -73,6 +73,7 @@ def test_photos_that_differ_in_detail_alone_are_no_copies(make_folder: Callable[
     assert report.facts["not_looked_at"] == []
 
 
+@pytest.mark.slow
 def test_what_there_was_no_time_for_is_told(make_folder: Callable[..., Path]) -> None:
     root = make_folder({"a": 200, "b": 200}, size=(100, 100))
     spec = f"folder:{root}"

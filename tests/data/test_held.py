@@ -68,6 +68,7 @@ def colour(data: ImageData) -> ImageData:
     return replace(data, train=tinted(data.train), in_chans=3, mean=mean, std=std)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("augment", [EVERYTHING, FIRST, NOISY, Augment(rand_augment=(2, 14)), None])
 def test_between_batches_the_host_only_launches(

@@ -57,6 +57,7 @@ def by_torchvision(images: torch.Tensor, name: str, bin_: int, negative: bool) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_every_operation_at_every_magnitude_is_torchvision_s(

@@ -97,6 +97,7 @@ def test_images_without_an_eight_bit_meaning_are_left_out(make_folder) -> None:
     assert record.left_out[0].reason.startswith("floating-point pixels")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.97])
 def test_jpeg_decoded_small_is_found_truncated_like_one_decoded_whole(
     make_folder, real_data: Path, keep: float

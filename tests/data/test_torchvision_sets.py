@@ -58,6 +58,7 @@ def told(spec: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_set_is_downloaded_once_and_its_pixels_arrive_as_they_are(
     online, tmp_path: Path, name: str
@@ -214,6 +215,7 @@ def test_the_limit_on_waiting_is_taken_back(offline, tmp_path: Path) -> None:
     assert socket.getdefaulttimeout() is None
 
 
+@pytest.mark.slow
 def test_sixty_thousand_arrays_load_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)

@@ -62,6 +62,7 @@ def run_blocks(driver: subprocess.Popen[str], chosen: list[Block], folder: Path)
     return driver.stdout.readline().strip(), told.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run_in_order(
     path: Path, tmp_path: Path, driver: subprocess.Popen[str]
@@ -71,6 +72,7 @@ def test_python_blocks_run_in_order(
     assert status == "0", told
 
 
+@pytest.mark.slow
 def test_a_block_that_fails_is_told_with_its_line(
     tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:
@@ -146,6 +148,7 @@ assert not torch.allclose(swin(image), fc(norm(tokens).mean((1, 2))), atol=1e-3)
 """
 
 
+@pytest.mark.slow
 def test_the_lines_on_the_authors_code_do_what_the_page_says(
     tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:

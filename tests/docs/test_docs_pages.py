@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from documents import DOCS, ROOT, prose, table
 
 import keymix
@@ -73,6 +74,7 @@ def test_the_cost_table_has_every_mixer_that_fits_the_model() -> None:
     assert told == set(own_mixers("dense"))
 
 
+@pytest.mark.slow
 @each("row", {row[0]: (row,) for row in table(INDEX, "cost-table")})
 def test_the_cost_table_is_what_count_says(row: list[str]) -> None:
     mixer, *numbers = row

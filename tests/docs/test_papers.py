@@ -13,6 +13,8 @@ from documents import DOCS, table
 from costs import cost, cost_of, params
 from placements import PLACEMENTS
 
+pytestmark = pytest.mark.slow  # all of them together
+
 PAPERS = (DOCS / "papers.md").read_text(encoding="utf-8")
 
 
@@ -42,7 +44,6 @@ def test_placements_are_what_the_models_count() -> None:
     assert printed == PLACEMENTS
 
 
-@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize(
     "row",
     [*table(PAPERS, "macs-table"), *table(PAPERS, "setr-table")],
@@ -83,7 +84,6 @@ def test_the_size_of_spikformer_with_the_other_stem_is_that() -> None:
     assert f"{found:,} parameters" in PAPERS
 
 
-@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("row", table(PAPERS, "quoted-table"), ids=lambda row: row[0])
 def test_quoted_models_are_what_count_says(row: list[str]) -> None:
     with torch.device("meta"):

@@ -123,6 +123,7 @@ def test_blocks_that_run_again_in_the_backward_pass_are_on_their_own_calls_grid(
         close(a, b)
 
 
+@pytest.mark.slow
 def test_it_compiles_into_one_graph_a_size(shapes_checked: bool) -> None:
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")

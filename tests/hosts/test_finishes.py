@@ -63,6 +63,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(kind: str) -> None:
     assert loaded.missing == loaded.unused == ()
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))

@@ -182,6 +182,7 @@ def wide(mlp: Any, name: str) -> None:
         setattr(mlp, name, nn.Conv2d(*sizes, padding=1, bias=False, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ["fc1", "fc2"])
 @pytest.mark.parametrize(("stage", "mixer"), [(IMAGES, "softmax"), (TOKENS, "pooling")])

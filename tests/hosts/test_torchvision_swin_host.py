@@ -240,6 +240,7 @@ def test_keys_a_window_are_laid_anew_for_the_size_that_is_told() -> None:
     assert model(image(18, 34)).shape == (2, 5)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_every_mixer_runs_trains_copies_and_loads_or_is_refused_under_the_shift(mixer: str) -> None:

@@ -164,6 +164,7 @@ def test_gradients_reach_what_is_resampled(name: str, resize: str) -> None:
         assert zero or differs(grad, torch.zeros_like(grad)), key
 
 
+@pytest.mark.slow
 @together
 @every_keyed
 @every_policy
@@ -193,6 +194,7 @@ def test_a_call_keeps_no_memory_of_its_grid(name: str) -> None:
         assert all(torch.equal(state[k], v) for k, v in mixer.state_dict().items())
 
 
+@pytest.mark.slow
 @every_keyed
 @every_policy
 def test_a_resized_call_compiles_in_one_graph(name: str, resize: str, shapes_checked: bool) -> None:

@@ -227,6 +227,7 @@ def test_a_constructor_without_a_site_is_refused_when_it_registers(
     assert "mine" not in registry.list_mixers()
 
 
+@pytest.mark.slow
 def test_a_name_of_keymix_is_taken_even_before_its_mixers_are_loaded() -> None:
     import subprocess
     import sys

@@ -98,6 +98,7 @@ def test_every_family_and_every_rule_is_tried() -> None:
     assert taken >= BAD.keys()
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("family", SHOWN)
 def test_values_that_make_no_model_are_refused_by_name(family: str) -> None:
@@ -196,6 +197,7 @@ def test_what_looks_at_numbers_is_built_with_large_options_too() -> None:
         assert {mixer.most for mixer in find_mixers(model).values()} == {2.0}
 
 
+@pytest.mark.slow
 def test_weights_are_fetched_once_and_not_for_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large number lets a model be built without memory first, and ``match`` for its shapes."""
     asked: list[str] = []
@@ -229,6 +231,7 @@ def test_the_memory_of_a_control_group_counts(
         assert memory.memory_of_this_machine() == whole
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", SHOWN.values())
 def test_a_last_layer_of_fewer_than_no_classes_is_refused(name: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from costs import cost, params
 
+pytestmark = pytest.mark.slow  # all of them together
+
 NO_TOKEN = {"class_token": False, "global_pool": "avg"}
 LATER = {"embed_dims": (64, 195, 402)}  # widths of the paper's CIFAR-100 run
 

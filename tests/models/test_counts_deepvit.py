@@ -11,6 +11,8 @@ from costs import cost, on_meta, params
 from each import together
 from keymix.models.deepvit import VARIANTS
 
+pytestmark = pytest.mark.slow  # all of them together
+
 # parameters; multiply-adds in G; what the paper prints of parameters, in M (Tables 1, 2, 4 and 6)
 ROWS = {
     "vit_12b_256": (8_406_248, 1.827, 8.15),

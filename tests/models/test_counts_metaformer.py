@@ -14,6 +14,8 @@ from costs import params as trainable
 from keymix.analysis.counting import run_counting
 from placements import CSKA, PLACEMENTS, SKA, A, C
 
+pytestmark = pytest.mark.slow  # all of them together
+
 
 def flops(name: str, **options: Any) -> str:
     return f"{cost(name, (3, 224, 224), **options).flops / 1e9:.3f}"
@@ -40,7 +42,6 @@ def summed(name: str, placement: tuple[str, ...]) -> tuple[int, str]:
     return sum(p for p, _ in parts), f"{2 * sum(m for _, m in parts) / 1e9:.3f}"
 
 
-@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("placement", PLACEMENTS, ids="/".join)
 def test_costs_of_a_placement(placement: tuple[str, ...]) -> None:
     params, cost, more_params, more_cost = PLACEMENTS[placement]

@@ -12,6 +12,8 @@ from costs import on_meta as meta
 from costs import params as trainable
 from each import together
 
+pytestmark = pytest.mark.slow  # all of them together
+
 PETITE = {"depth": 2, "embed_dim": 512, "num_heads": 8, "qkv_bias": False}
 SDSA = {
     "mixer": "spike_driven",

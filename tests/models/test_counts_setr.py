@@ -9,6 +9,8 @@ from costs import cost
 from costs import params as trainable
 from each import together
 
+pytestmark = pytest.mark.slow  # all of them together
+
 # printed parameters in M and multiply-adds in G; counted; how far apart they may be, of 1
 ROWS: list[tuple[str, float, float, int, int, float]] = [
     ("setr_qkv", 91.04, 21.07, 90_889_028, 21_044_070_400, 0.002),

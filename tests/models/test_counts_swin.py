@@ -26,6 +26,7 @@ ROWS: list[tuple[str, dict[str, Any], int, float | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "params", "flops"), ROWS)
 def test_parameters_and_multiply_adds_are_the_published(
     name: str, options: dict[str, Any], params: int, flops: float | None

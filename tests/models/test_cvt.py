@@ -113,6 +113,7 @@ RESIZABLE = [
 ]
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(("mixer", "policy"), RESIZABLE)
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (32, 16), (32, (48, 40))])

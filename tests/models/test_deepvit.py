@@ -247,6 +247,7 @@ def test_checkpointing_changes_no_statistics_either(options: dict[str, Any]) -> 
         assert torch.equal(states[1][key], value), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_shared_maps_are_one_graph(training: bool, shapes_checked: bool) -> None:
     if shapes_checked:

@@ -68,6 +68,7 @@ def test_a_match_needs_another_mixer() -> None:
 STAGED = ["cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32", "caformer_micro_32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize("mixer", ["static_key", "key_value"])
 def test_models_of_several_stages_come_near(name: str, mixer: str) -> None:
@@ -97,6 +98,7 @@ def test_spiking_mixers_come_near_self_attention(mixer: str) -> None:
     assert abs(found.params - target) < abs(own - target) / 5
 
 
+@pytest.mark.slow
 def test_swins_published_wide_row_is_what_the_rule_finds() -> None:
     """SKA Table 1's wide Swin fits heads of 42, and 42 comes nearest to the baseline."""
     with torch.device("meta"):

@@ -68,6 +68,7 @@ def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", MODELS)
 def test_a_described_model_is_shown_the_runs_images(name: str) -> None:

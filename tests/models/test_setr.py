@@ -193,6 +193,7 @@ def test_what_makes_no_model_is_refused(name: str, options: dict[str, Any], says
         create_model(name, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["resnet18", "convnext_atto", "mobilenetv3_small_050"])
 def test_a_backbone_of_timms_learns(backbone: str) -> None:
     torch.manual_seed(0)

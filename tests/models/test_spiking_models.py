@@ -204,6 +204,7 @@ def test_the_twin_without_spikes_learns() -> None:
     assert fits(model, 20) < 0.1
 
 
+@pytest.mark.slow
 def test_a_spiking_model_learns() -> None:
     assert fits(shrunk(MICRO, num_classes=4, time_steps=4).train(), 25) < 0.6
 
@@ -244,6 +245,7 @@ def test_the_shortcut_before_activation_is_another_model_of_as_many_parameters()
     assert all(p.grad.any() for p in embeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["drop_rate", "drop_path_rate"])
 @every_one
 def test_dropping_acts_in_training_alone(name: str, option: str) -> None:

@@ -63,6 +63,7 @@ def refused(model: nn.Module, source: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("mixer", KEYS)
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def test_a_runs_weights_tell_their_image_size(tmp_path: Path) -> None:
     same(mine, moved(theirs, (64, 16)))
 
 
+@pytest.mark.slow
 def test_the_model_asked_about_is_left_alone() -> None:
     mine = made("swin_micro_p2_32", 32)
     before = [(m.site, m.resize) for m in find_mixers(mine).values()]

@@ -21,6 +21,7 @@ MIXERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("mixer", "options"), MIXERS)
 def test_a_resampled_model_loads_where_one_was_built(

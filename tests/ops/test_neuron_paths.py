@@ -328,6 +328,7 @@ def test_inductor_is_the_reference(case: Case, shapes_checked: bool) -> None:
     agrees(Case(**{**vars(case), "shape": (3, 4, 2)}), "inductor")  # other sizes, as compiled
 
 
+@pytest.mark.slow
 def test_triton_is_the_reference_in_its_interpreter() -> None:
     triton = pytest.importorskip("triton")
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])

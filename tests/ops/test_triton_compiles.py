@@ -82,6 +82,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile_for_a_gpu(name: str, compiled: list[Any]) -> None:
     call(*CASES[name])
@@ -94,6 +95,7 @@ def test_kernels_compile_for_a_gpu(name: str, compiled: list[Any]) -> None:
     assert not re.findall(r"\bfma\b", compiled[0].asm["ptx"])
 
 
+@pytest.mark.slow
 def test_loads_and_stores_are_wide(compiled: list[Any]) -> None:
     for learned in ("", "layer"):
         call(Case(steps=4, shape=(2, 64, 16), learned=learned), torch.float32)

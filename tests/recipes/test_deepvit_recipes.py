@@ -75,6 +75,7 @@ def as_typed(words: list[str]) -> Recipe:
     return replace_path(recipes.get(words[0]), overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_is_the_one_the_name_says(name: str) -> None:
     count, mixed = MODELS[name]
@@ -84,6 +85,7 @@ def test_the_model_is_the_one_the_name_says(name: str) -> None:
     assert set(names(model)[len(names(model)) - mixed :]) <= {"re_attention"}
 
 
+@pytest.mark.slow
 def test_every_command_of_the_ablations_is_its_row() -> None:
     typed = commands("deepvit_imagenet")
     assert set(typed) == {"deepvit-24b", *COMMANDS}

@@ -95,6 +95,7 @@ def built(recipe: Recipe, classes: int) -> nn.Module:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_of_a_head_builds_its_row(name: str) -> None:
     typed = commands(name)

@@ -78,6 +78,7 @@ def test_the_model_is_the_one_the_recipe_names(name: str) -> None:
     assert trainable(model) == PARAMETERS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipe_builds_and_takes_a_step(name: str, tmp_path: Path) -> None:
     """The recipe's loss and optimiser on its model made small."""

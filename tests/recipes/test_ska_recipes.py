@@ -62,6 +62,7 @@ def mixers_of(model: nn.Module) -> list[str]:
     return [n for i, n in enumerate(names) if i == 0 or n != names[i - 1]]
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_is_the_one_the_name_says(name: str) -> None:
@@ -92,6 +93,7 @@ def test_imagenet_recipes_have_the_published_settings(name: str) -> None:
     assert recipe.data.image_size == 224
 
 
+@pytest.mark.slow
 def test_every_command_of_an_ablation_reads_and_is_its_row() -> None:
     data = load("digits", limit=50)
     for name in ("ska_ablation_placement", "ska_ablation_heads", "ska_ablation_activation"):

@@ -33,6 +33,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (PHONE, True)])
 def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, dark) -> None:
     visit(driver, page, width=width, dark=dark)
@@ -45,6 +46,7 @@ def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, 
     assert complaints(driver) == []
 
 
+@pytest.mark.slow
 def test_names_end_inside_their_chart(driver, page) -> None:
     for width in (WIDE, 700, PHONE, 320):
         visit(driver, page, width=width)

@@ -40,6 +40,7 @@ def test_the_page_is_offline_silent_and_no_wider_than_its_window(driver, pages, 
     assert complaints(driver) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_with_everything_unfolded(driver, pages):
     for width in (WIDE, PHONE, 900, 700, 320):
         visit(driver, pages["crowded"], width=width)
@@ -113,6 +114,7 @@ def test_on_paper_all_is_unfolded_light_and_without_controls(driver, pages):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "crowded"])
 def test_it_prints_to_pdf_and_is_folded_again(driver, pages, name):
     visit(driver, pages[name])

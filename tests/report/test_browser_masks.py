@@ -20,6 +20,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (PHONE, True)])
 def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, dark):
     visit(driver, page, width=width, dark=dark)

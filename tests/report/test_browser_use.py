@@ -17,6 +17,8 @@ from keymix.report.pictures import FULL, OPACITY
 from keymix.report.record import PackedMaps
 from keymix.report.views.attention import unpack
 
+pytestmark = pytest.mark.slow  # all of them together
+
 TAB, ENTER, SPACE = "\ue004", "\ue007", " "
 LEFT, UP, RIGHT, DOWN = "\ue012", "\ue013", "\ue014", "\ue015"
 

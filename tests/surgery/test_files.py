@@ -52,6 +52,7 @@ def test_a_run_of_ours_keeps_the_mixers_that_were_not_swapped(tmp_path: Path) ->
     close(answer(base, x), answer(model, x))
 
 
+@pytest.mark.slow
 def test_a_file_brings_how_its_weights_were_shown_images(tmp_path: Path) -> None:
     model = tiny("keymix_vit")
     record = SimpleNamespace(

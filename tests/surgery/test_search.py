@@ -82,6 +82,7 @@ def by_hand(model: nn.Module, layers: list[int], labels: Tensor) -> tuple[float,
     )
 
 
+@pytest.mark.slow
 def test_every_step_is_what_a_swap_of_its_layers_gives(
     model: nn.Module, labels: Tensor, found: tuple[Search, list[Search]]
 ) -> None:
@@ -139,6 +140,7 @@ def test_the_model_is_left_as_it_was(model: nn.Module, labels: Tensor) -> None:
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 6])
 def test_a_search_that_was_stopped_goes_on_where_it_was(
     model: nn.Module,
@@ -196,6 +198,7 @@ def test_a_search_leaves_no_hooks(labels: Tensor) -> None:
     assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in own.modules()] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", ["params", "macs", "latency"])
 def test_shares_are_of_the_original_attention(cost: Cost) -> None:
     sizes = {"depths": (1, 1, 1, 1), "dims": (8, 8, 32, 64), "img_size": 32}
@@ -314,6 +317,7 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
     assert not pages.shows_times(replace(before.steps[1], latency_verdict="busy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verdict", ["different", "busy"])
 def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
     verdict: str, model: nn.Module, labels: Tensor, monkeypatch: pytest.MonkeyPatch

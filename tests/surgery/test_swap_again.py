@@ -16,6 +16,7 @@ from mixer_cases import stir
 from tolerances import close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixer", "option"),
     [("pooling", {"pool_size": 5}), ("sep_conv", {"kernel_size": 5, "expansion": 1.5})],
@@ -41,6 +42,7 @@ def test_a_named_path_stays_with_its_own_mixer_only() -> None:
     assert [mixer.backend for mixer in paths][:3] == ["reference", "auto", "reference"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["static_key", "conv_static_key"])
 @pytest.mark.parametrize("name", ["timm_vit", "timm_vit_no_prefix"])
 def test_learned_keys_that_were_copied_are_not_said_to_start_afresh(name: str, mixer: str) -> None:

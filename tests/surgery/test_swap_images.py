@@ -32,6 +32,7 @@ def naflex() -> nn.Module:
     return out
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("mixer", ["softmax", "static_key"])
@@ -40,6 +41,7 @@ def test_a_model_of_one_size_is_shown_no_other(name: str, mixer: str) -> None:
     refused(tiny(name), words, mixer, calibration=images(larger(name)))
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["softmax", "pooling"])
@@ -65,6 +67,7 @@ def test_a_model_that_tells_no_grid_is_shown_any_size() -> None:
     assert torch.allclose(answer(model, x), before)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "static_key_re_attention"])
@@ -81,6 +84,7 @@ def test_new_keys_that_are_not_estimated_are_shown_no_other_size_either(name: st
     refused(tiny(name), words, "static_key", init="fresh", calibration=images(larger(name)))
 
 
+@pytest.mark.slow
 def test_keys_that_sit_in_a_model_bind_it_to_its_size() -> None:
     model = tiny("timm_metaformer")
     swap(model, "static_key", 3)
