@@ -9,7 +9,7 @@ then stands in the record of a run's data, and goes over that here, so that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from timm.models import get_model_traits
 from torch import nn
@@ -19,6 +19,7 @@ from keymix.hosts.encoded import encoder_of
 Config = dict[str, Any]
 
 
+@runtime_checkable
 class TrainedOn(Protocol):
     """What the record of a run's data says of images and classes."""
 
