@@ -13,12 +13,7 @@ from keymix.mixers.registry import create_mixer, get_mixer_class, list_mixers
 from mixer_cases import ARITHMETIC, DEVICE, DIM, GRID, each_options, gradients, make, tokens
 from tolerances import FLIPPED, close
 
-# a quick run takes one that maps, one that mixes maps, one that convolves and one that spikes
-QUICK = ("softmax", "re_attention", "conv_static_key", "qk_token")
-every_mixer = pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in list_mixers()],
-)
+every_mixer = pytest.mark.parametrize("name", list_mixers())
 
 NARROW = torch.bfloat16 if torch.float64 == ARITHMETIC else ARITHMETIC
 

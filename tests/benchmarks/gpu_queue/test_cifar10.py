@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import forkserver
 from gpu_queue.cifar10_report import assemble
 from gpu_queue.job import Context, Unfinished
 from gpu_queue.jobs import cifar10
@@ -53,15 +54,24 @@ def context(root: Path, name: str, results: Results) -> Context:
     )
 
 
-@pytest.fixture(scope="module")
-def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
-    """Every step of the dry run, one after the other."""
-    root, results, backend = tmp_path_factory.mktemp("dry"), {}, forward._BACKEND
+def measure_all(root: Path) -> None:
+    """Measure every step of the dry run, one after the other."""
+    results: Results = {}
     for step in JOB.steps(True):
         told = step.measure(context(root, step.name, dict(results)))
         results[step.name] = json.loads(json.dumps(told, allow_nan=False))
-    forward._BACKEND = backend  # which a dry run replaces
-    return root / "keep", results
+    (root / "results.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+    """The dry run, in a process that forks others to train: nothing was trained in it before."""
+    root = tmp_path_factory.mktemp("dry")
+    process = forkserver().Process(target=measure_all, args=(root,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return root / "keep", json.loads((root / "results.json").read_text())
 
 
 def test_the_dry_run_leaves_results_small_files_and_a_section(dry: tuple[Path, Results]) -> None:
