@@ -198,7 +198,7 @@ class CollapseReading:
         similar: Share of similar columns above which a block is like the one before.
         unique: Share below which a block is "unique".
         nearest: How many nearest blocks a block was compared with.
-        verdict: What it comes to, in words.
+        verdict: What was found, in words.
         similar_blocks: Blocks like the one before.
         blocks_like_nearest: Blocks like the nearest ones.
         unique_blocks: The last unique block of each group.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study of attention collapse found, and what it comes to in words, with the evidence."""
+"""What a study of attention collapse found: the verdict in words, with the evidence."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Collapse:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What it comes to, in words."""
+        """What was found, in words."""
         return verdict_of(self)
 
     def reading(self) -> CollapseReading:

@@ -71,7 +71,7 @@ class MixerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """SKA Table 6: a formula beside the count of the mixer without biases.
+    """SKA Table 6: a formula and the count of the mixer without biases.
 
     Attributes:
         mixer: The mixer's name here.
@@ -164,7 +164,7 @@ class WeightRow:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyValueRow:
-    """Table 1 of key-value attention: the paper's formula beside counts.
+    """Table 1 of key-value attention: the paper's formula, and counts.
 
     Attributes:
         mixer: The mixer here, with its options.
@@ -195,7 +195,7 @@ class KeyValueRow:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRow:
-    """QKFormer's Table 1: orders as printed, beside what our mixer's attention takes.
+    """QKFormer's Table 1: orders as printed, and what our mixer's attention takes.
 
     Attributes:
         mixer: The mixer here, with its options.
@@ -290,12 +290,12 @@ class Complexity:
         format: Version of the record.
         setting: Sizes and conditions.
         mixers: Which mixers, and the reason of those that could not be counted.
-        formulas: SKA Table 6: formulas beside counts.
+        formulas: SKA Table 6: formulas and counts.
         by_tokens: SKA Fig. 4, left: multiply-adds a parameter against N.
         by_dim: SKA Fig. 4, right: the same against D.
         weights: SKA Table 7 for every mixer.
         key_value: Table 1 of key-value attention.
-        orders: QKFormer's Table 1: orders of growth beside counts of the attention alone.
+        orders: QKFormer's Table 1: orders of growth, and counts of the attention alone.
         scaling: Latency and peak memory against N.
         complete: Whether all tokens asked for have been measured.
     """

@@ -55,7 +55,7 @@ VERDICT_SEEDS = 5
 """Pairs of runs from which on a verdict is given."""
 
 FEW_CASES = 20
-"""Below so many test cases the interval is called rough."""
+"""With fewer test cases, a note says that the interval is rough."""
 
 Verdict = Literal["better", "worse", "no difference shown", "no verdict"]
 FloatArray = npt.NDArray[np.float64]
@@ -342,7 +342,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def no_better_than_chance(top1: float, *, classes: int, images: int) -> bool:
     """Tell whether an accuracy lies within two standard errors of chance, or below.
 
-    Chance is 1 / classes, its standard error over so many images sqrt(p (1 - p) / images).
+    Chance is 1 / classes, its standard error over the images sqrt(p (1 - p) / images).
 
     Args:
         top1: Share of right answers.

@@ -298,6 +298,7 @@ def _model(
     """Record a model; its arrays go to the others."""
     from keymix.analysis.attention_record import AttentionLayer, AttentionModel, RolledOut
     from keymix.analysis.capture import At
+    from keymix.analysis.study_record import joined
 
     def place(query: Asking, layout: Any) -> tuple[int, int] | None:
         if not isinstance(query, At):
@@ -335,11 +336,9 @@ def _model(
         arrays[f"m{i}.rollout"] = seen.rollout
         tokens = layout.prefix + layout.grid[0] * layout.grid[1]
         rolled = RolledOut(array=f"m{i}.rollout", tokens=tokens, layers=seen.rolled, of=seen.of)
-    return AttentionModel(
-        label=one.label,
-        name=one.name,
-        weights=one.weights,
-        random=one.weights == models_and_images.RANDOM,
+    return joined(
+        AttentionModel,
+        one.studied(),
         photos=f"m{i}.photos",
         layers=tuple(layers),
         missing=seen.missing,

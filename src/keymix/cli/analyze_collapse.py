@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from keymix.cli import console, out_folder
 from keymix.cli.frames import refuse_frames, spikes_instead
 from keymix.cli.models_and_images import (
-    RANDOM,
     add_arguments,
     load_images,
     load_models,
@@ -167,12 +166,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> Collaps
     return joined(
         CollapseStudy,
         found.reading(),
-        label=loaded.label,
-        name=loaded.name,
-        weights=loaded.weights,
-        random=loaded.weights == RANDOM,
-        origin=images.origin,
-        left_out=dict(images.left_out),
+        loaded.studied_on(images),
     )
 
 

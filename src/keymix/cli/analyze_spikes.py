@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console, out_folder
 from keymix.cli.models_and_images import (
-    RANDOM,
     add_arguments,
     load_images,
     load_models,
@@ -216,12 +215,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> SpikesS
     return joined(
         SpikesStudy,
         found.reading(),
-        label=loaded.label,
-        name=loaded.name,
-        weights=loaded.weights,
-        random=loaded.weights == RANDOM,
-        origin=images.origin,
-        left_out=dict(images.left_out),
+        loaded.studied_on(images),
         notes=(*_at_chance(loaded), *found.notes),
         raster_image=raster_image,
         photo=photo,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from keymix.analysis.study_record import ModelOnImages, StudiedModel, joined
 from keymix.data.specs import task_name
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError, one_line
@@ -72,6 +73,20 @@ class Loaded:
     weights: str
     view: View
     run: Run | None
+
+    def studied(self) -> StudiedModel:
+        """Return what a record says of it."""
+        random = self.weights == RANDOM
+        return StudiedModel(label=self.label, name=self.name, weights=self.weights, random=random)
+
+    def studied_on(self, images: Images) -> ModelOnImages:
+        """Return what a record says of it and of images that it was shown."""
+        return joined(
+            ModelOnImages,
+            self.studied(),
+            origin=images.origin,
+            left_out=dict(images.left_out),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
