@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from keymix.compare import execute
 from keymix.compare.estimate import Trial
 from keymix.compare.events import Event, Job
 from keymix.compare.execute import NewEpochs, Pending, Schedule
-from keymix.errors import WriteError
+from keymix.errors import Interrupted, WriteError
 from keymix.train.files import METRICS
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
@@ -146,6 +148,43 @@ def test_a_full_disk_ends_the_schedule(tmp_path: Path) -> None:
     schedule = Schedule([job(tmp_path, seed) for seed in (0, 1)], lambda event: None)
     with ThreadPoolExecutor(1) as executor, pytest.raises(WriteError, match="no space"):
         schedule.run(executor, train=train)
+
+
+class AtRest(ByHand):
+    """Stands in for worker processes; nothing runs."""
+
+    def __init__(self, slots: int, **options: Any) -> None:
+        super().__init__()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future, _ in self.calls:
+            future.cancel()
+
+    def kill_workers(self) -> None:
+        pass
+
+
+def test_a_signal_ends_no_wait_for_futures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Raised within, it could leave a future's lock taken for good: it is looked at afterwards.
+    waited = []
+
+    def moment(pending: Pending) -> Pending:
+        signal.raise_signal(signal.SIGINT)
+        waited.append(True)
+        return []
+
+    monkeypatch.setattr(execute, "WorkerExecutor", AtRest)
+    monkeypatch.setattr(execute, "wait_a_moment", moment)
+    with pytest.raises(Interrupted, match="1 of 1 runs"):
+        execute.run_side_by_side(
+            [job(tmp_path, 0)],
+            processes=1,
+            threads=1,
+            imports=(),
+            logs=tmp_path / "logs",
+            watch=lambda event: None,
+        )
+    assert waited == [True]
 
 
 def test_epochs_that_were_there_are_not_new(tmp_path: Path) -> None:
