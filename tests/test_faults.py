@@ -153,6 +153,7 @@ def test_numbers_choose_faults_and_tests_run_without_any(
         run(toy, FOUND, "--only", "9")
 
 
+@pytest.mark.slow
 def test_tests_that_take_too_long_are_ended_and_not_counted(
     toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

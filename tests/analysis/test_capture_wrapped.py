@@ -83,6 +83,7 @@ class Turned(nn.Module):
         return x.mT
 
 
+@pytest.mark.slow
 def test_blocks_compiled_one_by_one_are_read() -> None:
     model: Any = vit()
     x = images()

@@ -43,6 +43,7 @@ def test_column_cosines_are_equation_2() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention"])
 @pytest.mark.parametrize("pairs", ["adjacent", "all"])
 def test_similarity_is_the_mean_of_equation_2(mixer: str, pairs: str, images: Tensor) -> None:

@@ -48,6 +48,7 @@ def test_printed_ratios_are_quotients_of_the_printed_formulas(formula) -> None:
         assert Fraction(formula.macs(n, d), formula.params(n, d)) == formula.ratio(n, d)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(("tokens", "dim", "heads"), [(12, 24, 3), (256, 256, 8), (49, 64, 4)])
 @pytest.mark.parametrize("formula", TABLE_6, ids=lambda f: f.mixer)
@@ -172,6 +173,7 @@ def test_key_value_formulas_are_those_of_table_1() -> None:
     assert complexity_formulas.GLOBAL == "spatially global"
 
 
+@pytest.mark.slow
 @few_sizes
 def test_a_mixer_that_cannot_be_built_is_listed_with_the_reason() -> None:
     mixer = registered("square_only")

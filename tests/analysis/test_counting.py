@@ -73,6 +73,7 @@ def test_caformer_s18_has_its_published_cost() -> None:
     assert c.flops / 1e9 == pytest.approx(8.214, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_fused_and_unfused_attention_cost_the_same() -> None:
     counts: list[Count] = []
     for fused in (True, False):
@@ -88,6 +89,7 @@ def test_fused_and_unfused_attention_cost_the_same() -> None:
     assert fused_count.activation_bytes < plain.activation_bytes  # no map is kept
 
 
+@pytest.mark.slow
 def test_cpu_attention_is_counted_where_pytorch_lacks_the_formula(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,6 +234,7 @@ def test_frozen_parameters_are_not_counted_and_shared_ones_once() -> None:
     assert count(net, input_size=(2, 4)).params == 16 + 4 + 4
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_is_counted() -> None:
     with torch.device("meta"):
         on_meta = timm.create_model("vit_tiny_patch16_224", img_size=64)
@@ -252,6 +255,7 @@ def test_a_model_that_looks_at_numbers_is_run_instead() -> None:
     assert (c.macs, c.activation_bytes) == (4 * 8 * 8, 4 * 8 * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
 def test_saved_bytes_are_those_of_a_real_training_pass(name: str) -> None:
     options = {"img_size": 64} if name.startswith("vit") else {}

@@ -65,6 +65,7 @@ def plain_attention() -> Iterator[None]:
     set_fused_attn(True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_attention")
 @pytest.mark.parametrize("name", models())
 def test_a_family_is_counted_as_pytorch_counts_it(name: str) -> None:
@@ -82,6 +83,7 @@ def test_a_family_is_counted_as_pytorch_counts_it(name: str) -> None:
     assert counted.flops == theirs.get_total_flops() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "size"),
     [

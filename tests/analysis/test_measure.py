@@ -135,6 +135,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "subprocess", SimpleNamespace(run=run))
 
 
+@pytest.mark.slow
 @needs_proc
 def test_peak_memory_is_what_the_passes_hold_and_a_process_that_dies_leaves_the_reason() -> None:
     """The only fresh process of these tests; the model after the one that is measured ends it."""
@@ -159,6 +160,7 @@ def test_peak_memory_is_what_the_passes_hold_and_a_process_that_dies_leaves_the_
     assert "ended with -6" in peaks["fatal"].note
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.usefixtures("in_this_process")
 def test_a_model_is_measured_by_name() -> None:
@@ -238,6 +240,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "CLOCK", clock)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("simulated")
 def test_a_slow_spell_of_the_machine_leaves_the_ratio() -> None:
     told = measure_paired(Working(0.01), Working(0.02), (2,), repeats=12)

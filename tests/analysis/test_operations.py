@@ -125,6 +125,7 @@ def _free_layers() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(("layer", "size", "macs"), _free_layers())
 def test_norms_pools_pads_and_resampling_are_free(

@@ -95,6 +95,7 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_ORDER", random.Random(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0021, 0.012])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_pass_is_not_called_different_from_itself(
@@ -207,6 +208,7 @@ def test_every_round_times_all_equally_often_in_an_order_of_its_own(
     assert sorted(turns.samples["a"].wall)[30] == pytest.approx(0.001, rel=0.02)
 
 
+@pytest.mark.slow
 def test_comparisons_that_are_read_together_share_the_level() -> None:
     base = [1.0 + 0.001 * i for i in range(12)]
     other = [1.3 * each for each in base]

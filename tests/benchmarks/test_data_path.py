@@ -14,6 +14,7 @@ import torch
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "data_path.py"
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_shares_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     bench = runpy.run_path(str(SCRIPT))
     words = "--model vit_micro_p4_32 --batch-size 8 --steps 2 --repeats 2 --workers 1 --device cpu"

@@ -15,6 +15,7 @@ import keymix
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "plain_baselines.py"
 
 
+@pytest.mark.slow
 def test_both_learn_the_digits(capsys: pytest.CaptureFixture[str]) -> None:
     script = runpy.run_path(str(SCRIPT))
     words = ["--data", "digits", "--limit", "1000", "--epochs", "6", "--seeds", "1"]

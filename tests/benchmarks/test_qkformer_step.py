@@ -13,6 +13,7 @@ from keymix.layers.spiking_block import why_plain
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "qkformer_step.py"
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_ratios_to_spikingjelly(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

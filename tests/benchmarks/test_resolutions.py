@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "resolutions.py"
 
 
+@pytest.mark.slow
 def test_the_benchmark_scores_every_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def measured(builds: Mapping[str, Build], shape: Sequence[int], **how: Any) -> d
     }
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_ratios_to_the_same_encoder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

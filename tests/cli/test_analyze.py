@@ -47,6 +47,7 @@ def lines(text: str) -> dict[str, list[list[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     run("--tokens", "4,6")
     out, err = capsys.readouterr()
@@ -90,6 +91,7 @@ def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"machine", "packages", "threads"} <= set(record["environment"])
 
 
+@pytest.mark.slow
 def test_files_are_written_and_replaced_only_when_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

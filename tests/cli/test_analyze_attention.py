@@ -50,6 +50,7 @@ def read(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return record, dict(np.load(out / "maps.npz"))
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def test_heads_stand_apart_and_class_tokens_are_asked_where_they_are(
     assert layer["prefix_share"] == pytest.approx(kept.mean(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_even_attention_in_windows_is_one_over_the_keys_of_a_window(
     photos: Path, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_terminal_gets_words_and_the_table_of_the_paper(
         assert told in out
 
 
+@pytest.mark.slow
 def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [str(run), *DIGITS, "--out", str(out)]
@@ -241,6 +242,7 @@ def run_on_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_on_events_is_shown_frames_of_its_recordings(
     run_on_events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def _no_fresh_process(monkeypatch) -> None:
     monkeypatch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_fresh_process")
 def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, capsys):
     out = tmp_path / "out"
@@ -116,6 +117,7 @@ def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, c
     assert told["failed"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_fresh_process")
 def test_a_mixer_of_ones_own_is_compared_by_import(tmp_path, capsys):
     own = Path(tmp_path) / "my_mixer.py"

@@ -56,6 +56,7 @@ def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["params"] == count(model).params
 
 
+@pytest.mark.slow
 def test_an_image_size_keeps_the_channels_that_the_model_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -76,6 +77,7 @@ def test_several_mixers_get_a_line_of_totals_each(capsys: pytest.CaptureFixture[
     ]
 
 
+@pytest.mark.slow
 def test_matched_mixers_are_as_wide_as_the_model_that_trains(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -93,12 +95,14 @@ def test_matched_mixers_are_as_wide_as_the_model_that_trains(
     assert (record["inner_width"], record["params"]) == (wide[1], int(wide[2]))
 
 
+@pytest.mark.slow
 def test_any_timm_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(run(capsys, "vit_tiny_patch16_224", "--json"))["macs"] == 1_253_683_200
     small = json.loads(run(capsys, "resnet18", "--input-size", "1,32,32", "--json"))
     assert small["input_size"] == [1, 32, 32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "macs"),
     # 0.06 and 6.9 billion are published

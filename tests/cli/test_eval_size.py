@@ -38,6 +38,7 @@ def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     return scores
 
 
+@pytest.mark.slow
 def test_another_size_is_scored_by_either_policy(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

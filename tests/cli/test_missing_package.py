@@ -51,6 +51,7 @@ def test_no_fault_of_our_own_is_called_a_missing_package(
         main(["verb"])
 
 
+@pytest.mark.slow
 def test_a_checkout_trains_and_compares_without_what_few_machines_have() -> None:
     """One place asks for jsonargparse, ``keymix train --help``; none for SpikingJelly."""
     asked = {

@@ -83,6 +83,7 @@ def test_a_damaged_image_is_named_and_left_out(photos: Path) -> None:
         list(alone.batches(4))
 
 
+@pytest.mark.slow
 def test_random_weights_are_told_and_the_same_each_time(run: Path) -> None:
     said: list[str] = []
     models = load_models([NAME, str(run)])

@@ -58,6 +58,7 @@ def record(folder: Path) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_swap_gives(trained: str, swapped: Path) -> None:
     run = load_run(trained)
     model, seen = run.model_and_data()
@@ -104,6 +105,7 @@ def test_the_command_it_names_recovers_with_the_original_as_teacher(swapped: Pat
     assert recovered.recipe.model.mixer == load_run(swapped).recipe.model.mixer
 
 
+@pytest.mark.slow
 def test_the_terminal_gets_the_layers_and_the_sentence(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
     assert json.loads(capsys.readouterr().out)["held_out"] == 8
 
 
+@pytest.mark.slow
 def test_a_stopped_search_goes_on_and_tells_every_step(
     trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_stopped_search_goes_on_and_tells_every_step(
     assert [i for i, name in enumerate(names) if name == "static_key"] == told["search"]["layers"]
 
 
+@pytest.mark.slow
 def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_path: Path) -> None:
     weights = tmp_path / "own.safetensors"
     assert (
@@ -252,6 +256,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_loads(
     assert "loading" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_swap_killed_while_it_writes_is_done_again(
     trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_arguments_of_spiking_models_are_found_where_they_are(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_counts_are_of_all_steps_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {t: count(create_model("qkformer_micro_32", time_steps=t)).macs for t in (2, 4)}
     for words, steps in (((), 4), (("--time-steps", "2"), 2)):

@@ -161,6 +161,7 @@ def test_differences_are_paired_by_seed(done):
     assert row["verdict"] == "no verdict"
 
 
+@pytest.mark.slow
 def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
     first = small(tmp_path / "out", controls=False)
     stamp = (first.out / "runs/softmax/seed0/summary.json").stat().st_mtime_ns
@@ -181,6 +182,7 @@ def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
     assert len(grown.record.runs) == 6
 
 
+@pytest.mark.slow
 def test_another_comparison_is_refused_and_overwrite_deletes_only_its_own_files(finished, tmp_path):
     out = Path(shutil.copytree(finished, tmp_path / "out"))
     note = out / "runs" / "softmax" / "note.txt"
@@ -209,6 +211,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
         small(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
     path = brittle(tmp_path, "raises", 'raise KeyError("a bug of mine")')
     result = small(
@@ -224,6 +227,7 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
     assert "a bug of mine" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
     seen: list[str] = []

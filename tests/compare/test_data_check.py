@@ -68,6 +68,7 @@ def done(root: Path, events: list[Event], tmp_path_factory) -> Comparison:
     return compared(root, tmp_path_factory.mktemp("comparison") / "out", events)
 
 
+@pytest.mark.slow
 def test_findings_are_told_before_the_first_run_and_kept(done: Comparison, events) -> None:
     kinds = [event.kind for event in events]
     notes = [event.text for event in events if event.kind == "note"]
@@ -91,6 +92,7 @@ def test_the_page_and_the_result_begin_with_them(done: Comparison, capsys) -> No
     assert "falsifies results: images with more than one label (1)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_is_read_and_not_made_again(done: Comparison, root: Path, monkeypatch) -> None:
     def again(*_: Any) -> None:
         raise AssertionError("checked again")

@@ -106,6 +106,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, **call: object) -> tuple[Plan, list[s
     return plans[0], said
 
 
+@pytest.mark.slow
 def test_recordings_are_compared_without_more_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_what_is_named_is_taken_without_a_word(
     assert not any("is taken" in text for text in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "told"),
     [

@@ -120,6 +120,7 @@ def watched(out: Path, **more: Any) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 def test_it_is_told_before_the_first_run_and_not_when_all_are_done(tmp_path, monkeypatch):
     steady = Trial(step=0.1, image=0.001, epoch=0.1)
     monkeypatch.setattr("keymix.compare.estimate.try_out", lambda *args, **more: steady)
@@ -144,6 +145,7 @@ def test_it_is_told_before_the_first_run_and_not_when_all_are_done(tmp_path, mon
     assert told.estimate.after < estimate.after  # costs are measured already
 
 
+@pytest.mark.slow
 def test_a_mixer_that_breaks_is_left_out_of_the_estimate(tmp_path):
     path = brittle(tmp_path, "untimed", 'raise RuntimeError("no step of mine")')
     events = watched(
@@ -154,6 +156,7 @@ def test_a_mixer_that_breaks_is_left_out_of_the_estimate(tmp_path):
     assert [event.mixer for event in events if event.kind == "failed"] == ["brittle_untimed"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_side_by_side_it_is_told_once_and_a_worker_that_dies_takes_one_run_with_it(tmp_path):
     path = brittle(tmp_path, "exits", "import os; os._exit(7)")

@@ -213,6 +213,7 @@ def test_killed_workers_stay_dead(make: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     places = os.pathsep.join([str(Path(toy_calls.__file__).parent), os.environ["PYTHONPATH"]])
     parent = subprocess.Popen(

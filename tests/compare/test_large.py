@@ -112,6 +112,7 @@ def large(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monkeypatch):
     def gone(config: Any) -> None:
         raise UserError("the images are elsewhere")

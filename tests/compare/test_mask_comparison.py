@@ -55,6 +55,7 @@ def answers_of(done: Comparison, run: dict[str, Any]) -> dict[str, np.ndarray]:
         return {name: stored[name][order] for name in stored}
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_pixels_of_all_test_images(done):
     record = to_json(done.record)
     assert record["task"] == "segmentation"
@@ -160,6 +161,7 @@ def test_progress_tells_what_was_validated(done, events):
         assert event.value == pytest.approx(line["val_jaccard"])
 
 
+@pytest.mark.slow
 def test_a_page_made_anew_is_the_same_and_without_images_keeps_its_pictures(
     done, tmp_path, monkeypatch
 ):

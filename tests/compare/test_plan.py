@@ -150,6 +150,7 @@ def test_without_a_deaf_mixer_the_class_token_stays(digits):
     assert plan.recipe.model.global_pool is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pooling", "unheard"),
     [
@@ -268,6 +269,7 @@ def test_nearest_takes_ties_to_the_smaller():
     assert nearest(25, lambda w: 10 * w, 6, 0, -1) == 2
 
 
+@pytest.mark.slow
 def test_matched_width_is_the_best_of_all_heads_then_of_all_widths(digits):
     plan = _plan(digits, "mhsa,kv", match="params", controls=False)
     target = plan.entrants[0].params
@@ -306,6 +308,7 @@ def test_matching_leaves_the_baseline_and_larger_mixers_as_they_are(digits):
     assert "control" in plan.entrants[3].note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "own", "mixed"),
     [

@@ -38,6 +38,7 @@ def but(record: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in keys}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [(), ("results.json",), ("results.json", "costs.json")])
 def test_it_is_the_same_but_for_the_time_and_costs_that_were_lost(done, lost):
     first, table = record_of(done), (done / "results.csv").read_bytes()
@@ -142,6 +143,7 @@ def test_a_run_trained_where_the_images_lie_elsewhere_is_read(done):
     assert rebuild(done).failed == []
 
 
+@pytest.mark.slow
 def test_a_failure_keeps_its_reason(tmp_path):
     path = brittle(tmp_path, "kept", 'raise KeyError("a bug of mine")')
     small(tmp_path / "out", mixers="mhsa,brittle_kept", controls=False, imports=[path])
@@ -212,6 +214,7 @@ def test_what_is_no_comparison_is_told_in_one_line(finished, place, told, capsys
     assert told in line
 
 
+@pytest.mark.slow
 def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
     shutil.rmtree(done / "runs/identity/seed0")
     assert main(["report", str(done)]) == 0
@@ -246,6 +249,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(values), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
     done, tmp_path, monkeypatch, capsys
 ):
@@ -308,6 +312,7 @@ def test_a_plan_that_was_tampered_with_is_refused_by_what_is_wrong(done, what):
         rebuild(done)
 
 
+@pytest.mark.slow
 def test_only_runs_in_the_folder_are_thrown_away(done, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -334,6 +339,7 @@ def spoil(path: Path, how: str) -> None:
 RUN = "runs/static_key/seed0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("name", ["results.json", "costs.json", "results.csv"])
 def test_a_damaged_record_of_a_comparison_is_written_again(done, name, how):
@@ -346,6 +352,7 @@ def test_a_damaged_record_of_a_comparison_is_written_again(done, name, how):
     assert len((done / "results.csv").read_text().splitlines()) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz"])
 def test_a_run_that_lost_its_answers_is_named_with_the_remedy(done, name, how):
@@ -356,6 +363,7 @@ def test_a_run_that_lost_its_answers_is_named_with_the_remedy(done, name, how):
     assert "keymix compare" in failed["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "recipe.json"])
 def test_a_run_that_lost_part_of_its_record_stays_in_the_comparison(done, name, how, capsys):
@@ -371,6 +379,7 @@ def test_a_run_that_lost_part_of_its_record_stays_in_the_comparison(done, name, 
         assert "has gaps" in (done / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz", "environment.json"])
 def test_a_comparison_that_goes_on_writes_damaged_files_again(done, name):
     first = record_of(done)

@@ -61,6 +61,7 @@ def compiled_is_eager(name: str, options: dict[str, Any], backend: str) -> None:
             close(grad, wanted[1][name])
 
 
+@pytest.mark.slow
 @every_mixer
 def test_a_mixer_is_one_graph(name: str) -> None:
     compiled_is_eager(name, {}, "aot_eager")
@@ -72,6 +73,7 @@ def varied(name: str, *, masked: bool) -> dict[str, Any]:
     return {key: VARIED[key] for key in mixer_options(name) if key in VARIED.keys() - refused}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "masked"),
     [
@@ -94,6 +96,7 @@ def test_a_mixer_with_its_options_is_one_graph(name: str, masked: bool) -> None:
     close(torch.compile(mixer, backend="aot_eager", fullgraph=True)(x), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in list_mixers() if "backend" in mixer_options(n)])
 def test_a_mixer_under_a_mask_in_windows_is_one_graph(name: str) -> None:
     mixer = make(name, windows=2)
@@ -111,6 +114,7 @@ def test_inductor_computes_the_same(name: str) -> None:
     compiled_is_eager(name, {}, "inductor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [quick(name) for name in list_mixers()])
 def test_a_mixer_exports(name: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()

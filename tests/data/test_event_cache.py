@@ -131,6 +131,7 @@ def lose_frames(root: Path) -> None:
     (root / ".keymix" / f"{STEM}.npy").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [flip_a_count, cut, grow, spoil_header, spoil_manifest, lose_frames]
 )
@@ -235,6 +236,7 @@ def test_a_stop_while_frames_are_made_leaves_nothing(
     assert [p.name for p in (root / ".keymix").iterdir() if "lock" not in p.name] == ["sensor.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "kind"), [(255, np.uint8), (256, np.uint16), (70_000, np.uint32)]
 )

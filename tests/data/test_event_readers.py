@@ -256,6 +256,7 @@ def test_an_npz_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
     refusal(zipped(tmp_path / "text.npz", t=b"no array at all", **few))
 
 
+@pytest.mark.slow
 def test_large_recordings_pass(tmp_path: Path) -> None:
     count = (16 << 20) // 8 + 100
     t = np.arange(count)

@@ -45,6 +45,7 @@ def acted() -> dict[str, list[bool]]:
     }
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", FIVE)
 def test_each_acts_on_half_of_the_images_and_its_flag_alone_switches_it(name: str) -> None:

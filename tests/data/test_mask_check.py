@@ -376,6 +376,7 @@ def filled(root: Path, split: str, *values: int) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "values", "culprit"),
     [

@@ -73,6 +73,7 @@ def test_the_table_of_quantiles_is_read_between_its_knots(alpha: float) -> None:
     torch.testing.assert_close(share[middle], exact[middle], atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "height", "width"), [(1.0, 8, 8), (0.5, 6, 11), (3.0, 8, 8)])
 def test_cutmix_boxes_are_distributed_as_torchvision_s(
     alpha: float, height: int, width: int

@@ -224,6 +224,7 @@ def unpacked() -> Iterator[Any]:
         pa.set_memory_pool(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", [{"row_group_size": 1}, {}, {"use_dictionary": False}], ids=str)
 def test_a_small_file_fills_no_memory(
     make_parquet, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]

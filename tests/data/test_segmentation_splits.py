@@ -212,6 +212,7 @@ def test_mean_and_deviation_are_those_of_the_training_pixels(
         assert all((abs(found[other][0] - mean) > 1e-4).all() for other in ("val", "test"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [True, False])
 def test_the_fingerprint_is_of_images_and_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool

@@ -53,6 +53,7 @@ def test_shifted_windows_refuse_what_the_page_says(mixer: str) -> None:
     keymix.create_model("swin_micro_p2_32", mixer=mixer, shifted=False)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("mixer", keymix.list_mixers(domain="dense"))
 def test_every_mixer_sits_in_cvt_and_cait_and_caformer_and_setr(mixer: str) -> None:

@@ -45,6 +45,7 @@ def image(height: int, width: int) -> Tensor:
     return torch.randn(2, 3, height, width, generator=noise, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(("mixer", "options"), PLACED)
 @pytest.mark.parametrize("name", NAMES)

@@ -89,6 +89,7 @@ def calls(
     return seen
 
 
+@pytest.mark.slow
 @together
 @ALL
 @pytest.mark.parametrize("head", ["ForImageClassification", "Model"])

@@ -120,6 +120,7 @@ def test_a_changed_block_takes_no_mixer(change: str, stage: int, mixer: str) -> 
     refused(model, words.format(rf"stages\.{stage}\.blocks\.1"), mixer, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_neighbour_is_left_alone_or_told(change: str) -> None:
     """Where the stage hands on images a neighbour stays as it is; one of tokens cannot."""

@@ -43,6 +43,7 @@ def test_only_what_a_user_cannot_mend_is_kept_from_him(monkeypatch: pytest.Monke
     assert [str(w.message) for w in seen] == ["the table is odd", inner[1]]
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("resize", ["pool_values", None])
 @pytest.mark.parametrize(

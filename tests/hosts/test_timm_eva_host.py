@@ -185,6 +185,7 @@ def test_activation_checkpointing_turns_alike(kind: str) -> None:
         close(b.grad, a.grad)
 
 
+@pytest.mark.slow
 def test_it_compiles_into_one_graph(shapes_checked: bool) -> None:
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")

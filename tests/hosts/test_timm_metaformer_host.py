@@ -77,6 +77,7 @@ def test_sep_conv_here_is_the_familys_and_another_where_asked() -> None:
     assert found[3].key_conv.kernel_size == (3, 3), "another mixer's option of that name"
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("make", [caformer, poolformer])
 @pytest.mark.parametrize("name", list_mixers(domain="dense"))

@@ -226,6 +226,7 @@ def test_a_shift_that_comes_with_a_larger_image_is_refused_too() -> None:
         model.set_input_size((32, 32), window_size=4)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("mixer", list_mixers(domain="dense"))
 def test_models_with_mixers_copy_and_pickle(mixer: str) -> None:

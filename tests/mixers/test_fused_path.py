@@ -44,6 +44,7 @@ def test_the_three_product_mixers_are_fused() -> None:
     assert {"softmax", "static_key", "key_value"} <= set(FUSED)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -107,6 +107,7 @@ def reference(name: str, mixer: SpikingMixer, x: Tensor) -> dict[str, Tensor]:
         return {**parts, "attention": attention, "gathered": gathered, "out": out}
 
 
+@pytest.mark.slow
 @together
 @every_mixer
 @pytest.mark.parametrize("shape", SHAPES)

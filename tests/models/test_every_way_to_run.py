@@ -26,6 +26,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @every_form
 def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> None:
     model = shrunk(name).double().eval()
@@ -36,6 +37,7 @@ def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> No
         close(model(x[i : i + 1]), y[i : i + 1])
 
 
+@pytest.mark.slow
 @every_form
 def test_it_trains_in_bfloat16(name: str) -> None:
     model = shrunk(name).bfloat16().train()
@@ -75,6 +77,7 @@ def checkpointing_changes_nothing(model: torch.nn.Module, x: torch.Tensor) -> No
             close(repeated[key], grad)
 
 
+@pytest.mark.slow
 @every_form
 def test_checkpointing_changes_neither_output_nor_gradients(name: str) -> None:
     model = shrunk(name).double().train()
@@ -89,6 +92,7 @@ def test_checkpointing_is_open_to_every_mixer(mixer: str) -> None:
     checkpointing_changes_nothing(model, images("vit_nano_p2_12").double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32", "caformer_micro_32"]
 )

@@ -79,6 +79,7 @@ def batches(name: str) -> list[Tensor]:
     return [x[:1], x, torch.cat((x, 1 - x, 2 * x[:1]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mixer"), ALL)
 def test_it_exports_with_a_batch_of_any_size(name: str, mixer: str) -> None:
     model = small(name, mixer)
@@ -106,6 +107,7 @@ def computes_the_same(model: nn.Module, name: str, file: bytes | str) -> None:
             close(torch.from_numpy(y), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mixer"), ALL)
 def test_the_older_exporter_to_onnx_knows_its_operations(name: str, mixer: str) -> None:
     needs_onnx()
@@ -135,6 +137,7 @@ def exported_to_onnx(name: str, folder: Path, **options: Any) -> None:
     computes_the_same(model, name, str(file))
 
 
+@pytest.mark.slow
 def test_swin_with_gradients_on_goes_to_onnx(tmp_path: Path) -> None:
     """Its bias trains, so that not the fused kernel serves while the exporter looks at it."""
     two = {"depths": (1, 1), "num_heads": (1, 2), "merging": (2,)}

@@ -39,6 +39,7 @@ def test_every_family_is_tried() -> None:
     assert len(ONE_EACH) == len(FAMILIES)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_timm_fills_what_no_state_says(name: str) -> None:

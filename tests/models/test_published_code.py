@@ -19,6 +19,7 @@ CAIT: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 3}
 BY_STAGE = "cska(scale=false)/cska(scale=false)/cska(scale=dim)"
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(
     ("name", "base", "options"),

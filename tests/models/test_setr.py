@@ -115,6 +115,7 @@ def test_features_lie_as_the_encoder_lays_them(name: str) -> None:
     close(model.forward_features(x), wanted)
 
 
+@pytest.mark.slow
 def test_the_stem_is_timms_resnet_50_cut() -> None:
     embed = ResNetPatchEmbed(img_size=32, embed_dim=8, depths=(3, 4, 6)).double().eval()
     theirs = timm.create_model("resnet50", features_only=True, out_indices=(3,)).double().eval()

@@ -71,6 +71,7 @@ def test_an_image_is_the_frames_that_repeat_it(name: str) -> None:
     assert differs(model(changing), model(x))
 
 
+@pytest.mark.slow
 @every_one
 def test_time_steps_are_free_at_inference(name: str) -> None:
     model, x = awake(name), batch(name)
@@ -136,6 +137,7 @@ def test_the_layout_is_that_of_the_last_call() -> None:
     assert host.layout(model, place).grid == (4, 2)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("mixer", list_mixers(domain="spiking"))
 @every_one

@@ -96,6 +96,7 @@ def test_the_shift_acts_where_one_window_covers_the_image_too() -> None:
     assert (model(image(8, 8).double()) - y).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("size", [(32, 32), (64, 64), (48, 32), (40, 56), (36, 28)])
 @pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "softmax"])

@@ -41,6 +41,7 @@ def test_every_family_is_tried() -> None:
     assert {family_of(name).path for name in list_models()} == {f.path for f in FAMILIES.values()}
 
 
+@pytest.mark.slow
 @every_model
 def test_timm_makes_it_by_name(name: str) -> None:
     assert timm.is_model(name)
@@ -49,6 +50,7 @@ def test_timm_makes_it_by_name(name: str) -> None:
     assert type(model) is type(shrunk(name))
 
 
+@pytest.mark.slow
 @every_model
 def test_it_builds_without_memory_and_is_what_its_configuration_says(name: str) -> None:
     with torch.device("meta"):
@@ -115,6 +117,7 @@ def test_features_only_gives_maps(name: str) -> None:
         assert feature.shape == (2, channels, x.shape[2] // reduction, x.shape[3] // reduction)
 
 
+@pytest.mark.slow
 @every_form
 def test_the_classifier_can_be_reset(name: str) -> None:
     model = shrunk(name).eval()

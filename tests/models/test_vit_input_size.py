@@ -44,6 +44,7 @@ def image(height: int, width: int, channels: int = 1) -> torch.Tensor:
     return torch.randn(2, channels, height, width, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @together
 @every_held
 @every_policy

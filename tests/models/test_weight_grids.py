@@ -88,6 +88,7 @@ def test_a_code_that_nothing_tells_lies_where_position_embeddings_do() -> None:
     same(mine, moved(theirs, 48))
 
 
+@pytest.mark.slow
 @together
 @every_family
 def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
@@ -98,6 +99,7 @@ def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
         same(mine, theirs)
 
 
+@pytest.mark.slow
 @together
 @every_family
 def test_what_may_lie_in_several_ways_is_refused_without_the_image_size(name: str) -> None:
@@ -112,6 +114,7 @@ def test_what_may_lie_in_several_ways_is_refused_without_the_image_size(name: st
         assert "images of another size: give that one, img_size=" in told
 
 
+@pytest.mark.slow
 def test_positions_alone_are_held_to_the_same() -> None:
     theirs, mine = (made("vit_micro_p4_32", s, "softmax") for s in ((16, 64), (64, 16)))
     assert refused(mine, theirs.state_dict()).startswith("the state dict: pos_embed holds 64")

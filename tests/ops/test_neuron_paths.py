@@ -215,6 +215,7 @@ class Plif(torch.nn.Module):
         )[0]
 
 
+@pytest.mark.slow
 def test_neurons_are_part_of_a_compiled_graph_and_export(shapes_checked: bool) -> None:
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")

@@ -141,6 +141,7 @@ def test_fine_tuning_goes_on_from_deits_run(tmp_path: Path) -> None:
         train(replace_path(recipe, {"data.spec": "digits", "data.image_size": 32}), tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_the_curves_points_are_the_depths() -> None:
     head = importlib.import_module("keymix.recipes.classification.deepvit_depth").__doc__ or ""
     assert re.findall(r"for depth in ([\d ]+); do", head) == [

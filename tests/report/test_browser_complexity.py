@@ -61,6 +61,7 @@ def test_names_end_inside_their_chart(driver, page) -> None:
         assert outside == []
 
 
+@pytest.mark.slow
 def test_tables_sort(driver, page) -> None:
     visit(driver, page)
     driver.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")

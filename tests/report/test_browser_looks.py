@@ -25,6 +25,7 @@ LARGEST = SMALLEST.replace("Math.min", "Math.max")
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ["plain", "holes", "crowded"])
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
@@ -77,6 +78,7 @@ def test_hostile_names_stay_text_everywhere(driver, pages):
     assert complaints(driver) == []
 
 
+@pytest.mark.slow
 def test_the_button_turns_the_colours_whatever_the_reader_prefers(driver, pages):
     body = "return getComputedStyle(document.body).backgroundColor"
     for dark in (False, True):
@@ -92,6 +94,7 @@ def test_the_button_turns_the_colours_whatever_the_reader_prefers(driver, pages)
         assert names == (["Light", "Dark"] if dark else ["Dark", "Light"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "crowded"])
 def test_nothing_is_wider_than_paper(driver, pages, name):
     visit(driver, pages[name], width=718, media="print")
@@ -99,6 +102,7 @@ def test_nothing_is_wider_than_paper(driver, pages, name):
     assert driver.execute_script(WIDTHS) == [718, 718]
 
 
+@pytest.mark.slow
 def test_on_paper_all_is_unfolded_light_and_without_controls(driver, pages):
     visit(driver, pages["plain"], dark=True)
     find(driver, "#theme").click()

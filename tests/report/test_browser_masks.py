@@ -32,6 +32,7 @@ def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, 
     assert driver.execute_script(WIDTHS) == [718, 718]
 
 
+@pytest.mark.slow
 def test_predictions_lie_on_their_images(driver, page):
     for width, columns in ((WIDE, 6), (PHONE, 3)):
         visit(driver, page, width=width)

@@ -69,6 +69,7 @@ def stored(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return Path("stored")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_run_opens_and_scores_as_it_did(stored: Path, kind: str) -> None:
     run = load_run(stored / kind / "run")
@@ -81,6 +82,7 @@ def test_a_finished_run_opens_and_scores_as_it_did(stored: Path, kind: str) -> N
     assert (run.folder / "summary.json").read_bytes() == before  # nothing was trained again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_within_an_epoch_goes_on(stored: Path, kind: str) -> None:
     folder = stored / kind / "stopped"
@@ -101,6 +103,7 @@ def _lines(folder: Path) -> list[str]:
     return (folder / "metrics.jsonl").read_text().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_comparison_renders_from_its_folder(stored: Path, kind: str) -> None:
     folder = stored / kind / "comparison"
@@ -120,6 +123,7 @@ def _table(folder: Path) -> list[dict[str, str]]:
     return [{key: row[key] for key in row if key not in MEASURED} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_comparison_reads_finished_runs_and_trains_a_missing_one(stored: Path) -> None:
     folder = stored / "images" / "comparison"
     there = json.loads((folder / "comparison.json").read_text())
@@ -155,6 +159,7 @@ def test_a_swapped_model_opens_and_is_not_made_again(
     assert (swap / "weights_last.safetensors").read_bytes() == weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_opens_and_renders(stored: Path, name: str) -> None:
     folder = stored / "analyses" / name
@@ -189,6 +194,7 @@ def _known(values: Any) -> Any:
     return [_known(each) for each in values] if isinstance(values, list) else values
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (attention_cost, held_out):
         monkeypatch.setattr(module, "ROUNDS", 2)

@@ -39,6 +39,7 @@ def hooked(model: nn.Module) -> list[Tensor]:
     return heard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize(
     "name", ["timm_vit", "timm_swin", "timm_metaformer", "torchvision_swin", "hugging_face_vit"]

@@ -43,6 +43,7 @@ def test_a_fresh_model_and_the_file_are_the_swapped_model(name: str, tmp_path: P
     assert [f.name for f in tmp_path.iterdir()] == ["swapped.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_run_of_ours_keeps_the_mixers_that_were_not_swapped(tmp_path: Path) -> None:
     model, x = tiny("keymix_vit"), images((16, 16))
     swap(model, "key_value", -1)

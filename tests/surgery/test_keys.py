@@ -100,6 +100,7 @@ def convolves(mixer: Any, read: Any, prefix: int) -> None:
         torch.testing.assert_close(mixer.key[h], first, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mixer"),
     [

@@ -106,6 +106,7 @@ def test_every_step_is_what_a_swap_of_its_layers_gives(
     assert result.steps[3].loss > result.steps[0].loss + 1e-3
 
 
+@pytest.mark.slow
 def test_layers_come_by_the_rise_of_the_loss_alone(
     model: nn.Module, labels: Tensor, found: tuple[Search, list[Search]]
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_search_of_another_setting_or_model_is_not_gone_on_with(
         searched(other, labels, known=known)
 
 
+@pytest.mark.slow
 def test_a_search_leaves_no_hooks(labels: Tensor) -> None:
     own = VisionTransformer(img_size=12, patch_size=4, in_chans=1, **SMALL)  # keymix's listens
     before = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in own.modules()]

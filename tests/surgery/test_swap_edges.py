@@ -196,6 +196,7 @@ def test_attention_that_no_adapter_reads_is_told() -> None:
         assert torch.equal(parameter, before[name])
 
 
+@pytest.mark.slow
 def test_what_every_adapter_reads_is_no_news() -> None:
     for name in ("timm_vit", "timm_swin", "torchvision_swin"):
         report = swap(tiny(name), "identity", layers="0")

@@ -28,6 +28,7 @@ def attending(model: nn.Module) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @together
 @ALL
 def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
@@ -63,6 +64,7 @@ def test_a_mixer_in_its_own_place_changes_nothing(mixer: str, options: dict[str,
     assert all(row.fresh == row.dropped == row.estimated == () for row in report.rows)
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(
     "name",

@@ -51,6 +51,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> Iterator[li
         yield captured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, ALL, {"precision": "bf16"}])
 def test_a_compiled_run_is_the_same_run(
     vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
@@ -72,6 +73,7 @@ def test_a_compiled_run_is_the_same_run(
     assert [*states[0]] == [*states[1]]
 
 
+@pytest.mark.slow
 def test_a_short_last_batch_is_not_compiled(vary: Vary, tmp_path: Path, graphs: list[int]) -> None:
     recipe = vary({"data.batch_size": 30})  # 72 images: 30, 30, 12
     train(recipe, tmp_path / "plain")
@@ -80,6 +82,7 @@ def test_a_short_last_batch_is_not_compiled(vary: Vary, tmp_path: Path, graphs: 
     assert traces(tmp_path / "compiled")[2] == traces(tmp_path / "plain")[2]
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_all_of_an_epoch_is_compiled(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:
@@ -88,6 +91,7 @@ def test_a_batch_that_is_all_of_an_epoch_is_compiled(
     assert graphs == [72]
 
 
+@pytest.mark.slow
 def test_runs_of_one_process_are_compiled_each(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:
@@ -97,6 +101,7 @@ def test_runs_of_one_process_are_compiled_each(
     assert len(graphs) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, ALL])
 def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(
     vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
@@ -128,6 +133,7 @@ def test_with_the_real_compiler_it_goes_on_to_the_bit(
         assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_masks_are_learned_compiled(tmp_path: Path, graphs: list[int]) -> None:
     from test_mask_training import recipe_on
 
@@ -163,6 +169,7 @@ def test_spiking_models_are_trained_compiled(
     assert [*plain.weights()[0]] == [*run.weights()[0]]
 
 
+@pytest.mark.slow
 def test_students_are_compiled_and_teachers_not(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:

@@ -84,6 +84,7 @@ METRICS: dict[str, Callable[[list[str]], str | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("how", METRICS)
 def test_metrics_are_held_against_the_checkpoint(
@@ -129,6 +130,7 @@ def test_lines_that_nothing_keeps_are_named_as_lost(
         assert train(recipe, copy).summary.lost == (told,)  # done, with what is lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [[3], [0, 1, 2, 3], [1]])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_run_of_before_pairs_no_scores_with_other_weights(
@@ -248,6 +250,7 @@ DAMAGE: dict[str, tuple[str, Spoil]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "kept"),
     [

@@ -68,6 +68,7 @@ def signalled_once(waits: Path, pipe: Path, trained: Path) -> Iterator[list[str]
         watcher.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
     vary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -117,6 +118,7 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
     assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_check_whose_threads_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, code: int

@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_model_gets_channels_and_steps_of_the_data(folder: Path) -> None:
     run = load_run(folder)
     model, seen = run.model_and_data()
@@ -70,6 +71,7 @@ def test_the_model_gets_channels_and_steps_of_the_data(folder: Path) -> None:
     assert from_dict(files.read_json(folder / files.RECIPE)) == RECIPE
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_within_an_epoch_ends_as_one_that_is_not(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_loaded_model_describes_frames_as_they_are(folder: Path) -> None:
     assert model.pretrained_cfg["num_classes"] == len(seen.classes)
 
 
+@pytest.mark.slow
 def test_evaluation_leaves_nothing_behind(folder: Path) -> None:
     first = evaluate(folder)
     assert evaluate(folder) == first
@@ -130,6 +133,7 @@ def test_recordings_are_predicted_as_they_are_scored(folder: Path, tmp_path: Pat
         predict(folder, [tmp_path / "empty"])
 
 
+@pytest.mark.slow
 def test_other_time_steps_are_other_frames_of_the_same_recordings(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +217,7 @@ def test_steps_are_what_the_data_says(tmp_path: Path) -> None:
             replace_path(RECIPE, {f"data.{key}": value})
 
 
+@pytest.mark.slow
 def test_a_run_on_frames_teaches_another(folder: Path, tmp_path: Path) -> None:
     taught = {"loss.distill": 0.5, "loss.distill_teacher": str(folder), "schedule.epochs": 1}
     train(replace_path(RECIPE, taught), tmp_path / "taught")

@@ -62,6 +62,7 @@ def stacked(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return written_masks_run(folder / "run", spec, stack=3, test_fraction=0.5, masks="multilabel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "has", "was", "layout"),
     [
@@ -88,6 +89,7 @@ def test_classes_in_another_order_are_refused(kinds: dict[bool, Run], tmp_path: 
             evaluate(run, turned)
 
 
+@pytest.mark.slow
 def test_the_share_of_test_is_the_own_datas_alone(kinds: dict[bool, Run], tmp_path: Path) -> None:
     splits = ("train", "val", "test")
     for several, run in kinds.items():

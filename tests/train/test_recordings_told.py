@@ -34,6 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_counts_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*EVENTS, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr()
@@ -41,6 +42,7 @@ def test_training_counts_recordings(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "image" not in said.out + said.err
 
 
+@pytest.mark.slow
 def test_evaluation_counts_recordings(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(runs / "events")]) == 0
     said = capsys.readouterr()

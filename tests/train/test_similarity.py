@@ -80,6 +80,7 @@ def equation_2(model: Any, x: Tensor, layers: int) -> Tensor:
     return torch.cat(cosines).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "pairs"), [(None, 3), (0, 1), (1, 2), (2, 3)])
 def test_it_is_the_mean_cosine_of_the_first_pairs(blocks: int | None, pairs: int) -> None:
     model = tiny()
@@ -180,6 +181,7 @@ def test_the_loss_has_lambda_times_the_sum_and_the_record_has_not(
     assert plain.losses.means()["loss"] == added.losses.means()["loss"] == cross_entropy.item()
 
 
+@pytest.mark.slow
 def test_training_lowers_the_similarity_and_tells_it(vary: Vary, tmp_path: Path) -> None:
     weighted = {**DEEP, "schedule.epochs": 4, "optim.lr": 1e-2}
     runs = [

@@ -94,6 +94,7 @@ def test_sigterm_is_told_by_its_own_name_and_code(
     assert repr(str(checkpoints(tmp_path / "run")[0].path)) in line
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_ends_at_once_and_breaks_no_file(
     commands: list[Command], tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_comparison_in_one_process_saves_its_run(
     assert [path.name for path in out.rglob("*_step_*.ckpt")] == ["epochs_00001_step_000003.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_comparison_of_several_processes_saves_their_runs(
     commands: list[Command], tmp_path: Path
 ) -> None:

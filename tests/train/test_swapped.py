@@ -73,6 +73,7 @@ def made(case: str) -> tuple[Recipe, nn.Module, torch.Tensor]:
     return recipe, model, torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MODELS)
 def test_a_folder_holds_the_model_with_some_of_its_layers_swapped(
     case: str, tmp_path: Path

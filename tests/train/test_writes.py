@@ -48,6 +48,7 @@ class FullDisk:
         self._fsync(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "nth", "code", "remedy"),
     [
@@ -123,6 +124,7 @@ def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
     assert not list(out.rglob("*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_limit_on_files_ends_a_comparison_with_one_line(tmp_path: Path, processes: str) -> None:
     out = tmp_path / "comparison"

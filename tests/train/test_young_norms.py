@@ -127,6 +127,7 @@ def test_frozen_norms_and_other_models_are_left_alone() -> None:
     torch.testing.assert_close(dense[0].running_mean, 0.1 * images.mean((0, 2, 3)))
 
 
+@pytest.mark.slow
 def test_short_training_answers_differently_in_evaluation(vary: Vary, tmp_path: Path) -> None:
     small = {"embed_dim": 32, "num_heads": 1, "time_steps": 2}
     recipe = vary({"model.name": "qkformer_micro_32", "model.options": small})

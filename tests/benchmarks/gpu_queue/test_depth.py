@@ -46,6 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 # ---- measuring --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_dry_run_measures_both_mixers(measured: dict[str, Result]) -> None:
     assert [result["mixer"] for result in measured.values()] == [PLAIN, RE]
     plain, re = measured.values()
@@ -105,6 +106,7 @@ def test_the_command_on_the_page_trains_the_same() -> None:
     assert recipe_of(told) == recipe_of(wanted)
 
 
+@pytest.mark.slow
 def test_estimates_count_the_multiply_adds_of_a_block() -> None:
     for mixer in (PLAIN, RE):
         options = recipe_of(depth.overrides(2, mixer, 0)).model.options

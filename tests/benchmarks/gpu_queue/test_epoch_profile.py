@@ -274,6 +274,7 @@ def test_section_tells_the_times_and_the_kernels() -> None:
     assert "1 HtoD in draws of the epoch (0.00 MiB), 1 DtoH in record of" in text
 
 
+@pytest.mark.slow
 def test_compiled_epochs_stand_between_others(tmp_path: Path) -> None:
     step = next(step for step in JOB.steps(True) if step.name == "compile/static_key")
     result = json.loads(json.dumps(step.measure(context(tmp_path))))
