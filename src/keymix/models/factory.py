@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import timm
@@ -52,13 +52,8 @@ def list_models(pattern: str = "*") -> list[str]:
     """
     import keymix.models  # registers them
 
-    room = keymix.models.__name__
-    names = {
-        name
-        for module_name, module in sys.modules.items()
-        if module_name.startswith(f"{room}.") and hasattr(module, "VARIANTS")
-        for name in module.VARIANTS
-    }
+    modules = [each for each in vars(keymix.models).values() if isinstance(each, ModuleType)]
+    names = {name for module in modules for name in getattr(module, "VARIANTS", ())}
     return sorted(name for name in names if fnmatch.fnmatch(name, pattern))
 
 
