@@ -44,6 +44,18 @@ class Flat:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Open:
+    status: Literal["open", "failed"]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    status: Literal["done"]
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Everything:
     whole: int
     share: float
@@ -145,6 +157,28 @@ def test_what_does_not_fit_is_named(key: str, value: Any, culprit: str) -> None:
         from_json(Everything, written() | {key: value}, where="'run/summary.json'")
     assert "'run/summary.json'" in str(refused.value)
     assert f"{culprit} = " in str(refused.value) or f"{culprit!r}" in str(refused.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    runs: tuple[Open | Done, ...]
+
+
+@pytest.mark.parametrize(
+    ("run", "culprit"),
+    [
+        ({"status": "failed", "reason": None}, "runs[0].reason = None"),
+        ({"status": "done", "score": "x"}, "runs[0].score = 'x'"),
+        ({"status": "done"}, "'runs[0].score'"),
+        ({"status": "lost", "score": 1.0}, "runs[0].status = 'lost'"),
+    ],
+)
+def test_of_several_records_the_one_that_is_meant_is_named(
+    run: dict[str, Any], culprit: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        from_json(Runs, {"runs": [run]}, where="it")
+    assert culprit in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["whole", "by_seed"])

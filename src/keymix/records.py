@@ -4,7 +4,7 @@
 A field is a key of the same name. All fields are written but those that a record's own method
 ``omitted()`` names; a key that is missing takes the field's default, so that files of earlier
 versions open, and a key that no field has is passed over. The keys of a mapping that `spread` marks
-stand among those of the record, behind a prefix.
+are written among those of the record, behind a prefix; an empty one takes all keys that are left.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def spread(prefix: str = "") -> Mapping[str, str]:
     """Return the metadata of a field, a mapping whose keys stand among those of its record.
 
     Args:
-        prefix: What they begin with there. Empty takes every key that no field has.
+        prefix: What they begin with there. Empty takes every key that no field has, so that
+            such a record has no unknown keys: their values must fit, too.
     """
     return {_PREFIX: prefix}
 
 
 @runtime_checkable
 class Omitting(Protocol):
-    """A record with fields that do not stand in its file."""
+    """A record of which some fields are not written."""
 
     def omitted(self) -> Collection[str]:
         """Names of fields that say nothing now and equal their defaults."""
@@ -77,8 +78,8 @@ def from_json(cls: type[T], values: Any, *, where: str) -> T:
 
     Args:
         cls: A dataclass whose fields are plain values, ``Literal``, ``Any``, tuples, mappings,
-            other such dataclasses, or unions of these; of several dataclasses in a union the first
-            that fits is taken.
+            other such dataclasses, or unions of these; of several dataclasses in a union those
+            whose ``Literal`` fields fit are tried, in order.
         values: What `json.loads` gave.
         where: What is read, for the message, such as ``"'run/summary.json'"``.
 
@@ -155,12 +156,29 @@ def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and type(None) in choices:
         return None
     rest = [choice for choice in choices if choice is not type(None)]
+    rest = [choice for choice in rest if _tagged(choice, value)] or rest
     for choice in rest[:-1]:
         try:
             return _value(choice, value, path)
         except _Unfit:
             continue
     return _value(rest[-1], value, path)
+
+
+def _tagged(choice: Any, value: Any) -> bool:
+    """Whether a value has what the ``Literal`` fields of a record take, which tell it from others.
+
+    So that the error is about the field that is wrong, and not about another record's.
+    """
+    if not is_dataclass(choice) or not isinstance(value, Mapping):
+        return True
+    hints = _hints(typing.cast(type, choice)).items()
+    tags = {name: typing.get_args(hint) for name, hint in hints if _is_literal(hint)}
+    return all(value[name] in taken for name, taken in tags.items() if name in value)
+
+
+def _is_literal(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Literal
 
 
 def _literal(choices: tuple[Any, ...], value: Any, path: str) -> Any:

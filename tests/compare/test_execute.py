@@ -15,7 +15,7 @@ import pytest
 from keymix.compare import execute
 from keymix.compare.estimate import Trial
 from keymix.compare.events import Event, Job
-from keymix.compare.execute import NewEpochs, Pending, Schedule
+from keymix.compare.execute import NewEpochs, Pending, Schedule, Wait
 from keymix.errors import Interrupted, WriteError
 from keymix.train.files import METRICS
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
@@ -161,7 +161,17 @@ class AtRest(ByHand):
             future.cancel()
 
     def kill_workers(self) -> None:
-        pass
+        assert all(future.done() for future, _ in self.calls), "killed before it was asked to save"
+
+
+def side_by_side(out: Path, monkeypatch: pytest.MonkeyPatch, moment: Wait) -> None:
+    """Train two runs in processes at rest, with a wait of one's own."""
+    monkeypatch.setattr(execute, "WorkerExecutor", AtRest)
+    monkeypatch.setattr(execute, "wait_a_moment", moment)
+    jobs = [job(out, seed) for seed in (0, 1)]
+    execute.run_side_by_side(
+        jobs, processes=2, threads=1, imports=(), logs=out / "logs", watch=lambda event: None
+    )
 
 
 def test_a_signal_ends_no_wait_for_futures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,18 +183,21 @@ def test_a_signal_ends_no_wait_for_futures(tmp_path: Path, monkeypatch: pytest.M
         waited.append(True)
         return []
 
-    monkeypatch.setattr(execute, "WorkerExecutor", AtRest)
-    monkeypatch.setattr(execute, "wait_a_moment", moment)
-    with pytest.raises(Interrupted, match="1 of 1 runs"):
-        execute.run_side_by_side(
-            [job(tmp_path, 0)],
-            processes=1,
-            threads=1,
-            imports=(),
-            logs=tmp_path / "logs",
-            watch=lambda event: None,
-        )
+    with pytest.raises(Interrupted, match="2 of 2 runs"):
+        side_by_side(tmp_path, monkeypatch, moment)
     assert waited == [True]
+
+
+def test_a_full_disk_in_one_process_lets_the_others_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moment(pending: Pending) -> Pending:
+        first = next(iter(pending))
+        first.set_exception(WriteError("no space"))
+        return [first]
+
+    with pytest.raises(WriteError, match="no space"):
+        side_by_side(tmp_path, monkeypatch, moment)
 
 
 def test_epochs_that_were_there_are_not_new(tmp_path: Path) -> None:

@@ -312,6 +312,12 @@ def test_a_plan_that_was_tampered_with_is_refused_by_what_is_wrong(done, what):
         rebuild(done)
 
 
+def test_an_identity_that_was_tampered_with_is_damaged(done):
+    changed(done / "comparison.json", lambda v: v["identity"].update(match=5))
+    with pytest.raises(UserError, match=r"comparison\.json' is damaged: match = 5"):
+        rebuild(done)
+
+
 @pytest.mark.slow
 def test_only_runs_in_the_folder_are_thrown_away(done, tmp_path):
     mine = tmp_path / "mine"

@@ -391,8 +391,10 @@ def test_a_resumed_search_of_the_first_format_gets_todays_intervals(
         was = math.sqrt(half**2 - (1.959964 / (n + 2)) ** 2)
         steps.append(replace(step, change_low=center - was, change_high=center + was))
     known = Search.from_dict(replace(result, steps=tuple(steps), format=1).to_dict())
-    ended = searched(model, labels, known=known)
+    kept: list[Search] = []
+    ended = searched(model, labels, known=known, keep=kept.append)
     assert ended.format == 2
+    assert kept == [ended]  # though nothing was left to measure
     for step, wanted, before in zip(ended.steps, result.steps, steps, strict=True):
         now = (step.change_low, step.change_high)
         assert now == pytest.approx((wanted.change_low, wanted.change_high), abs=1e-6)

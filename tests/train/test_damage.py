@@ -84,6 +84,24 @@ METRICS: dict[str, Callable[[list[str]], str | None]] = {
 }
 
 
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_weights_whose_loss_is_lost_are_scored_again(
+    done: Run, copy: Path, recipe: Recipe, which: str
+) -> None:
+    path = copy / files.weights_file(which)
+    state, facts = files.read_weights(path)
+    files.write_weights(path, state, replace(facts, val={**(facts.val or {}), "loss": None}))
+    (copy / files.SUMMARY).unlink()
+    (copy / files.METRICS).unlink()
+    without_checkpoints(copy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = train(recipe, copy)
+    kept, now = getattr(done.summary, which), getattr(again.summary, which)
+    assert now.val["loss"] == pytest.approx(kept.val["loss"], rel=1e-6)
+    assert now.val["top1"] == kept.val["top1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("how", METRICS)

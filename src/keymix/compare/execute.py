@@ -89,14 +89,14 @@ def run_here(
     import torch
 
     schedule = Schedule(jobs, watch)
-    runner = Runner(data, on_epoch=schedule.tell_epochs)
+    runner = Runner(data, on_epoch=schedule.report_epochs)
     executor = SynchronousExecutor(logs / "worker0.log")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         return schedule.run(executor, train=runner.train, try_out=runner.try_out)
     except Interrupted as stop:
-        raise Interrupted(stop.signum, f"{_by(stop.signum)}: {going_on(logs.parent)}") from None
+        raise Interrupted(stop.signum, f"{_by(stop.signum)}: {resume_hint(logs.parent)}") from None
     finally:
         torch.set_num_threads(before)
 
@@ -146,7 +146,7 @@ def run_side_by_side(
         grace=GRACE,
     )
     try:
-        with interruptible(lambda: going_on(out)) as interrupts, interrupts.held():
+        with interruptible(lambda: resume_hint(out)) as interrupts, interrupts.held():
 
             def wait(pending: Pending) -> Pending:
                 done = wait_a_moment(pending)
@@ -162,8 +162,11 @@ def run_side_by_side(
                 busy = list(schedule.running)
                 executor.shutdown(cancel_futures=True)
                 ended = sum(map(_in_order, busy))
-                told = f"{ended} of {len(busy)} runs under way ended in order; {going_on(out)}"
-                raise Interrupted(stop.signum, f"{_by(stop.signum)}: {told}") from None
+                text = f"{ended} of {len(busy)} runs under way ended in order; {resume_hint(out)}"
+                raise Interrupted(stop.signum, f"{_by(stop.signum)}: {text}") from None
+            except WriteError:
+                executor.shutdown(cancel_futures=True)  # the others save what they can, in order
+                raise
     finally:
         executor.kill_workers()
     return failures
@@ -177,7 +180,7 @@ def _in_order(future: Future[Any]) -> bool:
     return error is None or (isinstance(error, WorkerEnded) and error.stopped)
 
 
-def going_on(out: Path) -> str:
+def resume_hint(out: Path) -> str:
     """Say what stands when a comparison is stopped, and how to go on."""
     kept = f"runs and checkpoints are kept in {str(out)!r}"
     return f"{kept}, and the same command (without --overwrite) goes on"
@@ -241,12 +244,12 @@ class Schedule:
                     self._start(job)
                     self.running[executor.submit(train, job.recipe, str(job.folder))] = job
             done = self._wait(self.running)
-            self.tell_epochs()  # of those that are done, too, before their ends
+            self.report_epochs()  # of those that are done, too, before their ends
             for future in [future for future in self.running if future in done]:
                 self._finish(future, self.running.pop(future))
         return self._failures
 
-    def tell_epochs(self) -> None:
+    def report_epochs(self) -> None:
         """Tell of the epochs that ended since the last look, in every run under way."""
         for job, epochs in self._epochs.values():
             task = TASKS[task_name(job.recipe.data.spec)]

@@ -333,8 +333,8 @@ class _Worker:
             memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
             return f"by signal {-code}{memory}"
         with suppress(OSError):
-            told = self._log.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
-            lines = told.strip().splitlines()
+            text = self._log.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
+            lines = text.strip().splitlines()
             if lines and code:
                 return f"with code {code}: {lines[-1].strip()[:200]}"
         return f"with code {code}"
@@ -471,7 +471,7 @@ def main() -> NoReturn:
 def _calls(requests: IO[str]) -> queue.SimpleQueue[Call]:
     """Read calls in a thread that ends the process when the parent is gone, busy or not.
 
-    Otherwise a call whose parent was killed would go on and meet the one that repeats it.
+    Otherwise a call whose parent was killed would run on while another process repeats it.
     """
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from keymix.compare import data_check, environments, spike_costs, words
 from keymix.compare.answers import Answers, confusions, counts
-from keymix.compare.manifest import SameImages
 from keymix.compare.mask_answers import MaskAnswers
 from keymix.compare.outcome import MaskScores, Scores, caution, lead, outcome
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading, read_run
-from keymix.data.record import DataRecord
+from keymix.data.record import DataRecord, SameImages
 from keymix.data.tasks import SEGMENTATION
 from keymix.report.record import (
     Attention,

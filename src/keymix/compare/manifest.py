@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from keymix.compare.plan import Entrant, Plan
-from keymix.data.record import DataRecord
+from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError, one_line
 from keymix.records import from_json
 from keymix.report.record import Checked, ComparisonRecord
@@ -23,24 +23,6 @@ from keymix.train.names import is_name
 from keymix.train.recipe import Recipe, from_record
 
 MANIFEST = "comparison.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SameImages:
-    """What says that the images of two runs are the same.
-
-    Args:
-        fingerprint: Hash of images and targets.
-        index_sha256: Hash of the rows of each split.
-    """
-
-    fingerprint: str
-    index_sha256: Mapping[str, str]
-
-    @classmethod
-    def of(cls, data: DataRecord) -> SameImages:
-        """Take it from the data's record."""
-        return cls(fingerprint=data.fingerprint, index_sha256=data.index_sha256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +198,12 @@ def read(out: Path) -> Manifest:
 def _identity(found: object, where: str) -> Identity:
     if not isinstance(found, dict) or not isinstance(found.get("recipe"), dict):
         raise UserError(f"{where} is damaged: it has no recipe")
+    match = found.get("match")
+    if match is not None and not isinstance(match, str):
+        raise UserError(f"{where} is damaged: match = {match!r}: expected text or null")
     return Identity(
         recipe=from_record(found["recipe"]),
-        match=found.get("match"),
+        match=match,
         data=from_json(SameImages, found.get("data"), where=f"the record of the images in {where}"),
     )
 

@@ -14,6 +14,7 @@ from keymix.compare.plan import Plan
 from keymix.compare.run import Comparison, ignore, write
 from keymix.compare.runs import Finished, Reading
 from keymix.compare.worker import FAILURES, reason
+from keymix.data.record import SameImages
 from keymix.errors import UserError, one_line
 from keymix.report.record import ComparisonRecord, OpenRun, opened
 
@@ -182,7 +183,7 @@ def _pictures(
 
     try:
         images = load_data(plan.recipe.data)
-        if manifest.SameImages.of(images.record()) != there.identity.data:
+        if SameImages.of(images.record()) != there.identity.data:
             raise UserError(f"the data {images.spec!r} has changed since")
         return pictures(plan, runs, images), ""
     except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere

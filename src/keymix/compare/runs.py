@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -13,11 +13,10 @@ import numpy as np
 from keymix.compare import mask_answers
 from keymix.compare.answers import Answers, counts, packed, read_answers
 from keymix.compare.environments import lines
-from keymix.compare.manifest import SameImages
 from keymix.compare.mask_answers import MaskAnswers, read_mask_answers
 from keymix.compare.outcome import MaskScores, Scores
 from keymix.compare.plan import Entrant, Plan
-from keymix.data.record import DataRecord
+from keymix.data.record import DataRecord, SameImages
 from keymix.data.tasks import SEGMENTATION, TaskKind
 from keymix.errors import UserError
 from keymix.report.record import (
@@ -135,8 +134,7 @@ def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> F
     _check_recipe(plan, entrant, seed)
     summary = _read(folder, lambda: read_summary(folder))
     data, task = summary.data, summary.data.task_kind
-    there = SameImages.of(data)
-    changed = [f.name for f in fields(there) if getattr(there, f.name) != getattr(images, f.name)]
+    changed = SameImages.of(data).changed(images)
     if changed:
         raise UserError(
             f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "

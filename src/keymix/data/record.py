@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from keymix.data.tasks import BACKGROUND, CLASSIFICATION, SEGMENTATION, TASKS, TaskKind
 from keymix.errors import UserError
@@ -158,3 +158,25 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
             *(_OF_EVENTS if not self.events else ()),
             *(name for name in ("unfit", "event_split") if getattr(self, name) is None),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameImages:
+    """What says that the images of two runs are the same.
+
+    Args:
+        fingerprint: Hash of images and targets.
+        index_sha256: Hash of the rows of each split.
+    """
+
+    fingerprint: str
+    index_sha256: Mapping[str, str]
+
+    @classmethod
+    def of(cls, data: DataRecord) -> SameImages:
+        """Take it from the data's record."""
+        return cls(fingerprint=data.fingerprint, index_sha256=data.index_sha256)
+
+    def changed(self, now: SameImages) -> list[str]:
+        """Return the names of what differs."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != getattr(now, f.name)]

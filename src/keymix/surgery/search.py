@@ -115,10 +115,12 @@ def search(
         candidates=candidates,
         format=FORMAT,
     )
-    if known is not None:
-        told = _same(known, told, held, model)
     total = 2 * len(candidates) + 2
     note = _Notes(progress or _silent, keep or _silent, total)
+    if known is not None:
+        told = _same(known, told, held, model)
+        if told is not known:  # converted
+            note.keeps(told)
 
     if not told.attention:
         note.says("measuring the attention of the original model", 0)

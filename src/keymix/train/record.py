@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from keymix.data.record import DataRecord
+from keymix.data.record import DataRecord, SameImages
 from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TASKS, TaskKind
 from keymix.errors import UserError
 from keymix.records import from_json, spread
@@ -100,10 +100,10 @@ class Validated:
     @property
     def rank(self) -> tuple[float, float]:
         """What epochs are ranked by: their task's score, then the loss; more is better."""
-        name = next(kind.score for kind in TASKS.values() if kind.score in self.val)
-        score, loss = self.val[name], self.val["loss"]
+        found = (self.val.get(kind.score) for kind in TASKS.values())
+        score, loss = next((one for one in found if one is not None), None), self.val.get("loss")
         if score is None or loss is None:
-            raise ValueError(f"epoch {self.epoch} has no {name} or no loss")
+            raise ValueError(f"epoch {self.epoch} has no score or no loss")
         return score, -loss
 
 
@@ -196,17 +196,13 @@ def facts_from_json(values: Any, *, where: str) -> WeightsFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SameData:
+class SameData(SameImages):
     """What of the data must not change within a run, as checkpoints keep it.
 
     Args:
-        fingerprint: Hash of images and targets.
-        index_sha256: Hash of the rows of each split.
         classes: Names of the classes.
     """
 
-    fingerprint: str
-    index_sha256: Mapping[str, str]
     classes: tuple[str, ...]
 
     @classmethod

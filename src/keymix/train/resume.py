@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,7 +154,8 @@ def weights_told(
     path = folder / files.weights_file(which)
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
-    if known.keys() >= {*data.task.scores}:
+    ranked = [known.get(name) for name in ("loss", data.task.score)]
+    if known.keys() >= {*data.task.scores} and None not in ranked:
         return Validated(epoch=facts.epoch, val=known)
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
@@ -242,10 +243,7 @@ def _epoch_of(found: Validated, lines: list[EpochLine], lacking: list[int]) -> i
 
 def _same_data(folder: Path, data: ImageData, began: SameData) -> None:
     """Refuse to go on with images other than those that the run began with."""
-    now = SameData.of(data.record())
-    changed = [
-        each.name for each in fields(now) if getattr(began, each.name) != getattr(now, each.name)
-    ]
+    changed = began.changed(SameData.of(data.record()))
     if changed:
         items = named("images", events=data.time_steps is not None)
         raise UserError(
