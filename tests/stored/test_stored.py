@@ -29,6 +29,7 @@ from keymix.compare.run import compare
 from keymix.records import from_json, to_json
 from keymix.report import attention, collapse, complexity, complexity_tables, memory, spikes
 from keymix.surgery import attention_cost, held_out
+from keymix.train import checkpoints
 from keymix.train.engine import train
 from keymix.train.files import read_metrics
 from keymix.train.runs import evaluate, load_run
@@ -97,6 +98,26 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on(stored: Path, kind: str)
     for line, wanted in zip(map(json.loads, ended), whole, strict=True):
         for key in ("train_loss", "val_loss", "lr"):
             assert line[key] == pytest.approx(wanted[key], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "stopped"),
+    [
+        ("images", (3, 0, 9), (1, 4, 5)),  # two batches an update
+        ("masks", (3, 0, 9), (2, 2, 8)),
+        ("events", (3, 0, 15), (1, 3, 8)),
+    ],
+)
+def test_a_checkpoint_says_where_its_run_was(
+    archive: Path, kind: str, ended: tuple[int, ...], stopped: tuple[int, ...]
+) -> None:
+    for name, wanted in (("run", ended), ("stopped", stopped)):
+        (path,) = (archive / "stored" / kind / name / "checkpoints").iterdir()
+        content = checkpoints.read(path)
+        assert (content["epoch"], content["batch"], content["updates"]) == wanted
+        assert len(content["record"]["lines"]) == content["epoch"]
+        state = content["optimizer"]["state"]
+        assert {int(of["step"]) for of in state.values()} == {content["updates"]}
 
 
 def _lines(folder: Path) -> list[str]:
