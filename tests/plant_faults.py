@@ -307,7 +307,7 @@ class Runner:
         self._server: subprocess.Popen[str] | None = None
 
     def run(self, src: Path, tests: Sequence[str], *, limit: float, enough: int = 0) -> Ran:
-        """Run quick tests on a copy of the package, which all their processes import.
+        """Run tests, of files the quick ones, on a copy that all their processes import.
 
         Args:
             src: The copy.
@@ -317,7 +317,9 @@ class Runner:
         """
         log = src.parent / "log"
         words = ["-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "-rfE"]
-        words += ["-m", "not slow and not gpu", f"--maxfail={enough}"]
+        one_by_one = all("::" in test for test in tests)  # then slow ones are meant, too
+        words += ["-m", "not gpu" if one_by_one else "not slow and not gpu"]
+        words += [f"--maxfail={enough}"]
         words += [f"--basetemp={src.parent / 'tmp'}", *tests]
         server = self._server = self._server or self._started()
         assert server.stdin is not None

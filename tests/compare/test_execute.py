@@ -16,6 +16,7 @@ from keymix.compare import execute
 from keymix.compare.estimate import Trial
 from keymix.compare.events import Event, Job
 from keymix.compare.execute import NewEpochs, Pending, Schedule, Wait
+from keymix.compare.executor import WorkerEnded
 from keymix.errors import Interrupted, WriteError
 from keymix.train.files import METRICS
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
@@ -124,6 +125,20 @@ def test_threads_give_the_events_that_processes_do(tmp_path: Path) -> None:
         mine = [each for each in told(events) if each[1] == seed and each[0] != "tried"]
         assert mine == [("start", seed), *(epoch(seed, e) for e in (1, 2, 3)), ("done", seed)]
     assert [event.trial for event in events if event.kind == "tried"] == [TRIAL]
+
+
+def test_a_process_that_ends_is_a_failed_run(tmp_path: Path) -> None:
+    events: list[Event] = []
+    executor = ByHand()
+
+    def moment(pending: Pending) -> Pending:
+        for future in pending:
+            future.set_exception(WorkerEnded("the process ended by signal 9", -9))
+        return pending
+
+    schedule = Schedule([job(tmp_path, 0)], events.append, wait=moment)
+    assert schedule.run(executor) == {("toy", 0): "the process ended by signal 9"}
+    assert [event.kind for event in events] == ["start", "failed"]
 
 
 def test_a_trial_that_fails_is_no_failed_run(tmp_path: Path) -> None:
