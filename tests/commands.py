@@ -27,12 +27,12 @@ PATIENCE = 250  # seconds, on a machine that is busy with other things
 _LOADED = ["keymix.compare.run", "keymix.train.engine", "keymix.train.runs"]
 
 
-def wait_for(come: Callable[[], object], going_on: Callable[[], bool] = lambda: True) -> None:
-    """Wait until something has come, as long as what brings it goes on."""
+def wait_for(ready: Callable[[], object], alive: Callable[[], bool] = lambda: True) -> None:
+    """Wait until a condition is true, as long as the process that makes it so is alive."""
     deadline = time.monotonic() + PATIENCE
-    while not come():
-        assert going_on(), "it ended before"
-        assert time.monotonic() < deadline, "it did not come"
+    while not ready():
+        assert alive(), "it ended before"
+        assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.02)
 
 
@@ -88,7 +88,7 @@ class Command:
         return self.process.pid
 
     @property
-    def goes_on(self) -> bool:
+    def alive(self) -> bool:
         """Whether the process has not ended."""
         return self.process.is_alive()
 
@@ -102,9 +102,9 @@ class Command:
         """What it wrote to standard output until now."""
         return self._said[1].read_text("utf-8")
 
-    def until(self, come: Callable[[], object]) -> None:
-        """Wait until something has come of the command."""
-        wait_for(come, lambda: self.goes_on)
+    def until(self, ready: Callable[[], object]) -> None:
+        """Wait until a condition is true, which the command makes so."""
+        wait_for(ready, lambda: self.alive)
 
     def signal(self, *signals: int) -> None:
         """Send signals, one after the other."""
@@ -120,7 +120,7 @@ class Command:
 
     def kill(self) -> None:
         """Kill the process and all that it started."""
-        if self.goes_on:
+        if self.alive:
             os.killpg(self.pid, signal.SIGKILL)
         self.process.join(PATIENCE)
 

@@ -30,7 +30,7 @@ from keymix.compare.executor import WorkerExecutor
 out = Path(sys.argv[1])
 executor = WorkerExecutor(2, logs=out, warn=print)
 for name in "ab":
-    executor.submit(toy_calls.wait_in, str(out), name, "deaf")
+    executor.submit(toy_calls.wait_in, str(out), name, "ignore")
 """
 
 
@@ -192,7 +192,7 @@ def test_shutdown_cancels_what_waits_and_lets_the_rest_save(make: Make, tmp_path
 
 def test_workers_that_do_not_stop_in_time_are_killed(make: Make, tmp_path: Path) -> None:
     executor = make(grace=0.0)
-    future = executor.submit(toy_calls.wait_in, str(tmp_path), "a", "deaf")
+    future = executor.submit(toy_calls.wait_in, str(tmp_path), "a", "ignore")
     (process,) = started(tmp_path, "a")
     executor.shutdown(cancel_futures=True)
     error = future.exception()
@@ -204,7 +204,7 @@ def test_workers_that_do_not_stop_in_time_are_killed(make: Make, tmp_path: Path)
 
 def test_killed_workers_stay_dead(make: Make, tmp_path: Path) -> None:
     executor = make(2)
-    futures = [executor.submit(toy_calls.wait_in, str(tmp_path), name, "deaf") for name in "abc"]
+    futures = [executor.submit(toy_calls.wait_in, str(tmp_path), name, "ignore") for name in "abc"]
     processes = started(tmp_path, "a", "b")
     executor.kill_workers()
     assert all(map(gone, processes))

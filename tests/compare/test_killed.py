@@ -40,7 +40,7 @@ def kill_after(out: Path, epochs: int, delay: float) -> None:
     try:
         command.until(lambda: epochs_done(out) >= epochs)
         time.sleep(delay)
-        assert command.goes_on, "it ended by itself before it was killed"
+        assert command.alive, "it ended by itself before it was killed"
     finally:
         command.kill()
 

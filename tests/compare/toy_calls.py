@@ -89,7 +89,7 @@ def half_a_reply() -> None:
 
 
 def wait_in(folder: str, name: str, how: str) -> int:
-    """Wait until a signal comes: ``save`` on SIGTERM and end, or be ``deaf`` to it."""
+    """Wait until a signal comes: ``save`` on SIGTERM and end, or ``ignore`` it."""
 
     def stop(signum: int, frame: object) -> None:
         if how == "save":

@@ -21,6 +21,7 @@ from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.models import create_model
+from keymix.records import from_json
 from keymix.report import swap as pages
 from keymix.surgery import attention_cost, held_out
 from keymix.surgery.attention_cost import attention_costs
@@ -151,7 +152,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
 ) -> None:
     result, kept = found
     assert len(kept) == 1 + 4 + 3  # costs, steps, trials
-    known = Search.from_dict(kept[after].to_dict())
+    known = from_json(Search, kept[after].to_dict(), where="the search")
     assert known == kept[after]
     more: list[Search] = []
     ended = searched(model, labels, known=known, keep=more.append)
@@ -311,7 +312,7 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
     ).to_dict()
     for each in record["steps"]:
         del each["latency_p"], each["latency_verdict"]
-    before = Search.from_dict(record)
+    before = from_json(Search, record, where="the search")
     assert [each.latency_verdict for each in before.steps] == [None, None]
     assert "−18" not in before.sentence(1)
     assert all(pages.shows_times(each) for each in before.steps)
@@ -390,7 +391,8 @@ def test_a_resumed_search_of_the_first_format_gets_todays_intervals(
         center = (step.top1 - 1.0) * n / (n + 2)
         was = math.sqrt(half**2 - (1.959964 / (n + 2)) ** 2)
         steps.append(replace(step, change_low=center - was, change_high=center + was))
-    known = Search.from_dict(replace(result, steps=tuple(steps), format=1).to_dict())
+    earlier = replace(result, steps=tuple(steps), format=1).to_dict()
+    known = from_json(Search, earlier, where="the search")
     kept: list[Search] = []
     ended = searched(model, labels, known=known, keep=kept.append)
     assert ended.format == 2

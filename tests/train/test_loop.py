@@ -31,6 +31,7 @@ from keymix.train.fits import training_batches
 from keymix.train.loop import Saver
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
+from keymix.train.scoring import effective_precision
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training, make_fabric
 from keymix.train.task import (
@@ -261,6 +262,22 @@ def test_variables_of_fabrics_command_do_not_change_a_recipe(
     assert (strategy, fabric.world_size) == ("SingleDeviceStrategy", 1)
     assert fabric.strategy.precision.precision == "32-true"
     assert os.environ[name] == value
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "wanted"),
+    [
+        ("auto", "cpu", "32"),
+        ("auto", "cuda", "bf16"),
+        ("32", "cuda", "32"),
+        ("bf16", "cpu", "bf16"),
+        ("16", "cuda", "16"),
+    ],
+)
+def test_auto_precision_depends_on_the_device_alone(
+    precision: str, device: str, wanted: str
+) -> None:
+    assert effective_precision(precision, torch.device(device)) == wanted
 
 
 def test_nothing_of_a_training_outlives_its_task(tiny: Recipe) -> None:

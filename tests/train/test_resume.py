@@ -46,14 +46,17 @@ def traces(folder: Path) -> tuple[bytes, bytes, list[dict[str, Any]]]:
 
 @contextmanager
 def during(step: int, *signals: int, method: str = "training_step") -> Iterator[None]:
-    """Send signals to this process within a step of the run, counted over its epochs."""
+    """Send signals to this process within a step of the run, counted over its epochs.
+
+    Steps of a validation have no number: its first is that of the epoch's first training step.
+    """
     original = getattr(ClassificationTask, method)
 
-    def signalled(self: ClassificationTask, batch: Any, batch_idx: int) -> Any:
-        if self.current_epoch * STEPS + batch_idx == step:
+    def signalled(self: ClassificationTask, batch: Any, *index: int) -> Any:
+        if self.current_epoch * STEPS + sum(index) == step:
             for signum in signals:
                 os.kill(os.getpid(), signum)
-        return original(self, batch, batch_idx)
+        return original(self, batch, *index)
 
     setattr(ClassificationTask, method, signalled)
     try:

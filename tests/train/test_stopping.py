@@ -72,7 +72,7 @@ def test_train_keeps_its_folder_to_itself_and_saves_at_ctrl_c(
     command.until(lambda: checkpoints(out))
     assert main(words) == 2
     assert "another run is at work" in told(capsys.readouterr().err)
-    assert command.goes_on
+    assert command.alive
     assert command.ended(signal.SIGINT) == 130
     newest = checkpoints(out)[0]
     line = told(command.err)

@@ -33,7 +33,6 @@ from keymix.analysis.operations import formula, is_free, uncounted
 from keymix.analysis.spikes_record import EnergyBounds, InputValues, Kind, OperationReading, What
 from keymix.analysis.spikes_uses import conv_macs, conv_uses, met
 from keymix.analysis.spikes_values import Values
-from keymix.records import to_json
 
 aten = torch.ops.aten
 
@@ -87,10 +86,6 @@ class Operation:
         values = None if self.values is None else InputValues(**self.values)
         energy = EnergyBounds.of(self.energy(cost))
         return OperationReading(**{**vars(self), "values": values}, energy=energy)
-
-    def to_dict(self, cost: Energy) -> dict[str, Any]:
-        """Return plain data, as JSON takes it, with the energy beside."""
-        return dict(to_json(self.reading(cost)))
 
 
 class _Factor:

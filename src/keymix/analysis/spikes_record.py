@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from keymix.analysis.energy import Energy
 from keymix.analysis.study_record import ModelOnImages, StudyRecord
-from keymix.records import to_json
 
 Kind = Literal["binary", "counts", "real"]
 """``"binary"``: 0 and 1. ``"counts"``: whole numbers from 0 on, such as sums of spikes."""
@@ -26,7 +25,7 @@ class Firing:
         inward: Whether it is what goes into a projection, which no neuron gave as it is.
         role: Its name in the paper, such as ``"Q"``; None outside of blocks.
         mixer: The mixer that it belongs to, by name; None for none.
-        stage: The model's stage from 1; None where paths do not tell.
+        stage: The model's stage from 1; None where paths do not say.
         block: The block from 1, over all stages; None outside of blocks.
         rate: Spikes per neuron per step, mean over images, steps and neurons.
         by_step: The same at each time step.
@@ -47,10 +46,6 @@ class Firing:
     neurons: int
     silent: float | None
     largest: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return dict(to_json(self))
 
 
 @dataclass(frozen=True, kw_only=True)

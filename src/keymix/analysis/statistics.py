@@ -28,7 +28,7 @@ A class that is true in one case alone leaves no interval: without that case the
 the mean, or not, by one stray prediction.
 
 Quantities are fractions (accuracy 0.93), not percentages. NumPy and SciPy only. The test for a
-difference of two latencies rests on how they were timed, and stands in `keymix.analysis.timing`.
+difference of two latencies depends on how they were timed; it is in `keymix.analysis.timing`.
 """
 
 from __future__ import annotations
@@ -267,13 +267,13 @@ def over_cases(
     difference = tidy(float(whole))
     error = math.sqrt((number - 1) / number * float(np.square(without - without.mean()).sum()))
     cases_of = (truths[0] > 0).sum(axis=0)
-    lonely = [classes[c] for c, cases in zip(scored, cases_of, strict=True) if cases == 1]
+    single = [classes[c] for c, cases in zip(scored, cases_of, strict=True) if cases == 1]
     note = ""
     if number < 2:
         note = "one case has no spread, so nothing can be said about other cases"
-    elif lonely:
+    elif single:
         alone = (
-            f"{' and '.join(lonely)} {'is' if len(lonely) == 1 else 'are each'} in one test case"
+            f"{' and '.join(single)} {'is' if len(single) == 1 else 'are each'} in one test case"
         )
         note = f"{alone} alone, so nothing can be said of other cases"
     elif error <= SAME:
@@ -340,7 +340,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def no_better_than_chance(top1: float, *, classes: int, images: int) -> bool:
-    """Tell whether an accuracy lies within two standard errors of chance, or below.
+    """Return whether an accuracy lies within two standard errors of chance, or below.
 
     Chance is 1 / classes, its standard error over the images sqrt(p (1 - p) / images).
 

@@ -24,7 +24,7 @@ class StudyRecord:
         command: The command line that made it.
         created: When.
         environment: Versions and machine, in lines by name.
-        baseline: Whom the others are compared with, by label; None where nobody is.
+        baseline: Whom the others are compared with, by label; None where there is none.
     """
 
     command: str
@@ -42,7 +42,7 @@ class StudiedModel:
         label: What charts call it.
         name: As it was given.
         weights: Where its weights come from, in words.
-        random: Whether nobody trained it.
+        random: Whether it is untrained.
     """
 
     label: str

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from keymix.cli import console, models_and_images, out_folder
 from keymix.cli.frames import refuse_frames, spikes_instead
 from keymix.cli.parser import VerbParser
 from keymix.errors import NoAttentionMap, UserError
-from keymix.records import to_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,7 +135,7 @@ def main(argv: list[str]) -> int:
         record = _write(record, arrays, folder)
         done = True
     if given.json:
-        console.say(json.dumps(to_json(record), ensure_ascii=False))
+        console.say_json(record)
     else:
         _tell(record)
     console.note(f"{folder / PAGE} shows it; {len(record.figures)} PNG and {MAPS} lie beside it")
@@ -363,8 +361,8 @@ def _write(
     for each in drawn:
         write_bytes(folder / each.file, each.png)
     write_arrays(folder / MAPS, arrays)
-    told = json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"
-    for name, text in ((PAGE, render(record, drawn)), (RECORD, told)):
+    texts = {PAGE: render(record, drawn), RECORD: out_folder.json_text(record)}
+    for name, text in texts.items():
         write_text(folder / name, text)
     for stale in before - set(record.figures):
         (folder / stale).unlink(missing_ok=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from keymix.cli.models_and_images import (
 )
 from keymix.cli.parser import VerbParser
 from keymix.errors import one_line
-from keymix.records import to_json
 
 if TYPE_CHECKING:
     from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
@@ -172,7 +170,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> Collaps
 
 def _tell(record: CollapseRecord, *, as_json: bool) -> None:
     if as_json:
-        console.say(json.dumps(to_json(record), ensure_ascii=False))
+        console.say_json(record)
     elif console.out.is_terminal:
         for study in record.studies:
             _tell_person(study)
@@ -218,7 +216,7 @@ def _write(record: CollapseRecord, folder: Path) -> None:
     for stale in folder.glob("collapse-*.svg"):
         if stale.name not in made:
             stale.unlink()
-    texts = {RECORD: json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n", **made}
+    texts = {RECORD: out_folder.json_text(record), **made}
     for name, text in {**texts, PAGE: render(record)}.items():
         write_text(folder / name, text)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from keymix.cli import console, out_folder
 from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError, one_line
-from keymix.records import to_json
 
 if TYPE_CHECKING:
     from keymix.analysis.complexity_record import Complexity, ComplexityRecord
@@ -186,7 +184,7 @@ def _deliver(
         _write(record, folder)
     shown = [table for table in tables(record) if table.shown]
     if given.json:
-        console.say(json.dumps(to_json(record), ensure_ascii=False))
+        console.say_json(record)
     elif given.markdown:
         console.say("\n".join(f"{table.title}\n\n{table.markdown()}" for table in shown).rstrip())
     elif console.out.is_terminal:
@@ -217,7 +215,7 @@ def _write(record: ComplexityRecord, folder: Path) -> None:
     from keymix.train.files import write_text
 
     csvs = {f"complexity-{table.key}.csv": table.csv() for table in tables(record) if table.saved}
-    texts = {RECORD: json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n", **csvs}
+    texts = {RECORD: out_folder.json_text(record), **csvs}
     for stale in folder.glob("complexity-*.csv"):
         if stale.name not in texts:
             stale.unlink()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from keymix.cli import console, out_folder
 from keymix.cli.analyze_complexity import watching, word
 from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError
-from keymix.records import to_json
 
 if TYPE_CHECKING:
     from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
@@ -178,7 +176,7 @@ def _deliver(
         _write(record, folder)
     shown = memory.table(record)
     if given.json:
-        console.say(json.dumps(to_json(record), ensure_ascii=False))
+        console.say_json(record)
     elif given.markdown:
         console.say(f"{shown.title}\n\n{shown.markdown()}".rstrip())
     elif console.out.is_terminal:
@@ -197,6 +195,6 @@ def _write(record: MemoryRecord, folder: Path) -> None:
     from keymix.report import memory
     from keymix.train.files import write_text
 
-    write_text(folder / RECORD, json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / RECORD, out_folder.json_text(record))
     write_text(folder / CSV, memory.rows(record).csv())
     write_text(folder / PAGE, memory.render(record))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from keymix.cli.models_and_images import (
 )
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, one_line
-from keymix.records import to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -276,7 +274,7 @@ def _raster_image(images: Images, number: int | None) -> tuple[int, Tensor]:
 
 def _tell(record: SpikesRecord, *, as_json: bool) -> None:
     if as_json:
-        console.say(json.dumps(to_json(record), ensure_ascii=False))
+        console.say_json(record)
     elif console.out.is_terminal:
         _tell_person(record)
     else:
@@ -330,7 +328,7 @@ def _write(record: SpikesRecord, folder: Path) -> None:
         for stale in folder.glob(pattern):
             if stale.name not in made:
                 stale.unlink()
-    texts = {RECORD: json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n", **made}
+    texts = {RECORD: out_folder.json_text(record), **made}
     for name, text in {**texts, PAGE: render(record)}.items():
         write_text(folder / name, text)
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from keymix.errors import one_line, shown
+from keymix.records import to_json
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -17,6 +19,15 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 def say(text: str = "") -> None:
     """Write lines of the command's result to standard output; names in them drive no terminal."""
     out.print(shown(text), markup=False)
+
+
+def say_json(record: object) -> None:
+    """Write a record as one line of JSON.
+
+    Args:
+        record: What `keymix.records.to_json` takes.
+    """
+    say(json.dumps(to_json(record), ensure_ascii=False))
 
 
 def note(text: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.errors import UserError
+from keymix.records import to_json
 
 if TYPE_CHECKING:
     from keymix.analysis.study_record import StudyRecord
@@ -67,6 +69,15 @@ def made(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]:
             for path in lacking:
                 with suppress(OSError):
                     path.rmdir()
+
+
+def json_text(record: object) -> str:
+    """Return the JSON of a record, as its file has it.
+
+    Args:
+        record: What `keymix.records.to_json` takes.
+    """
+    return json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"
 
 
 def frame(*words: str) -> StudyRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -350,7 +349,7 @@ def _next(source: Source, folder: Path) -> tuple[str, ...]:
 def _tell(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     if as_json:
         whole = {"folder": str(folder), **record.to_dict()}
-        console.say(json.dumps(whole, ensure_ascii=False))
+        console.say_json(whole)
         return
     from keymix.report.swap import told_latency
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from keymix.cli.out_folder import json_text
 from keymix.errors import UserError
 from keymix.records import from_json, to_json
 
@@ -137,8 +137,7 @@ class Folder:
         from keymix.train import files
 
         files.write_text(self.path / PAGE, render(record))
-        told = json.dumps(record.to_dict(), indent=2, ensure_ascii=False) + "\n"
-        files.write_text(self.path / files.SWAP, told)
+        files.write_text(self.path / files.SWAP, json_text(record.to_dict()))
 
 
 def _opened(cls: type[R], values: Any, path: Path) -> R:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from keymix.compare.executor import FAILURES
 from keymix.compare.plan import Entrant, Plan
-from keymix.compare.worker import FAILURES, reason
+from keymix.compare.worker import reason
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.report.record import CostRow

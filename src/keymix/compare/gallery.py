@@ -11,10 +11,11 @@ import numpy as np
 from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.compare import gather, maps
+from keymix.compare.executor import FAILURES
 from keymix.compare.mask_answers import MaskAnswers, spread_over_cases, telling
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
-from keymix.compare.worker import FAILURES, reason
+from keymix.compare.worker import reason
 from keymix.data.tasks import IGNORE
 from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri

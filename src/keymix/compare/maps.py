@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from keymix.compare.worker import FAILURES, reason
+from keymix.compare.executor import FAILURES
+from keymix.compare.worker import reason
 from keymix.errors import NoAttentionMap, UserError
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from keymix.compare import cost_store, folder, gather, manifest, spike_costs
 from keymix.compare.events import Event, Watcher
+from keymix.compare.executor import FAILURES
 from keymix.compare.manifest import MANIFEST, Manifest, Planned
 from keymix.compare.plan import Plan
 from keymix.compare.run import Comparison, ignore, write
 from keymix.compare.runs import Finished, Reading
-from keymix.compare.worker import FAILURES, reason
+from keymix.compare.worker import reason
 from keymix.data.record import SameImages
 from keymix.errors import UserError, one_line
 from keymix.report.record import ComparisonRecord, OpenRun, opened

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.analysis import statistics
+from keymix.compare.executor import FAILURES
 from keymix.compare.folder import SPIKES
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
-from keymix.compare.worker import FAILURES, reason
+from keymix.compare.worker import reason
 from keymix.errors import UserError
 from keymix.records import from_json
 from keymix.report.record import CostRow, MixerSpikes, Number, RunSpikes, Spikes

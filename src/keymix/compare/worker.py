@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.compare.estimate import Trial
-from keymix.compare.executor import FAILURES as FAILURES  # noqa: PLC0414
-from keymix.compare.executor import CallError, WorkerEnded
+from keymix.compare.executor import FAILURES, CallError, WorkerEnded
 from keymix.errors import UserError
 from keymix.train.recipe import DataConfig, Recipe
 

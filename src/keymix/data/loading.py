@@ -22,7 +22,7 @@ from keymix.data.statistics import statistics_of
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 
-CACHE_SIDE = 96  # pixels: images up to this side are held decoded in memory …
+CACHE_SIDE = 96  # pixels: images up to this side are kept decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
 LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
 _DEFAULT_SIZE = (224, 224)
@@ -57,7 +57,7 @@ def load(
         image_size: Pixels a side, or height and width. None: the common size if all images have the
             same, else 224; the sensor's, where the data are events.
         crop_pct: Share of the resized image's side that the evaluation crop keeps. None: all of it
-            in a set that is held in memory, else 0.875.
+            in a set that is in memory, else 0.875.
         limit: Most images of train and validation together, a stratified choice; test is cut to the
             same number.
         val_fraction: Share of train that becomes validation, in (0, 1).
@@ -69,7 +69,7 @@ def load(
             frames.
         event_split: A published split by its name, where events have some; None for the first.
         masks: ``exclusive`` (one class a pixel) or ``multilabel``, where data has masks; None for
-            what the folders of ``masks:PATH`` tell, else ``exclusive``.
+            what the folders of ``masks:PATH`` show, else ``exclusive``.
         stack: Neighbouring slices of a scan that are the channels of an image, an odd number;
             None for the image alone.
         split_by: ``case`` keeps all images of a case in one split (None), ``slice`` does not.
@@ -124,13 +124,13 @@ def load(
         name: Split(
             name=name,
             labels=torch.from_numpy(table.labels.copy()),
-            images=None if (held := pixels[name]) is None else torch.from_numpy(held),
+            images=None if (kept := pixels[name]) is None else torch.from_numpy(kept),
             rows=parts[name].rows,
             origin=parts[name].origin,
             table=table,
             image_size=size,
             in_chans=source.in_chans,
-            crop_pct=crop_pct or (LAZY_CROP_PCT if held is None else 1.0),
+            crop_pct=crop_pct or (LAZY_CROP_PCT if kept is None else 1.0),
         )
         for name, table in tables.items()
     }
@@ -179,7 +179,7 @@ def _pixels(
                 name: decode_all(table, size, in_chans, crop_pct=crop_pct, only_this_size=True)
                 for name, table in tables.items()
             }
-            if all(held is not None for held in pixels.values()):
+            if all(kept is not None for kept in pixels.values()):
                 return size, pixels
         sizes = header_sizes(list(tables.values()))
         size = sizes.pop() if len(sizes) == 1 else _DEFAULT_SIZE
@@ -194,7 +194,7 @@ def _pixels(
 
 def _resized(tables: dict[str, Table], size: Size) -> list[str]:
     """Note that images which a source has as pixels got another size."""
-    own = {held.shape[2:] for table in tables.values() if (held := table.held) is not None}
+    own = {kept.shape[2:] for table in tables.values() if (kept := table.held) is not None}
     return [
         f"images of {own_size[0]}x{own_size[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
         for own_size in own - {size}

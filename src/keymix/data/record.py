@@ -152,7 +152,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
         return tuple(i for i, name in enumerate(self.classes) if whole or name != BACKGROUND)
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file, since they are of other kinds of data."""
+        """The fields that are not written, since they are of other kinds of data."""
         return (
             *(_OF_MASKS if self.task_kind is not SEGMENTATION else ()),
             *(_OF_EVENTS if not self.events else ()),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a comparison: all that ``results.json`` keeps and that its page shows. No torch.
 
-A field is a key of the file, see `keymix.records`. Fields that default to None stand in no file
-while they are None: they belong to another task, or to models without spikes.
+A field is a key of the file, see `keymix.records`. Fields that default to None are not
+written while they are None: they belong to another task, or to models without spikes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Which = Literal["last", "best"]
 
 
 class Sparse:
-    """A record whose fields that default to None stand in no file while they are None."""
+    """A record whose fields that default to None are not written while they are None."""
 
     def omitted(self) -> tuple[str, ...]:
         """Names of these fields."""

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from keymix.analysis.timing import WORDS, Verdict
-from keymix.records import from_json, to_json
+from keymix.records import to_json
 
 Cost = Literal["params", "macs", "latency"]
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
@@ -179,7 +178,7 @@ class Search:
         return f"the {_WORDS[self.cost]} of the original model's attention"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with what follows from it; `from_dict` is the inverse."""
+        """Plain data, with what follows from it; `keymix.records.from_json` is the inverse."""
         derived = {
             "complete": self.complete,
             "met": self.met,
@@ -187,15 +186,6 @@ class Search:
             "sentence": self.sentence() if self.met is not None else None,
         }
         return {**to_json(self), **derived}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Search:
-        """Read what `to_dict` gave.
-
-        Raises:
-            UserError: Naming what is missing or of another type.
-        """
-        return from_json(cls, values, where="the search")
 
 
 def sentence(before: Step, after: Step, layers: int) -> str:

@@ -130,7 +130,7 @@ class SwapRecord(StudyRecord):
         after: The swapped one, measured in turns with it.
         before_ms: Latency of the original in these turns, milliseconds.
         test: Scores on the test split; None if they were not asked for.
-        next: Commands to go on with.
+        next: Commands to run next.
         search: What a search found; None without one.
         basis: What the share of the budget is a share of; None without a search.
         report: What became of every weight.

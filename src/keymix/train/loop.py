@@ -101,7 +101,7 @@ def fit(
         training: What is trained, at the place where it starts.
         train: The training batches.
         val: The batches of the validation.
-        saver: Saves what comes of it, and knows of signals.
+        saver: Saves the run's checkpoints, and knows of signals.
         bar: Draw a bar.
 
     Raises:
@@ -174,7 +174,7 @@ def validate(training: Training, batches: Loader, interrupts: Interrupts) -> Met
     """
     training.task.losses.look()
     with training.evaluating():
-        for index, batch in enumerate(served(batches, interrupts)):
-            training.validation_step(batch, index)
+        for batch in served(batches, interrupts):
+            training.validation_step(batch)
             interrupts.look()
     return training.task.scores.told()

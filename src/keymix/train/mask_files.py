@@ -109,7 +109,7 @@ class Manifest:
     images: tuple[MaskPrediction | PlannedImage, ...]
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file: the counts before the end."""
+        """The fields that are not written: the counts before the end."""
         return () if self.complete else ("answered", "broken")
 
 
@@ -185,7 +185,7 @@ class MaskFolder:
             name: The image's id.
             image: ``[C, h, w]``, as it is drawn.
             mask: What is predicted: ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0 and 1.
-            truth: What is true, likewise; None where nobody knows.
+            truth: What is true, likewise; None where it is unknown.
 
         Returns:
             Pixels of each class but the background.

@@ -57,7 +57,7 @@ class SplitScores:
     classes: tuple[ClassScores, ...] | None = None
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file: those of masks where there are none."""
+        """The fields that are not written: those of masks where there are none."""
         of_masks = ("hausdorff_mm", "hausdorff_missed", "hausdorff_unit", "true_pixels", "classes")
         return of_masks if self.classes is None else ()
 
@@ -90,7 +90,7 @@ class Validated:
     """An epoch and the validation scores of its weights.
 
     Args:
-        epoch: From 0; None if nobody knows it.
+        epoch: From 0; None if it is unknown.
         val: Scores by name.
     """
 
@@ -153,7 +153,7 @@ class WeightsFacts:
     Args:
         recipe: The run.
         data: Its data.
-        epoch: The weights' epoch; None where nobody knows, as of a swapped model.
+        epoch: The weights' epoch; None where it is unknown, as of a swapped model.
         val: Their validation scores; None of a swapped model, and of earlier versions.
     """
 
@@ -163,7 +163,7 @@ class WeightsFacts:
     val: Scores | None = None
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file."""
+        """The fields that are not written."""
         return ("epoch", "val") if self.epoch is None and self.val is None else ()
 
     def of(self, validated: Validated) -> WeightsFacts:
@@ -293,7 +293,7 @@ class RunRecord:
         return self.data.task_kind
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file: they say what a run without them is."""
+        """The fields that are not written: a task that is not segmentation, and an empty `lost`."""
         return (
             *(() if self.task_kind is SEGMENTATION else ("task",)),
             *(() if self.lost else ("lost",)),
@@ -337,7 +337,7 @@ def run_from_json(values: Mapping[str, Any], *, where: str, whole: bool) -> RunR
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a part of a run was computed with. All is None where nobody knows.
+    """What a part of a run was computed with. All is None where it is unknown.
 
     Args:
         python: Version of Python.
@@ -364,7 +364,7 @@ class Machine:
     cuda: str | None = None
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file: all where nobody knows."""
+        """The fields that are not written: all of an unknown machine."""
         return () if self.known else tuple(vars(Machine()))
 
     @property
@@ -389,7 +389,7 @@ class Environment(Machine):
         return Machine(**{name: getattr(self, name) for name in vars(Machine())})
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no file."""
+        """The fields that are not written."""
         return (*super().omitted(), *(() if self.earlier else ("earlier",)))
 
 

@@ -150,8 +150,20 @@ class Scored:
         warn_of_one_answer(model, classes, split, *answers, self.metrics["loss"], items=items)
 
 
+def effective_precision(precision: str, device: torch.device) -> str:
+    """Return ``32``, ``bf16`` or ``16``: what a recipe's precision means on a device.
+
+    Args:
+        precision: As in a recipe; ``auto`` is bfloat16 on CUDA, else 32 bits.
+        device: Where to compute.
+    """
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" else "32"
+    return precision
+
+
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> torch.autocast:
-    """The context that a recipe's precision means on a device; ``auto``: bfloat16 on CUDA.
+    """The context that a recipe's precision means on a device, see `effective_precision`.
 
     Args:
         device: Where to compute.
@@ -159,9 +171,9 @@ def autocast(device: torch.device, precision: str, *, cache: bool = True) -> tor
         cache: Convert a weight that is used twice once; its gradients are then summed in the low
             precision.
     """
-    wanted = {"auto": device.type == "cuda", "32": False}.get(precision, True)
-    dtype = torch.float16 if precision == "16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=wanted, cache_enabled=cache)
+    bits = effective_precision(precision, device)
+    dtype = torch.float16 if bits == "16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=bits != "32", cache_enabled=cache)
 
 
 @torch.inference_mode()

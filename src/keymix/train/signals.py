@@ -78,20 +78,11 @@ class Interrupts:
 
     def stopped(self) -> Interrupted:
         """Make the exception that ends the work, with what stands now."""
-        return self.interrupted(self._told())
-
-    def interrupted(self, message: str) -> Interrupted:
-        """Make the exception that ends the work."""
         signum = self.signum or signal.SIGINT
-        return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {message}")
+        return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {self._told()}")
 
-    def install(self) -> None:
-        """Take the signals; those that the process ignores stay ignored."""
-        for signum in _SIGNALS:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, self._handle)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Take a signal, as a handler of Python's."""
         if os.getpid() != self._process:  # a loader's process, forked with this handler
             if signum == signal.SIGTERM:
                 signal.signal(signum, signal.SIG_DFL)
@@ -118,7 +109,9 @@ def interruptible(told: Callable[[], str]) -> Iterator[Interrupts]:
         return
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
     try:
-        interrupts.install()
+        for signum, handler in before.items():
+            if handler is not signal.SIG_IGN:  # those that the process ignores stay ignored
+                signal.signal(signum, interrupts.handle)
         yield interrupts
     finally:
         for signum, handler in before.items():

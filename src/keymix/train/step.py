@@ -21,10 +21,10 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from keymix.errors import UserError
 from keymix.train.model import device_of_this_machine
-from keymix.train.scoring import ImageBatch, autocast
+from keymix.train.scoring import ImageBatch, autocast, effective_precision
 from keymix.train.task import TrainingTask, make_optimizer, make_schedule
 
-PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
+_FABRIC_PRECISION: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
     "32": "32-true",
     "bf16": "bf16-mixed",
     "16": "16-mixed",
@@ -73,14 +73,12 @@ def make_fabric(precision: str) -> Fabric:
     Args:
         precision: As in a recipe.
     """
-    device = device_of_this_machine().type
-    if precision == "auto":
-        precision = "bf16" if device == "cuda" else "32"
+    device = device_of_this_machine()
     with _quiet():
         return Fabric(
-            accelerator=device,
-            devices=[torch.cuda.current_device()] if device == "cuda" else 1,
-            precision=PRECISION[precision],
+            accelerator=device.type,
+            devices=[torch.cuda.current_device()] if device.type == "cuda" else 1,
+            precision=_FABRIC_PRECISION[effective_precision(precision, device)],
             plugins=[LightningEnvironment()],  # a scheduler's signals are ours
         )
 
@@ -91,12 +89,12 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger(lightning_fabric.__name__)
     level = logger.level
     logger.setLevel(logging.ERROR)
-    told = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("LT_")}
+    removed = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("LT_")}
     try:
         yield
     finally:
         logger.setLevel(level)
-        os.environ.update(told)
+        os.environ.update(removed)
 
 
 class Training:
@@ -183,10 +181,10 @@ class Training:
             for module, mode in modes.items():
                 module.training = mode
 
-    def validation_step(self, batch: ImageBatch, index: int) -> None:
+    def validation_step(self, batch: ImageBatch) -> None:
         """Score a batch of the validation split."""
         with torch.inference_mode(), self._autocast():
-            self.task.validation_step(batch, index)
+            self.task.validation_step(batch)
 
     def _autocast(self) -> torch.autocast:
         """The precision of a whole step: Fabric's own sums gradients in it (see ``cache``)."""

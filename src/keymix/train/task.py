@@ -206,7 +206,7 @@ class TrainingTask(nn.Module):
     def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
         """Return the loss that trains: the one that is told and the weighted terms beside it."""
 
-    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: ImageBatch) -> None:
         """Score a batch of the validation split."""
         self.scores.update(self.evaluated(batch.images), batch.targets)
 
