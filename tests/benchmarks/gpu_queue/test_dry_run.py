@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,20 @@ from gpu_queue.job import Step
 from gpu_queue.jobs import jobs
 
 RUN = Path(__file__).parents[3] / "benchmarks" / "gpu_queue" / "run.py"
-# quick ones; the tests of each job measure its others
+# a quick one of each job, and of the spiking one a step that needs SpikingJelly and one that does
+# not; the tests of each job measure the others, and those of `test_suite` its only one
 ONLY = (
-    "mixers/ceilings",
     "mixers/softmax",
     "throughput/imagenet/*",
     "epoch_profile/profile/*",
     "cifar10/vit_small/softmax/0",
-    "spiking/*",
+    "spiking/neurons/tokens",
+    "spiking/memory",
     "depth/*softmax*",
     "kill_resume/32",
 )
+FIRST = ("mixers/softmax", "spiking/*", "depth/*softmax*")  # of these, in the queue that is killed
+LACKS = "spiking/neurons/tokens"
 HIDE = """
 import importlib.machinery as machinery
 
@@ -52,27 +56,34 @@ class Ran:
         self.killed_after = self._killed()
         self.kept = self.steps()
         self.left = [pid for pid in _processes(folder) if pid != os.getpid()]
-        self.without_a_package = self.command("--minutes", "60", hide=True)
-        self.then = self.steps()
-        self.too_few_minutes = self.command("--minutes", "0.3")
+        self.too_few_minutes = self.command("--minutes", "0.3", hide=True)
         self.second = self.command("--minutes", "60")
 
-    def words(self) -> list[str]:
+    def words(self, only: Sequence[str]) -> list[str]:
         places = ["--results", str(self.results), "--work", str(self.folder / "work")]
-        return [sys.executable, str(RUN), "--dry-run", *places, "--only", *ONLY]
+        return [sys.executable, str(RUN), "--dry-run", *places, "--only", *only]
+
+    def environment(self, *, hide: bool) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # not installed, so to say
+        return env | ({"PYTHONPATH": str(self.folder / "hidden")} if hide else {})
 
     def command(self, *more: str, hide: bool = False) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # not installed, so to say
-        if hide:
-            env["PYTHONPATH"] = str(self.folder / "hidden")
         return subprocess.run(
-            [*self.words(), *more], capture_output=True, text=True, check=False, env=env
+            [*self.words(ONLY), *more],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment(hide=hide),
         )
 
     def _killed(self) -> list[str]:
-        """Kill the queue while its third step runs; the lines that it printed."""
+        """Kill the queue, which lacks a package, while a training runs; the lines it printed."""
+        steps = [name for name in every_step(FIRST) if name in every_step(ONLY)]
         with subprocess.Popen(
-            [*self.words(), "--minutes", "60"], stdout=subprocess.PIPE, text=True
+            [*self.words(steps), "--minutes", "60"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environment(hide=True),
         ) as process:
             assert process.stdout is not None
             lines: list[str] = []
@@ -114,10 +125,10 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def every_step() -> dict[str, Step]:
-    """The steps that are to be measured."""
+def every_step(only: Sequence[str]) -> dict[str, Step]:
+    """The steps that some patterns name."""
     steps = {f"{job.name}/{step.name}": step for job in jobs() for step in job.steps(True)}
-    return {n: step for n, step in steps.items() if any(fnmatch(n, each) for each in ONLY)}
+    return {n: step for n, step in steps.items() if any(fnmatch(n, each) for each in only)}
 
 
 @pytest.mark.slow
@@ -129,25 +140,29 @@ def test_the_queue_is_killed_and_run_again(tmp_path: Path) -> None:
     assert ran.left == []  # what measured has ended with it
     for name, step in ran.kept.items():
         assert ran.steps()[name] == step
-        assert f"{name}: about" not in ran.without_a_package.stdout
+        assert f"{name}: about" not in ran.second.stdout
 
-    # a missing package keeps back what needs it, and nothing else
-    needing = {name for name, step in every_step().items() if "spikingjelly" in step.packages}
-    assert needing
-    said = ran.without_a_package.stdout
-    assert ran.without_a_package.returncode == 0, said
-    assert set(ran.then) == every_step().keys() - needing
-    assert "spikingjelly" in next(line for line in said.splitlines() if "missing" in line)
+    # a missing package kept back what needs it, and nothing else before or after
+    needing = {n for n, step in every_step(ONLY).items() if "spikingjelly" in step.packages}
+    assert needing == {LACKS}
+    begun = [line.split()[1] for line in ran.killed_after if ": about" in line]
+    assert begun == [
+        "mixers/softmax:",
+        "spiking/memory:",
+        *(f"{name}:" for name in every_step(["depth/*softmax*"])),
+    ]
+    for said in ("".join(ran.killed_after), ran.too_few_minutes.stdout):
+        assert "spikingjelly" in next(line for line in said.splitlines() if "missing" in line)
 
     # too few minutes for the next step
     assert ran.too_few_minutes.returncode == 0
     assert ": about" not in ran.too_few_minutes.stdout
-    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: spiking/")
+    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: throughput/imagenet")
 
     # in the end every step has a result, of which its job can tell
     assert ran.second.returncode == 0, ran.second.stdout + ran.second.stderr
     steps = ran.steps()
-    assert steps.keys() == every_step().keys()
+    assert steps.keys() == every_step(ONLY).keys()
     assert {step["state"] for step in steps.values()} == {"done"}
     assert ran.second.stdout.splitlines()[-1].startswith("next: nothing")
     measured = [job for job in jobs() if (ran.results / job.file).exists()]
