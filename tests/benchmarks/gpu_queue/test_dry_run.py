@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import runpy
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from commands import forkserver, wait_for
 from gpu_queue import store
 from gpu_queue.job import Step
 from gpu_queue.jobs import jobs
@@ -24,6 +27,7 @@ RUN = Path(__file__).parents[3] / "benchmarks" / "gpu_queue" / "run.py"
 # a quick one of each job, and of the spiking one a step that needs SpikingJelly and one that does
 # not; the tests of each job measure the others, and those of `test_suite` its only one
 ONLY = (
+    "mixers/ceilings",
     "mixers/softmax",
     "throughput/imagenet/*",
     "epoch_profile/profile/*",
@@ -33,16 +37,22 @@ ONLY = (
     "depth/*softmax*",
     "kill_resume/32",
 )
-FIRST = ("mixers/softmax", "spiking/*", "depth/*softmax*")  # of these, in the queue that is killed
+FIRST = ("mixers/ceilings", "spiking/*", "depth/*softmax*")  # of these, in the queue that is killed
 LACKS = "spiking/neurons/tokens"
-HIDE = """
-import importlib.machinery as machinery
 
-find = machinery.PathFinder.find_spec
-machinery.PathFinder.find_spec = classmethod(
-    lambda cls, name, *more: None if name == "spikingjelly" else find(name, *more)
-)
-"""
+
+def run_queue(words: Sequence[str], said: Path) -> None:
+    """Run the command, as if SpikingJelly were not installed, in a process that is forked."""
+    stream = os.open(said, os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(stream, number)
+    find = PathFinder.find_spec
+
+    def hidden(name: str, *more: Any) -> Any:
+        return None if name == "spikingjelly" else find(name, *more)
+
+    with mock.patch.object(PathFinder, "find_spec", hidden), mock.patch("sys.argv", [*words]):
+        runpy.run_path(words[0], run_name="__main__")
 
 
 class Ran:
@@ -50,49 +60,39 @@ class Ran:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "hidden").mkdir()
-        (folder / "hidden" / "sitecustomize.py").write_text(HIDE)
         self.results = folder / "results"
         self.killed_after = self._killed()
         self.kept = self.steps()
-        self.left = [pid for pid in _processes(folder) if pid != os.getpid()]
-        self.too_few_minutes = self.command("--minutes", "0.3", hide=True)
+        self.left = _processes(folder)
+        self.too_few_minutes = self.command("--minutes", "0.3")
         self.second = self.command("--minutes", "60")
 
-    def words(self, only: Sequence[str]) -> list[str]:
+    def words(self, only: Sequence[str], *more: str) -> list[str]:
         places = ["--results", str(self.results), "--work", str(self.folder / "work")]
-        return [sys.executable, str(RUN), "--dry-run", *places, "--only", *only]
+        return [str(RUN), "--dry-run", *places, "--only", *only, *more]
 
-    def environment(self, *, hide: bool) -> dict[str, str]:
+    def command(self, *more: str) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # not installed, so to say
-        return env | ({"PYTHONPATH": str(self.folder / "hidden")} if hide else {})
-
-    def command(self, *more: str, hide: bool = False) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.words(ONLY), *more],
+            [sys.executable, *self.words(ONLY, *more)],
             capture_output=True,
             text=True,
             check=False,
-            env=self.environment(hide=hide),
+            env=env,
         )
 
-    def _killed(self) -> list[str]:
-        """Kill the queue, which lacks a package, while a training runs; the lines it printed."""
+    def _killed(self) -> str:
+        """Kill the queue, which lacks a package, while its third step runs; what it printed."""
         steps = [name for name in every_step(FIRST) if name in every_step(ONLY)]
-        with subprocess.Popen(
-            [*self.words(steps), "--minutes", "60"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self.environment(hide=True),
-        ) as process:
-            assert process.stdout is not None
-            lines: list[str] = []
-            for line in process.stdout:
-                lines.append(line)
-                if sum(": about" in line for line in lines) == 3:
-                    break
-            process.send_signal(signal.SIGKILL)
-        return lines
+        said = self.folder / "said"
+        process = forkserver().Process(
+            target=run_queue, args=(self.words(steps, "--minutes", "60"), said)
+        )
+        process.start()
+        wait_for(lambda: said.exists() and said.read_text().count(": about") == 3, process.is_alive)
+        process.kill()
+        process.join()
+        return said.read_text()
 
     def steps(self) -> dict[str, dict[str, Any]]:
         return {
@@ -104,13 +104,13 @@ class Ran:
 
 
 def _processes(folder: Path) -> list[int]:
-    """Processes of the queue in a folder, once those that end have had time to do so."""
+    """Processes that print into a folder, once those that end have had time to do so."""
     found = []
     for _ in range(2500):
         found = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if str(folder / "work").encode() in _read(path)
+            int(path.parents[1].name)
+            for path in Path("/proc").glob("[0-9]*/fd/1")
+            if str(folder) in _target(path)
         ]
         if not found:
             break
@@ -118,11 +118,11 @@ def _processes(folder: Path) -> list[int]:
     return found
 
 
-def _read(path: Path) -> bytes:
+def _target(path: Path) -> str:
     try:
-        return path.read_bytes()
-    except OSError:  # it ended meanwhile
-        return b""
+        return str(path.readlink())
+    except OSError:  # it ended meanwhile, or is another's
+        return ""
 
 
 def every_step(only: Sequence[str]) -> dict[str, Step]:
@@ -134,30 +134,30 @@ def every_step(only: Sequence[str]) -> dict[str, Step]:
 @pytest.mark.slow
 def test_the_queue_is_killed_and_run_again(tmp_path: Path) -> None:
     ran = Ran(tmp_path)
+    kept = ran.kept
 
     # killed while its third step ran
-    assert len(ran.kept) == 2
+    assert len(kept) == 2
     assert ran.left == []  # what measured has ended with it
-    for name, step in ran.kept.items():
+    for name, step in kept.items():
         assert ran.steps()[name] == step
         assert f"{name}: about" not in ran.second.stdout
 
     # a missing package kept back what needs it, and nothing else before or after
     needing = {n for n, step in every_step(ONLY).items() if "spikingjelly" in step.packages}
     assert needing == {LACKS}
-    begun = [line.split()[1] for line in ran.killed_after if ": about" in line]
-    assert begun == [
-        "mixers/softmax:",
+    said = ran.killed_after.splitlines()
+    assert "spikingjelly" in next(line for line in said if "missing" in line)
+    assert [line.split()[1] for line in said if ": about" in line] == [
+        "mixers/ceilings:",
         "spiking/memory:",
         *(f"{name}:" for name in every_step(["depth/*softmax*"])),
     ]
-    for said in ("".join(ran.killed_after), ran.too_few_minutes.stdout):
-        assert "spikingjelly" in next(line for line in said.splitlines() if "missing" in line)
 
     # too few minutes for the next step
     assert ran.too_few_minutes.returncode == 0
     assert ": about" not in ran.too_few_minutes.stdout
-    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: throughput/imagenet")
+    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: mixers/softmax")
 
     # in the end every step has a result, of which its job can tell
     assert ran.second.returncode == 0, ran.second.stdout + ran.second.stderr
@@ -172,8 +172,11 @@ def test_the_queue_is_killed_and_run_again(tmp_path: Path) -> None:
             name: stored.result or {} for name, stored in store.read(ran.results)[job.name].items()
         }
         assert job.section(results).strip()
-        codes = json.loads((ran.results / job.file).read_text())["code"]
-        files = {name for code in codes for name in code["files"]}
+        whole = json.loads((ran.results / job.file).read_text())
+        codes = {
+            step["code"] for n, step in whole["steps"].items() if f"{job.name}/{n}" not in kept
+        }
+        files = {name for code in codes for name in whole["code"][code]["files"]}
         assert f"benchmarks/gpu_queue/jobs/{Path(job.source).name}" in files
         assert any(name.startswith("src/keymix/") for name in files)
         assert not any("gpu_queue/store" in name for name in files)

@@ -278,6 +278,8 @@ def test_what_a_step_lacks_keeps_it_alone_back(
     assert "no_such_package" in said.splitlines()[0]
     assert "pip download" in said
     assert "-d WHEELS no_such_package" in said
+    assert one.run()  # that the others wait is no failure
+    assert [*standing(one).values()] == [*["not measured"] * 3, "done"]
 
 
 def test_results_of_earlier_code_come_last(
