@@ -56,6 +56,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     """Make a queue of some jobs; another one on the same folders goes on there."""
     monkeypatch.setattr(schedule, "GRACE", 5.0)
     monkeypatch.setattr(schedule, "_WRITE", 0.0)
+    monkeypatch.setattr(schedule, "_LOOK", 0.05)
 
     def make(*made: Job, seconds: float = 1000.0, device: str = "toy", **more: Any) -> Queue:
         for module in (schedule, child):
