@@ -138,10 +138,12 @@ def test_the_queue_is_killed_and_run_again(tmp_path: Path) -> None:
 
     # killed while its third step ran
     assert len(kept) == 2
-    assert ran.left == []  # what measured has ended with it
+    assert ran.left == []  # what measured has ended with it, and left nothing
     for name, step in kept.items():
         assert ran.steps()[name] == step
         assert f"{name}: about" not in ran.second.stdout
+    for name in every_step(ONLY).keys() - kept.keys():
+        assert f"{name}: about" in ran.second.stdout
 
     # a missing package kept back what needs it, and nothing else before or after
     needing = {n for n, step in every_step(ONLY).items() if "spikingjelly" in step.packages}
