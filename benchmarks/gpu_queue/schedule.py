@@ -28,6 +28,7 @@ GRACE = 20.0
 _WRITE = 5.0  # seconds kept for the last result files
 _BREAK = 120.0  # seconds that a training loses from one command to the next: end, transfers, start
 _METHODS = ("fork", "spawn")  # a fork has PyTorch loaded already, see `machine.PRELOADED`
+_LOOK = 1.0  # s, at most, from one look at the clock and the signals to the next
 _LATE = 3.0  # a step that takes so many times its estimate has failed
 _LEAST = 60.0  # and so many seconds more, for short ones
 
@@ -281,7 +282,7 @@ class Queue:
             for one in running:
                 self._watch(one)
             nearest = min(one.until if one.asked is None else one.asked + GRACE for one in running)
-            wait = min(max(nearest - time.monotonic(), 0.05), 1.0)
+            wait = min(max(nearest - time.monotonic(), 0.05), _LOOK)
             multiprocessing.connection.wait([one.process.sentinel for one in running], wait)
 
     def _begin(self, job: Job, step: Step) -> Running:

@@ -15,7 +15,7 @@ import json
 import os
 import tokenize
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -95,7 +95,7 @@ def _content(path: Path) -> str:
 def bare(source: str) -> str:
     """Python without comments, docstrings and blank lines, the same for every version of Python."""
     lines = [line.encode() for line in source.splitlines()]
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(ast.parse(source)):
         body = getattr(node, "body", None)
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
@@ -104,15 +104,26 @@ def bare(source: str) -> str:
             if isinstance(text.value, str):
                 _blank(lines, text)
     left = b"\n".join(lines).decode()
-    comments = [
-        token.start
-        for token in tokenize.generate_tokens(io.StringIO(left).readline)
-        if token.type == tokenize.COMMENT
-    ]
     kept = left.splitlines()
+    comments = [(1, 0)] if left.startswith("#") else []
+    if left.count("#") > sum(line.count("#") for line in kept[: len(comments)]):
+        comments = [
+            token.start
+            for token in tokenize.generate_tokens(io.StringIO(left).readline)
+            if token.type == tokenize.COMMENT
+        ]
     for row, column in comments:
         kept[row - 1] = kept[row - 1][:column]
     return "\n".join(line.rstrip() for line in kept if line.strip())
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and the statements within it: docstrings lie in no expression."""
+    yield node
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, name, [])
+        for each in inner if isinstance(inner, list) else []:
+            yield from _statements(each)
 
 
 def _blank(lines: list[bytes], text: ast.Constant) -> None:
@@ -144,6 +155,11 @@ _RUNNER = (
 )  # measure nothing
 
 
+@functools.cache
+def _in_checkout(folder: str) -> bool:
+    return Path(folder).resolve().is_relative_to(ROOT)
+
+
 def loaded_files(modules: Mapping[str, Any], job: Job) -> list[str]:
     """List the project's files among loaded modules, without those of the queue and other jobs."""
     here = Path(__file__).resolve().parent
@@ -153,7 +169,9 @@ def loaded_files(modules: Mapping[str, Any], job: Job) -> list[str]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file)
-        if not path.is_absolute() or not path.is_file():  # torch has some that lie nowhere
+        if not path.is_absolute() or not _in_checkout(file.rpartition(os.sep)[0]):
+            continue
+        if not path.is_file():
             continue
         path = path.resolve()
         if not path.is_relative_to(ROOT) or "site-packages" in path.parts:

@@ -18,10 +18,10 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "plain_baselines.py"
 @pytest.mark.slow
 def test_both_learn_the_digits(capsys: pytest.CaptureFixture[str]) -> None:
     script = runpy.run_path(str(SCRIPT))
-    words = ["--data", "digits", "--limit", "1000", "--epochs", "6", "--seeds", "1"]
+    words = ["--data", "digits", "--limit", "500", "--epochs", "4", "--seeds", "1"]
     assert script["main"](words) == 0
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first == "900 training images, 449 test images"
+    assert first == "450 training images, 449 test images"
     scores = [float(re.findall(r"([\d.]+)%", line)[0]) for line in rest]
     assert len(scores) == 2
     assert all(20 < score < 100 for score in scores)

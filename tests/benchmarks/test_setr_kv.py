@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from costs import cost_of
 from keymix.analysis.measure import Cost
 from keymix.analysis.memory import Build
 from keymix.analysis.timing import Paired, Verdict
@@ -58,7 +59,7 @@ def test_the_benchmark_prints_ratios_to_the_same_encoder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main = runpy.run_path(str(SCRIPT))["main"]
-    main.__globals__["measure_models"] = measured
+    main.__globals__.update(measure_models=measured, count=cost_of)
     assert main(["--models", *LATENCY, "--size", "32"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("keymix ")

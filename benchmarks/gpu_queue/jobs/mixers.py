@@ -241,8 +241,9 @@ def or_reason(call: Callable[[], Any]) -> tuple[Any, str | None]:
         traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]
         reason = FAILED + one_line(f"{type(error).__name__}: {first}")
-    gc.collect()  # the error held what the pass had made so far
-    torch.cuda.empty_cache()
+    if torch.cuda.is_initialized():
+        gc.collect()  # the error held what the pass had made so far
+        torch.cuda.empty_cache()
     return None, reason
 
 

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure kills and resumes of the dry run, with and without faults; write the results as JSON.
 
-    python tests/benchmarks/gpu_queue/resumes.py WORK RESULTS
-
-A process of its own, as the queue has one for each step: PyTorch computes no gradients in a process
-that was forked from one whose autograd had threads.
+For a process of its own, as the queue has one for each step: PyTorch computes no gradients in a
+process that was forked from one whose autograd had threads.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @contextmanager
@@ -75,10 +70,6 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
 
 def main(folder: Path, out: Path) -> None:
     """Measure all cases; write the result of each, how often CUDA was asked for, files left."""
-    sys.path.insert(0, str(BENCHMARKS))
-    from gpu_queue import machine
-
-    machine.preload()
     import torch
 
     torch.set_num_threads(1)  # forks cannot use others
@@ -98,7 +89,3 @@ def main(folder: Path, out: Path) -> None:
             left = sorted(path.name for path in folder.iterdir())
             found[case] = {"result": result, "asked": len(asked), "left": left}
     out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -17,15 +17,17 @@ import pytest
 import torch
 
 from commands import forkserver
+from costs import cost_of
 from gpu_queue.cifar10_report import assemble
 from gpu_queue.job import Context, Unfinished
 from gpu_queue.jobs import cifar10
 from gpu_queue.jobs.cifar10 import JOB, MIXERS, MODELS
 from gpu_queue.training import PREDICTIONS, TEXTS
-from keymix import count, recipes
+from keymix import recipes
 from keymix.train import forward
 from keymix.train.model import build_model
-from keymix.train.recipe import replace_path
+from keymix.train.recipe import Recipe, replace_path
+from keymix.train.runs import Run
 from keymix.train.task import ClassificationTask
 
 pytestmark = pytest.mark.slow
@@ -54,11 +56,34 @@ def context(root: Path, name: str, results: Results) -> Context:
     )
 
 
+def rates(found: dict[tuple[bool, int], tuple[float, float]]) -> Results:
+    """Results of runs at once: images per second in all, and seconds of an epoch, by kind."""
+    return {
+        cifar10._together_name(compiled, number): {
+            "together": number,
+            "compiled": compiled,
+            "precision": "auto",
+            "batch": 512,
+            "images": 45_000,
+            "images_per_s": rate,
+            "epoch_s": epoch,
+            "epoch_s_quartiles": [epoch, epoch],
+            "epochs": 9,
+            "first_epoch_s": 50.0,
+            "gpu_gib": 6.0,
+        }
+        for (compiled, number), (rate, epoch) in found.items()
+    }
+
+
+EAGER = rates({(False, 1): (9e9, 1.0)})
+
+
 def measure_all(root: Path) -> None:
-    """Measure every step of the dry run, one after the other."""
+    """Measure every step of the dry run, one after the other; what is compiled is so by name."""
     results: Results = {}
     for step in JOB.steps(True):
-        told = step.measure(context(root, step.name, dict(results)))
+        told = step.measure(context(root, step.name, EAGER))
         results[step.name] = json.loads(json.dumps(told, allow_nan=False))
     (root / "results.json").write_text(json.dumps(results))
 
@@ -126,6 +151,20 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_it_began(
     assert result["epochs"] == 2
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_run_is_compiled_where_that_was_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    def begin(context: Context, recipe: Recipe) -> Run:
+        assert recipe.compile is compiled
+        raise Unfinished({})
+
+    monkeypatch.setattr(cifar10, "train_in_time", begin)
+    step = next(step for step in JOB.steps(True) if step.resumable)
+    with pytest.raises(Unfinished):
+        step.measure(context(tmp_path, step.name, rates({(compiled, 1): (9e9, 1.0)})))
+
+
 @pytest.mark.parametrize("left", [100.0, -1.0])
 def test_a_compiler_that_was_stopped_with_the_run_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float
@@ -156,7 +195,7 @@ def test_the_arithmetic_counts_the_multiply_adds_of_the_recipes(name: str, mixer
     recipe = replace_path(recipes.get(MODELS[name].recipe), {"model.mixer": mixer})
     with torch.device("meta"):
         model = build_model(recipe, num_classes=10, in_chans=3, image_size=(32, 32))
-    assert count(model, (3, 32, 32)).macs == MODELS[name].macs[mixer]
+    assert cost_of(model, (3, 32, 32)).macs == MODELS[name].macs[mixer]
     assert recipe.schedule.epochs == cifar10.EPOCHS
     assert recipe.data.batch_size == cifar10.BATCH
 
@@ -171,26 +210,6 @@ def test_the_arithmetic_adds_up() -> None:
     steps = [step for step in JOB.steps(False) if step.resumable]
     assert f"{sum(step.seconds for step in steps) / 3600:.1f} hours for all" in told
     assert len(steps) == 36
-
-
-def rates(found: dict[tuple[bool, int], tuple[float, float]]) -> Results:
-    """Results of runs at once: images per second in all, and seconds of an epoch, by kind."""
-    return {
-        cifar10._together_name(compiled, number): {
-            "together": number,
-            "compiled": compiled,
-            "precision": "auto",
-            "batch": 512,
-            "images": 45_000,
-            "images_per_s": rate,
-            "epoch_s": epoch,
-            "epoch_s_quartiles": [epoch, epoch],
-            "epochs": 9,
-            "first_epoch_s": 50.0,
-            "gpu_gib": 6.0,
-        }
-        for (compiled, number), (rate, epoch) in found.items()
-    }
 
 
 def test_the_best_rate_with_which_a_run_can_end_is_chosen() -> None:

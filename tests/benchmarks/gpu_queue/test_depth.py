@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from costs import cost
 from gpu_queue.job import Context, Result, Step, Unfinished
 from gpu_queue.jobs import depth
 from gpu_queue.jobs.depth import JOB, PLAIN, RE
 from gpu_queue.training import PREDICTIONS, TEXTS
-from keymix import count, create_model, recipes
+from keymix import recipes
 from keymix.train.epochs import EpochRecord
 from keymix.train.recipe import Recipe, parse_value, replace_path
 
@@ -111,7 +112,7 @@ def test_estimates_count_the_multiply_adds_of_a_block() -> None:
     for mixer in (PLAIN, RE):
         options = recipe_of(depth.overrides(2, mixer, 0)).model.options
         two, three = (
-            count(create_model("vit_micro_p4_32", mixer=mixer, **options | {"depth": blocks})).macs
+            cost("vit_micro_p4_32", mixer=mixer, **options | {"depth": blocks}).macs
             for blocks in (2, 3)
         )
         assert three - two == depth.MACS[mixer]

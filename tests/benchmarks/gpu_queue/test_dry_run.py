@@ -5,40 +5,54 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import runpy
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatch
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from commands import forkserver, wait_for
 from gpu_queue import store
 from gpu_queue.job import Step
 from gpu_queue.jobs import jobs
 
 RUN = Path(__file__).parents[3] / "benchmarks" / "gpu_queue" / "run.py"
-# quick ones; the tests of each job measure its others
+# a quick one of each job, and of the spiking one a step that needs SpikingJelly and one that does
+# not; the tests of each job measure the others, and those of `test_suite` its only one
 ONLY = (
     "mixers/ceilings",
     "mixers/softmax",
     "throughput/imagenet/*",
     "epoch_profile/profile/*",
     "cifar10/vit_small/softmax/0",
-    "spiking/*",
+    "spiking/neurons/tokens",
+    "spiking/memory",
     "depth/*softmax*",
     "kill_resume/32",
 )
-HIDE = """
-import importlib.machinery as machinery
+FIRST = ("mixers/ceilings", "spiking/*", "depth/*softmax*")  # of these, in the queue that is killed
+LACKS = "spiking/neurons/tokens"
 
-find = machinery.PathFinder.find_spec
-machinery.PathFinder.find_spec = classmethod(
-    lambda cls, name, *more: None if name == "spikingjelly" else find(name, *more)
-)
-"""
+
+def run_queue(words: Sequence[str], said: Path) -> None:
+    """Run the command, as if SpikingJelly were not installed, in a process that is forked."""
+    stream = os.open(said, os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(stream, number)
+    find = PathFinder.find_spec
+
+    def hidden(name: str, *more: Any) -> Any:
+        return None if name == "spikingjelly" else find(name, *more)
+
+    with mock.patch.object(PathFinder, "find_spec", hidden), mock.patch("sys.argv", [*words]):
+        runpy.run_path(words[0], run_name="__main__")
 
 
 class Ran:
@@ -46,42 +60,39 @@ class Ran:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "hidden").mkdir()
-        (folder / "hidden" / "sitecustomize.py").write_text(HIDE)
         self.results = folder / "results"
         self.killed_after = self._killed()
         self.kept = self.steps()
-        self.left = [pid for pid in _processes(folder) if pid != os.getpid()]
-        self.without_a_package = self.command("--minutes", "60", hide=True)
-        self.then = self.steps()
+        self.left = _processes(folder)
         self.too_few_minutes = self.command("--minutes", "0.3")
         self.second = self.command("--minutes", "60")
 
-    def words(self) -> list[str]:
+    def words(self, only: Sequence[str], *more: str) -> list[str]:
         places = ["--results", str(self.results), "--work", str(self.folder / "work")]
-        return [sys.executable, str(RUN), "--dry-run", *places, "--only", *ONLY]
+        return [str(RUN), "--dry-run", *places, "--only", *only, *more]
 
-    def command(self, *more: str, hide: bool = False) -> subprocess.CompletedProcess[str]:
+    def command(self, *more: str) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # not installed, so to say
-        if hide:
-            env["PYTHONPATH"] = str(self.folder / "hidden")
         return subprocess.run(
-            [*self.words(), *more], capture_output=True, text=True, check=False, env=env
+            [sys.executable, *self.words(ONLY, *more)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env,
         )
 
-    def _killed(self) -> list[str]:
-        """Kill the queue while its third step runs; the lines that it printed."""
-        with subprocess.Popen(
-            [*self.words(), "--minutes", "60"], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            lines: list[str] = []
-            for line in process.stdout:
-                lines.append(line)
-                if sum(": about" in line for line in lines) == 3:
-                    break
-            process.send_signal(signal.SIGKILL)
-        return lines
+    def _killed(self) -> str:
+        """Kill the queue, which lacks a package, while its third step runs; what it printed."""
+        steps = [name for name in every_step(FIRST) if name in every_step(ONLY)]
+        said = self.folder / "said"
+        process = forkserver().Process(
+            target=run_queue, args=(self.words(steps, "--minutes", "60"), said)
+        )
+        process.start()
+        wait_for(lambda: said.exists() and said.read_text().count(": about") == 3, process.is_alive)
+        process.kill()
+        process.join()
+        return said.read_text()
 
     def steps(self) -> dict[str, dict[str, Any]]:
         return {
@@ -93,13 +104,13 @@ class Ran:
 
 
 def _processes(folder: Path) -> list[int]:
-    """Processes of the queue in a folder, once those that end have had time to do so."""
+    """Processes that print into a folder, once those that end have had time to do so."""
     found = []
     for _ in range(2500):
         found = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if str(folder / "work").encode() in _read(path)
+            int(path.parents[1].name)
+            for path in Path("/proc").glob("[0-9]*/fd/1")
+            if str(folder) in _target(path)
         ]
         if not found:
             break
@@ -107,47 +118,53 @@ def _processes(folder: Path) -> list[int]:
     return found
 
 
-def _read(path: Path) -> bytes:
+def _target(path: Path) -> str:
     try:
-        return path.read_bytes()
-    except OSError:  # it ended meanwhile
-        return b""
+        return str(path.readlink())
+    except OSError:  # it ended meanwhile, or is another's
+        return ""
 
 
-def every_step() -> dict[str, Step]:
-    """The steps that are to be measured."""
+def every_step(only: Sequence[str]) -> dict[str, Step]:
+    """The steps that some patterns name."""
     steps = {f"{job.name}/{step.name}": step for job in jobs() for step in job.steps(True)}
-    return {n: step for n, step in steps.items() if any(fnmatch(n, each) for each in ONLY)}
+    return {n: step for n, step in steps.items() if any(fnmatch(n, each) for each in only)}
 
 
 @pytest.mark.slow
 def test_the_queue_is_killed_and_run_again(tmp_path: Path) -> None:
     ran = Ran(tmp_path)
+    kept = ran.kept
 
     # killed while its third step ran
-    assert len(ran.kept) == 2
-    assert ran.left == []  # what measured has ended with it
-    for name, step in ran.kept.items():
+    assert len(kept) == 2
+    assert ran.left == []  # what measured has ended with it, and left nothing
+    for name, step in kept.items():
         assert ran.steps()[name] == step
-        assert f"{name}: about" not in ran.without_a_package.stdout
+        assert f"{name}: about" not in ran.second.stdout
+    for name in every_step(ONLY).keys() - kept.keys():
+        assert f"{name}: about" in ran.second.stdout
 
-    # a missing package keeps back what needs it, and nothing else
-    needing = {name for name, step in every_step().items() if "spikingjelly" in step.packages}
-    assert needing
-    said = ran.without_a_package.stdout
-    assert ran.without_a_package.returncode == 0, said
-    assert set(ran.then) == every_step().keys() - needing
-    assert "spikingjelly" in next(line for line in said.splitlines() if "missing" in line)
+    # a missing package kept back what needs it, and nothing else before or after
+    needing = {n for n, step in every_step(ONLY).items() if "spikingjelly" in step.packages}
+    assert needing == {LACKS}
+    said = ran.killed_after.splitlines()
+    assert "spikingjelly" in next(line for line in said if "missing" in line)
+    assert [line.split()[1] for line in said if ": about" in line] == [
+        "mixers/ceilings:",
+        "spiking/memory:",
+        *(f"{name}:" for name in every_step(["depth/*softmax*"])),
+    ]
 
     # too few minutes for the next step
     assert ran.too_few_minutes.returncode == 0
     assert ": about" not in ran.too_few_minutes.stdout
-    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: spiking/")
+    assert ran.too_few_minutes.stdout.splitlines()[-1].startswith("next: mixers/softmax")
 
     # in the end every step has a result, of which its job can tell
     assert ran.second.returncode == 0, ran.second.stdout + ran.second.stderr
     steps = ran.steps()
-    assert steps.keys() == every_step().keys()
+    assert steps.keys() == every_step(ONLY).keys()
     assert {step["state"] for step in steps.values()} == {"done"}
     assert ran.second.stdout.splitlines()[-1].startswith("next: nothing")
     measured = [job for job in jobs() if (ran.results / job.file).exists()]
@@ -157,8 +174,11 @@ def test_the_queue_is_killed_and_run_again(tmp_path: Path) -> None:
             name: stored.result or {} for name, stored in store.read(ran.results)[job.name].items()
         }
         assert job.section(results).strip()
-        codes = json.loads((ran.results / job.file).read_text())["code"]
-        files = {name for code in codes for name in code["files"]}
+        whole = json.loads((ran.results / job.file).read_text())
+        codes = {
+            step["code"] for n, step in whole["steps"].items() if f"{job.name}/{n}" not in kept
+        }
+        files = {name for code in codes for name in whole["code"][code]["files"]}
         assert f"benchmarks/gpu_queue/jobs/{Path(job.source).name}" in files
         assert any(name.startswith("src/keymix/") for name in files)
         assert not any("gpu_queue/store" in name for name in files)

@@ -2,20 +2,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import resumes
 
+from commands import forkserver
 from gpu_queue.job import Context
 from gpu_queue.jobs import kill_resume
 from gpu_queue.jobs.kill_resume import AS_FAR, EQUAL, JOB, LOSES, REFUSED, conclude
 
 Result = dict[str, Any]
-RESUMES = Path(__file__).with_name("resumes.py")
 
 
 def context(folder: Path) -> Context:
@@ -27,9 +26,10 @@ def context(folder: Path) -> Context:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """What a process of its own measured, by the fault that was planted."""
     out = tmp_path_factory.mktemp("results") / "cases.json"
-    command = [sys.executable, RESUMES, tmp_path_factory.mktemp("work"), out]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = forkserver().Process(target=resumes.main, args=(tmp_path_factory.mktemp("work"), out))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     return json.loads(out.read_text())
 
 

@@ -56,6 +56,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     """Make a queue of some jobs; another one on the same folders goes on there."""
     monkeypatch.setattr(schedule, "GRACE", 5.0)
     monkeypatch.setattr(schedule, "_WRITE", 0.0)
+    monkeypatch.setattr(schedule, "_LOOK", 0.05)
 
     def make(*made: Job, seconds: float = 1000.0, device: str = "toy", **more: Any) -> Queue:
         for module in (schedule, child):
@@ -278,6 +279,8 @@ def test_what_a_step_lacks_keeps_it_alone_back(
     assert "no_such_package" in said.splitlines()[0]
     assert "pip download" in said
     assert "-d WHEELS no_such_package" in said
+    assert one.run()  # that the others wait is no failure
+    assert [*standing(one).values()] == [*["not measured"] * 3, "done"]
 
 
 def test_results_of_earlier_code_come_last(

@@ -223,8 +223,8 @@ def test_speeds_of_the_batches_are_compared() -> None:
 
 
 def test_the_arithmetic_counts_the_model_that_is_trained() -> None:
-    from keymix.analysis.counting import count
-    from keymix.models.factory import create_model
+    from costs import cost
 
-    model = create_model("qkformer_hst_4_384", num_classes=10)
-    assert count(model, (3, 32, 32)).macs == pytest.approx(spiking.MACS, rel=1e-3)
+    assert cost("qkformer_hst_4_384", (3, 32, 32), num_classes=10).macs == pytest.approx(
+        spiking.MACS, rel=1e-3
+    )
