@@ -200,8 +200,8 @@ def test_a_loss_that_is_not_finite_is_told_of_recordings(
 
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
     for name in ("vit_nano_p4_12", "resnet18"):
+        changed = {"model.name": name, "model.options": {}}
         with pytest.raises(UserError) as told:
-            changed = {"model.name": name, "model.options": {}}
             train(replace_path(RECIPE, changed), tmp_path / name)
         assert str(told.value) == (
             f"model {name!r} takes images, and data 'moving_digits:100' has frames of events "
