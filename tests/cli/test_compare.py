@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from commands import one_thread
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
 from keymix.cli.compare_result import tell
@@ -81,7 +83,7 @@ def test_help_needs_no_torch():
 
 
 @pytest.fixture
-def _no_fresh_process(monkeypatch) -> None:
+def _no_fresh_process(monkeypatch) -> Iterator[None]:
     from keymix.analysis.memory import Peak
 
     def known(builds, *args, **more):
@@ -91,6 +93,8 @@ def _no_fresh_process(monkeypatch) -> None:
     monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
     monkeypatch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
+    with one_thread():
+        yield
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons here measure cost quickly and try nothing out before the first run."""
+"""Comparisons here measure cost quickly, on one thread, and try nothing out before a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from few_digits import FINISHED, cheap_costs, no_trials, small
 
-from commands import fork_workers
+from commands import fork_workers, one_thread
 from keymix.compare import executor
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_costs() -> Iterator[None]:
     """Measure cost quickly, in comparisons of a whole file, too."""
-    with cheap_costs():
+    with cheap_costs(), one_thread():
         yield
 
 
@@ -42,7 +42,7 @@ def finished(made_once: Callable[..., Path]) -> Path:
     """
 
     def write(folder: Path) -> None:
-        with cheap_costs(), no_trials():
+        with cheap_costs(), no_trials(), one_thread():
             small(folder, **FINISHED)
 
     return made_once("comparison", write)

@@ -28,7 +28,7 @@ from keymix.report.record import opened
 from keymix.train.runs import load_run
 
 pytestmark = pytest.mark.slow
-SMALL = {"embed_dim": 16, "num_heads": 2, "depths": [1, 1]}
+SMALL = {"embed_dim": 16, "num_heads": 2, "depths": [1]}
 TINY = SMALL | {"time_steps": 2}
 TWIN = "twin of spiking_self"
 

@@ -127,7 +127,8 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
     handler = functools.partial(_Silent, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.asked = []  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # how often it asks whether to end
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", server.asked  # type: ignore[attr-defined]
         finally:

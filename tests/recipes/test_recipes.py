@@ -137,6 +137,7 @@ def test_small_images_learn_on_real_cifar(real_data: Path, tmp_path: Path) -> No
         {
             "data.spec": f"parquet:{real_data / 'cifar10'}",
             "data.limit": 1000,
+            "model.options.depth": 2,
             "schedule.epochs": 2,
         },
     )

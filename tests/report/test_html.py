@@ -7,6 +7,7 @@ import html.parser
 import json
 import re
 
+import jinja2
 import pytest
 from synthetic import ACCURACY, OTHER_MACHINE, UNLIKE, lose, make_record, render
 
@@ -61,6 +62,11 @@ def page() -> str:
 
 def test_tags_nest(page):
     assert read(page).open == []
+
+
+def test_templates_are_compiled_once_a_process(page, monkeypatch):
+    monkeypatch.setattr(jinja2.Environment, "compile", lambda *_, **__: pytest.fail("compiled"))
+    assert render(make_record()) == page
 
 
 def test_page_asks_nothing_of_the_network(page):

@@ -39,7 +39,7 @@ RECIPE = Recipe(
         spec="moving_digits:100", time_steps=2, frames_by="time", image_size=16, batch_size=16
     ),
     augment=Augment(flip=True, snn_wide=True),
-    model=ModelConfig(name="qkformer_micro_32"),
+    model=ModelConfig(name="qkformer_micro_32", options={"embed_dim": 32, "num_heads": 2}),
     optim=OptimConfig(lr=1e-3),
     schedule=ScheduleConfig(epochs=2),
     loss=LossConfig(mixup=0.5),
@@ -200,8 +200,9 @@ def test_a_loss_that_is_not_finite_is_told_of_recordings(
 
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
     for name in ("vit_nano_p4_12", "resnet18"):
+        changed = {"model.name": name, "model.options": {}}
         with pytest.raises(UserError) as told:
-            train(replace_path(RECIPE, {"model.name": name}), tmp_path / name)
+            train(replace_path(RECIPE, changed), tmp_path / name)
         assert str(told.value) == (
             f"model {name!r} takes images, and data 'moving_digits:100' has frames of events "
             "[B, T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of "

@@ -8,6 +8,7 @@ that one script run, known by its hash, and nothing else. Every text of a record
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -40,6 +41,7 @@ def render_page(
     return environment().get_template(template).render({**view, **shared})
 
 
+@functools.cache  # a template is compiled once a process, which takes longer than a page
 def environment() -> jinja2.Environment:
     """Make the environment of the templates, with the filters that write quantities."""
     env = jinja2.Environment(
