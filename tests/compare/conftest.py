@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from few_digits import FINISHED, cheap_costs, no_trials, small
+from few_masks import few, made_masks
 
 from commands import fork_workers, one_thread
 from keymix.compare import executor
+from keymix.compare.events import Event
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,3 +49,20 @@ def finished(made_once: Callable[..., Path]) -> Path:
             small(folder, **FINISHED)
 
     return made_once("comparison", write)
+
+
+@pytest.fixture(scope="session")
+def finished_masks(made_once: Callable[..., Path]) -> Path:
+    """A finished comparison on masks: ``data``, ``out`` and ``events``, its pickled progress.
+
+    Softmax and key-value attention; two seeds, two epochs. A test that changes it works on a copy.
+    """
+
+    def write(folder: Path) -> None:
+        events: list[Event] = []
+        with cheap_costs(), no_trials(), one_thread():
+            data = made_masks(folder / "data")
+            few(data, folder / "out", controls=False, progress=events.append)
+        (folder / "events").write_bytes(pickle.dumps(events))
+
+    return made_once("comparison_of_masks", write)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import MOVING, on_masks
 
 from keymix.data.augment import Augment
 from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
+from made_masks import write_uwgi
 
 TINY = Recipe(
     name="tiny",
@@ -53,6 +55,25 @@ def tiny_run(tiny_recipe: Recipe, made_once: Callable[..., Path]) -> Path:
     from keymix.train.engine import train
 
     return made_once("tiny", partial(train, tiny_recipe))
+
+
+@pytest.fixture(scope="session")
+def masks_run(made_once: Callable[..., Path]) -> Path:
+    """Folder of a finished ``run`` on masks, and of its ``uwgi`` data; copied to be changed."""
+    from keymix.train.engine import train
+
+    def write(folder: Path) -> None:
+        train(on_masks(write_uwgi(folder / "uwgi"), loss__dice=0.5), folder / "run")
+
+    return made_once("masks", write)
+
+
+@pytest.fixture(scope="session")
+def events_run(made_once: Callable[..., Path]) -> Path:
+    """Folder of a finished run on recordings of events; a test that changes it works on a copy."""
+    from keymix.train.engine import train
+
+    return made_once("events", partial(train, MOVING))
 
 
 @pytest.fixture

@@ -12,38 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_runs import MOVING
 from timm.data import resolve_model_data_config
 
 from keymix.cli.swap import main as swap
 from keymix.data import load
-from keymix.data.augment import Augment
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import engine, files
 from keymix.train.engine import train
 from keymix.train.recipe import (
-    DataConfig,
-    LossConfig,
-    ModelConfig,
-    OptimConfig,
-    Recipe,
-    ScheduleConfig,
     from_dict,
     replace_path,
 )
 from keymix.train.runs import evaluate, load_run, predict
 from keymix.train.task import ClassificationTask
 
-RECIPE = Recipe(
-    name="moving",
-    data=DataConfig(
-        spec="moving_digits:100", time_steps=2, frames_by="time", image_size=16, batch_size=16
-    ),
-    augment=Augment(flip=True, snn_wide=True),
-    model=ModelConfig(name="qkformer_micro_32", options={"embed_dim": 32, "num_heads": 2}),
-    optim=OptimConfig(lr=1e-3),
-    schedule=ScheduleConfig(epochs=2),
-    loss=LossConfig(mixup=0.5),
-)
+
+@pytest.fixture(scope="session")
+def folder(events_run: Path) -> Path:
+    return events_run
 
 
 def traces(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
@@ -51,13 +38,6 @@ def traces(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
     for line in lines:
         del line["seconds"], line["images_per_s"]
     return (folder / files.weights_file("last")).read_bytes(), lines
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    train(RECIPE, folder)
-    return folder
 
 
 @pytest.mark.slow
@@ -68,7 +48,7 @@ def test_the_model_gets_channels_and_steps_of_the_data(folder: Path) -> None:
     assert (seen.time_steps, seen.frames_by, seen.image_size) == (2, "time", (16, 16))
     assert seen.sensor_size == (32, 32)
     assert model(torch.zeros(1, 2, 2, 16, 16)).shape == (1, 10)
-    assert from_dict(files.read_json(folder / files.RECIPE)) == RECIPE
+    assert from_dict(files.read_json(folder / files.RECIPE)) == MOVING
 
 
 @pytest.mark.slow
@@ -85,8 +65,8 @@ def test_a_run_that_is_stopped_within_an_epoch_ends_as_one_that_is_not(
     with monkeypatch.context() as patch:
         patch.setattr(ClassificationTask, "training_step", stopped)
         with pytest.raises(Interrupted):
-            train(RECIPE, tmp_path / "run")
-    train(RECIPE, tmp_path / "run")
+            train(MOVING, tmp_path / "run")
+    train(MOVING, tmp_path / "run")
     assert traces(tmp_path / "run") == traces(folder)
 
 
@@ -174,7 +154,7 @@ def test_empty_frames_are_warned_of_once_where_they_are_trained_on_and_scored(
     changed = {"data.spec": f"events:{tmp_path}/mine", "data.time_steps": 4, "schedule.epochs": 1}
     told = []
     for work in (
-        lambda: train(replace_path(RECIPE, changed), tmp_path / "run"),
+        lambda: train(replace_path(MOVING, changed), tmp_path / "run"),
         lambda: evaluate(tmp_path / "run"),
     ):
         with warnings.catch_warnings(record=True) as caught:
@@ -195,14 +175,14 @@ def test_a_loss_that_is_not_finite_is_told_of_recordings(
 
     monkeypatch.setattr(engine, "Losses", told)
     with pytest.raises(UserError, match=r"^recordings$"):
-        train(RECIPE, tmp_path / "run")
+        train(MOVING, tmp_path / "run")
 
 
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
     for name in ("vit_nano_p4_12", "resnet18"):
         changed = {"model.name": name, "model.options": {}}
         with pytest.raises(UserError) as told:
-            train(replace_path(RECIPE, changed), tmp_path / name)
+            train(replace_path(MOVING, changed), tmp_path / name)
         assert str(told.value) == (
             f"model {name!r} takes images, and data 'moving_digits:100' has frames of events "
             "[B, T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of "
@@ -212,22 +192,22 @@ def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
 
 def test_steps_are_what_the_data_says(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.options\.time_steps is what the data says; set"):
-        train(replace_path(RECIPE, {"model.options.time_steps": 3}), tmp_path / "run")
+        train(replace_path(MOVING, {"model.options.time_steps": 3}), tmp_path / "run")
     for key, value in (("time_steps", 0), ("frames_by", "tim")):
         with pytest.raises(UserError, match=rf"data\.{key}"):
-            replace_path(RECIPE, {f"data.{key}": value})
+            replace_path(MOVING, {f"data.{key}": value})
 
 
 @pytest.mark.slow
 def test_a_run_on_frames_teaches_another(folder: Path, tmp_path: Path) -> None:
     taught = {"loss.distill": 0.5, "loss.distill_teacher": str(folder), "schedule.epochs": 1}
-    train(replace_path(RECIPE, taught), tmp_path / "taught")
+    train(replace_path(MOVING, taught), tmp_path / "taught")
     (line,) = load_run(tmp_path / "taught").metrics()
     assert line["train_distill"] > 0
     with pytest.raises(
         UserError, match="takes 2 frames a recording, and the data has 3 frames a recording"
     ):
-        train(replace_path(RECIPE, taught | {"data.time_steps": 3}), tmp_path / "other")
+        train(replace_path(MOVING, taught | {"data.time_steps": 3}), tmp_path / "other")
 
 
 def test_a_run_on_frames_is_not_swapped(folder: Path, tmp_path: Path) -> None:
@@ -239,7 +219,7 @@ def test_a_run_on_frames_is_not_swapped(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["auto", "16"])
 def test_a_run_on_cuda_resumes_and_is_evaluated(tmp_path: Path, precision: str) -> None:
-    recipe = replace_path(RECIPE, {"precision": precision})
+    recipe = replace_path(MOVING, {"precision": precision})
 
     def stop(line: Any) -> None:
         raise RuntimeError("a crash")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_runs import on_masks
 from timm.data import create_transform, resolve_model_data_config
 
 from keymix.analysis import overlap
@@ -23,11 +24,7 @@ from keymix.train.engine import train
 from keymix.train.model import load_data
 from keymix.train.one_answer import warn_of_no_overlap
 from keymix.train.recipe import (
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
     Recipe,
-    ScheduleConfig,
     replace_path,
 )
 from keymix.train.record import SplitScores
@@ -36,37 +33,14 @@ from keymix.train.segmentation import SegmentationTask
 from made_masks import ORGANS, write_uwgi
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_uwgi(tmp_path_factory.mktemp("uwgi"))
+@pytest.fixture(scope="session")
+def scans(masks_run: Path) -> Path:
+    return masks_run / "uwgi"
 
 
-def recipe_on(scans: Path, **changes: Any) -> Recipe:
-    """Return a run of a second: two blocks, 24 pixels, the five augmentations."""
-    recipe = Recipe(
-        name="masks",
-        data=DataConfig(
-            spec=f"uwgi:{scans}", image_size=24, batch_size=4, val_fraction=0.2, test_fraction=0.3
-        ),
-        augment=Augment(
-            flip=True,
-            vertical_flip=True,
-            shift_scale_rotate=True,
-            coarse_dropout=True,
-            brightness_contrast=True,
-        ),
-        model=ModelConfig(
-            name="setr_micro", options={"depth": 2, "embed_dim": 24, "decoder_widths": (16, 8, 8)}
-        ),
-        optim=OptimConfig(lr=3e-3),
-        schedule=ScheduleConfig(name="poly", epochs=2),
-    )
-    return replace_path(recipe, {key.replace("__", "."): value for key, value in changes.items()})
-
-
-@pytest.fixture(scope="module")
-def run(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(recipe_on(scans, loss__dice=0.5), tmp_path_factory.mktemp("runs") / "run")
+@pytest.fixture(scope="session")
+def run(masks_run: Path) -> Run:
+    return load_run(masks_run / "run")
 
 
 def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
@@ -144,7 +118,7 @@ def test_a_run_that_was_broken_off_ends_with_the_same_weights(
             raise RuntimeError("power is gone")
         return step(self, batch, batch_idx)
 
-    recipe = recipe_on(scans, loss__dice=0.5)
+    recipe = on_masks(scans, loss__dice=0.5)
     with monkeypatch.context() as patch:
         patch.setattr(SegmentationTask, "training_step", breaking)
         with pytest.raises(RuntimeError, match="power is gone"):
@@ -164,7 +138,7 @@ def test_a_run_that_was_broken_off_ends_with_the_same_weights(
 def test_masks_of_several_classes_and_stacks_train(
     scans: Path, tmp_path: Path, changes: dict[str, Any], classes: int, channels: int
 ) -> None:
-    done = train(recipe_on(scans, schedule__epochs=1, **changes), tmp_path / "run")
+    done = train(on_masks(scans, schedule__epochs=1, **changes), tmp_path / "run")
     state, _ = done.weights()
     assert state["decoder.head.weight"].shape[0] == classes == len(done.summary.data.classes)
     assert state["encoder.patch_embed.proj.weight"].shape[1] == channels
@@ -175,7 +149,7 @@ def test_masks_of_several_classes_and_stacks_train(
 def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
     scans: Path, tmp_path: Path
 ) -> None:
-    recipe = replace(recipe_on(scans, schedule__epochs=15), augment=Augment())
+    recipe = replace(on_masks(scans, schedule__epochs=15), augment=Augment())
     done = train(recipe, tmp_path / "run")
     first, last = done.metrics()[0], done.metrics()[-1]
     assert last["train_loss"] < 0.8 * first["train_loss"]
@@ -203,7 +177,7 @@ def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
     scans: Path, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UserError, match=told):
-        train(recipe_on(scans, **changes), tmp_path / "run")
+        train(on_masks(scans, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -258,7 +232,7 @@ def test_the_record_of_a_run_opens_again(run: Run) -> None:
 def test_data_without_any_class_is_refused(tmp_path: Path) -> None:
     empty = write_uwgi(tmp_path / "empty", slices=1)  # the last slice of each case has no organ
     with pytest.raises(UserError, match="training images has a pixel of a class that counts"):
-        train(recipe_on(empty), tmp_path / "run")
+        train(on_masks(empty), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -269,13 +243,13 @@ def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
     gone = next(k for k, line in enumerate(lines) if line.startswith("case3_day1_slice_0001,stom"))
     table.write_text("".join(lines[:gone] + lines[gone + 1 :]))
     with pytest.warns(KeymixWarning, match="case3_day1_slice_0001: no row for stomach"):
-        train(recipe_on(scans), tmp_path / "run")
+        train(on_masks(scans), tmp_path / "run")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["auto", "16"])
 def test_a_run_on_cuda_is_evaluated(scans: Path, tmp_path: Path, precision: str) -> None:
-    run = train(recipe_on(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
+    run = train(on_masks(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
     assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
     told = run.summary.last.test
     assert evaluate(run)["jaccard"] == pytest.approx(told.scores["jaccard"], abs=1e-6)
