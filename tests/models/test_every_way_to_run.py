@@ -125,8 +125,12 @@ def compiles_in_one_graph(name: str, *, training: bool) -> None:
     options, fewer = family_of(name).options, {}
     if "depth" in options:
         fewer = {"depth": 1}
-    elif "depths" in options:  # where there are two in a row, the second may be another, as Swin's
-        fewer = {"depths": [min(depth, 2) if "swin" in name else 1 for depth in options["depths"]]}
+    elif "swin" in name:  # one block in a row with a shifted one, and another stage
+        fewer = {"depths": [2, 1], "num_heads": [1, 2], "merging": [2]}
+    elif "depths" in options:
+        fewer = {"depths": [1] * len(options["depths"])}
+    if "qkformer" in name:  # its neurons are those of Spikformer, which keeps its time steps
+        fewer["time_steps"] = 1
     model = shrunk(name, **fewer).train(training)
     stir(model)
     x = images(name)
