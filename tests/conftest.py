@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -125,11 +126,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Build models on ``meta`` quickly, where any test builds models."""
+    """Build models on ``meta`` quickly, where any test builds models.
+
+    What the imports made stays to the end: the garbage collector need not look at it again and
+    again, as it would whenever a compiler makes many objects.
+    """
     if "timm" in sys.modules:
         from meta_builds import skip_initialisers
 
         skip_initialisers()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let what was set aside be freed in order at the end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -252,7 +252,7 @@ def test_checkpointing_changes_no_statistics_either(options: dict[str, Any]) -> 
 def test_shared_maps_are_one_graph(training: bool, shapes_checked: bool) -> None:
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")
-    model = tiny(**SHARED).train(training)
+    model = tiny(depth=3, shared_from=1).train(training)  # a map passes through a block
     wanted = copy.deepcopy(model)(images())
     try:
         close(torch.compile(model, fullgraph=True, backend="eager")(images()), wanted)

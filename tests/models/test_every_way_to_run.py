@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +27,26 @@ SMALL = [
 ]
 
 
+def one_of_each(name: str) -> dict[str, Any]:
+    """Options that leave a small model one block of each kind."""
+    options = family_of(name).options
+    if name in models_of("deepvit"):  # its last blocks are others than its first
+        return {}
+    if "depth" in options:
+        return {"depth": 1}
+    if "swin" in name:  # a block, a shifted one, and another stage
+        return {"depths": [2, 1], "num_heads": [1, 2], "merging": [2]}
+    if "depths" in options:
+        return {"depths": [1] * len(options["depths"])}
+    if "backbone_options" in options:
+        return {"backbone_options": {**options["backbone_options"], "depth": 1}}
+    return {}
+
+
 @pytest.mark.slow
 @every_form
 def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> None:
-    model = shrunk(name).double().eval()
+    model = shrunk(name, **one_of_each(name)).double().eval()
     stir(model)
     x = images(name, count=3).double()
     y = model(x)
@@ -40,7 +57,7 @@ def test_an_image_alone_gets_the_answer_it_gets_in_an_odd_batch(name: str) -> No
 @pytest.mark.slow
 @every_form
 def test_it_trains_in_bfloat16(name: str) -> None:
-    model = shrunk(name).bfloat16().train()
+    model = shrunk(name, **one_of_each(name)).bfloat16().train()
     y = model(images(name, count=3).bfloat16())
     assert y.dtype == torch.bfloat16
     assert torch.isfinite(y).all()
@@ -112,21 +129,23 @@ def layers_of(name: str) -> set[str]:
 
 @cache
 def of_all_layers() -> list[str]:
-    """A few models in which every layer of ours stands, one of each family at least."""
+    """A few small models in which every layer of ours stands, one of each family at least."""
     layers = {name: layers_of(name) for name in different()}
     missing, chosen = set().union(*layers.values()), []
     while missing:
-        chosen.append(max(layers, key=lambda name: len(layers[name] & missing)))
+        chosen.append(
+            max(layers, key=lambda name: (len(layers[name] & missing), -family_of(name).blocks))
+        )
         missing -= layers[chosen[-1]]
     return chosen
 
 
 def compiles_in_one_graph(name: str, *, training: bool) -> None:
-    options, fewer = family_of(name).options, {}
-    if "depth" in options:
+    fewer = one_of_each(name)
+    if name in models_of("deepvit"):
         fewer = {"depth": 1}
-    elif "depths" in options:  # where there are two in a row, the second may be another, as Swin's
-        fewer = {"depths": [min(depth, 2) if "swin" in name else 1 for depth in options["depths"]]}
+    if "qkformer" in name:  # its neurons are those of Spikformer, which keeps its time steps
+        fewer["time_steps"] = 1
     model = shrunk(name, **fewer).train(training)
     stir(model)
     x = images(name)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -65,35 +66,40 @@ def test_a_match_needs_another_mixer() -> None:
         create_model("vit_nano_p2_12", mixer="ska", match="macs")  # type: ignore[arg-type]
 
 
-STAGED = ["cait_micro_p4_32", "swin_micro_p2_32", "cvt_micro_32", "caformer_micro_32"]
+STAGED = {  # with fewer blocks, each of which is built again for every width tried
+    "cait_micro_p4_32": {"depth": 2},
+    "swin_micro_p2_32": {"depths": (1, 1, 1)},
+    "cvt_micro_32": {"depths": (1, 1, 1)},
+    "caformer_micro_32": {"depths": (1, 1, 1, 1)},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(("name", "small"), STAGED.items())
 @pytest.mark.parametrize("mixer", ["static_key", "key_value"])
-def test_models_of_several_stages_come_near(name: str, mixer: str) -> None:
+def test_models_of_several_stages_come_near(name: str, small: dict[str, Any], mixer: str) -> None:
     with torch.device("meta"):
-        target = trainable(create_model(name, mixer="softmax"))
-        own = trainable(create_model(name, mixer=mixer))
-        model = create_model(name, mixer=mixer)
-    spec = parse_mixer(mixer)
-    found = matched(spec, target, builder(name), model)
+        target = trainable(create_model(name, mixer="softmax", **small))
+        model = create_model(name, mixer=mixer, **small)
+    own, spec = trainable(model), parse_mixer(mixer)
+    found = matched(spec, target, builder(name, **small), model)
     assert own < found.params
     assert abs(found.params - target) < abs(own - target) / 5
     assert f"{found.params:,}" in found.note
     with torch.device("meta"):
-        assert trainable(create_model(name, **found.spec.model_kwargs())) == found.params
+        wide = create_model(name, **found.spec.model_kwargs(), **small)
+    assert trainable(wide) == found.params
     assert parse_mixer(found.spec.label).label == found.spec.label
 
 
 @pytest.mark.parametrize("mixer", ["qk_token", "qk_channel"])
 def test_spiking_mixers_come_near_self_attention(mixer: str) -> None:
-    name = "qkformer_micro_32"
+    name, small = "qkformer_micro_32", {"embed_dim": 32, "num_heads": 2, "depths": (1, 1, 1)}
     with torch.device("meta"):
-        target = trainable(create_model(name, mixer="spiking_self"))
-        own = trainable(create_model(name, mixer=mixer))
-        model = create_model(name, mixer=mixer)
-    found = matched(parse_mixer(mixer), target, builder(name), model)
+        target = trainable(create_model(name, mixer="spiking_self", **small))
+        model = create_model(name, mixer=mixer, **small)
+    own = trainable(model)
+    found = matched(parse_mixer(mixer), target, builder(name, **small), model)
     assert own < found.params
     assert abs(found.params - target) < abs(own - target) / 5
 
@@ -121,9 +127,9 @@ def test_with_one_mixer_a_stage_those_of_the_baseline_stay_as_they_are() -> None
     assert (option, width > 16) == ("head_dim", True)
 
 
-def builder(name: str) -> Builder:
+def builder(name: str, **small: Any) -> Builder:
     def build(spec: MixerSpec) -> nn.Module:
         with torch.device("meta"):
-            return create_model(name, **spec.model_kwargs())
+            return create_model(name, **spec.model_kwargs(), **small)
 
     return build
