@@ -24,7 +24,7 @@ from keymix.train.engine import train
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 RECIPE = Recipe(
     name="side_by_side",
     data=DataConfig(spec="digits", limit=80, batch_size=16, eval_batch_size=64),
@@ -114,7 +114,6 @@ def _parent(out: Path, grace: float, said: Path, server: dict[str, Any]) -> None
         sys.exit(stop.exit_code)
 
 
-@pytest.mark.slow
 def test_killed_worker_is_a_failed_run_and_the_others_go_on(tmp_path: Path) -> None:
     """The run resumes, and the warning of its damage, made in a worker, reaches the user."""
     killed: list[int] = []
@@ -168,7 +167,6 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Parent]:
         made.process.join()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", [10.0], indirect=True)
 def test_runs_of_a_killed_parent_go_on_in_the_next(parent: Parent, tmp_path: Path) -> None:
     workers = workers_at_rest(tmp_path)
@@ -184,7 +182,6 @@ def test_runs_of_a_killed_parent_go_on_in_the_next(parent: Parent, tmp_path: Pat
         assert (job.folder / name).read_bytes() == whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", [10 * PATIENCE], indirect=True)
 def test_second_ctrl_c_kills_workers_that_are_slow_to_stop(parent: Parent, tmp_path: Path) -> None:
     workers = workers_at_rest(tmp_path)
@@ -199,7 +196,6 @@ def test_second_ctrl_c_kills_workers_that_are_slow_to_stop(parent: Parent, tmp_p
     assert gone(workers)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", [0.5], indirect=True)
 def test_workers_have_a_while_to_save_and_are_killed_then(parent: Parent, tmp_path: Path) -> None:
     workers = workers_at_rest(tmp_path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
 
@@ -121,7 +122,9 @@ def test_a_broken_file_is_named_at_load(make_folder, image_size: int | None) -> 
     errs(root, "002.png: not an image", image_size=image_size)
 
 
-def test_a_truncated_file_is_named_when_read_lazily(make_folder) -> None:
+def test_a_truncated_file_is_named_when_read_lazily(make_folder, monkeypatch) -> None:
+    # The parent waits so long for a worker to end; a worker that is not asked to looks after 5 s.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 4.0)
     data = load(f"folder:{make_folder({'a': 6, 'b': 6}, (100, 100))}")
     assert data.train.images is None
     victim = Path(data.train.ids(2))
@@ -134,6 +137,17 @@ def test_a_truncated_file_is_named_when_read_lazily(make_folder) -> None:
             list(loader)
         assert str(victim) in str(caught.value)
         assert "\n" not in str(caught.value)
+    (process,), ended = loader._images._workers, []
+    join = process.join
+
+    def joined(timeout: float | None = None) -> None:
+        join(timeout)
+        ended.append(process.exitcode)
+
+    monkeypatch.setattr(process, "join", joined)
+    del loader, caught
+    gc.collect()
+    assert ended == [0]  # it was asked to end
 
 
 def test_moving_the_folder_changes_neither_split_nor_fingerprint(

@@ -62,6 +62,7 @@ def told(text: str) -> str:
     return said[0]
 
 
+@pytest.mark.slow
 def test_train_keeps_its_folder_to_itself_and_saves_at_ctrl_c(
     commands: list[Command], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

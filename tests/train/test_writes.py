@@ -112,6 +112,7 @@ def limited(folder: Path, *words: str) -> tuple[int, str]:
         command.kill()
 
 
+@pytest.mark.slow
 def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["train", "digits_vit", "--limit", "80", "--epochs", "1", "--data.batch_size", "32"]

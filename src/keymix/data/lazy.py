@@ -11,6 +11,7 @@ import functools
 import multiprocessing
 import multiprocessing.process
 import signal
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -58,6 +59,9 @@ class LazyBatches:
         self._orders: list[Order] = []
         self._workers: list[multiprocessing.process.BaseProcess] = []
         self._ahead = self._start(workers) if workers else None
+        # In a cycle, as of an error's traceback, PyTorch's iterator is freed after its queues:
+        # it cannot ask its workers to end, and waits five seconds for each.
+        weakref.finalize(self, _let_go, self._ahead)
 
     def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
         """Serve the images of an order, augmented as the epoch wants it.
@@ -142,6 +146,10 @@ class LazyImages(LazyBatches):
         if augment is not None and augment.auto_augment:
             _auto_augment(augment.auto_augment, split.in_chans, *split.image_size)  # or refuse now
         super().__init__(_Maker(split, augment, seed), workers, device)
+
+
+def _let_go(ahead: DataLoader[Made | UserError] | None) -> None:
+    """Hold what makes batches until what served them is gone."""
 
 
 def _one_ahead(batches: Iterator[Made]) -> Iterator[Made]:
