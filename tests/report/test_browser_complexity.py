@@ -10,6 +10,8 @@ from browser import PHONE, WIDE, complaints, find, requests, texts, visit
 from cost_record import MIXERS, cost_record, render
 from test_browser_looks import SMALLEST, WIDTHS
 
+pytestmark = pytest.mark.slow
+
 # Pairs of names in one chart whose boxes touch
 OVERLAPS = """
 const touching = [];
@@ -33,7 +35,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (PHONE, True)])
 def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, dark) -> None:
     visit(driver, page, width=width, dark=dark)
@@ -46,7 +47,6 @@ def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, 
     assert complaints(driver) == []
 
 
-@pytest.mark.slow
 def test_names_end_inside_their_chart(driver, page) -> None:
     for width in (WIDE, 700, PHONE, 320):
         visit(driver, page, width=width)
@@ -61,7 +61,6 @@ def test_names_end_inside_their_chart(driver, page) -> None:
         assert outside == []
 
 
-@pytest.mark.slow
 def test_tables_sort(driver, page) -> None:
     visit(driver, page)
     driver.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")

@@ -12,6 +12,8 @@ from synthetic import HOSTILE
 
 from each import together
 
+pytestmark = pytest.mark.slow
+
 LOOKS = [(width, dark) for width in (WIDE, PHONE) for dark in (False, True)]
 
 # Effective size of chart text: the font's size times the scale of the drawing.
@@ -25,7 +27,6 @@ LARGEST = SMALLEST.replace("Math.min", "Math.max")
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 
 
-@pytest.mark.slow
 @together
 @pytest.mark.parametrize("name", ["plain", "holes", "crowded"])
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
@@ -41,7 +42,6 @@ def test_the_page_is_offline_silent_and_no_wider_than_its_window(driver, pages, 
     assert complaints(driver) == []
 
 
-@pytest.mark.slow
 def test_nothing_is_wider_with_everything_unfolded(driver, pages):
     """One page, whose window changes its width, as a reader's does."""
     widths = (WIDE, PHONE, 900, 700, 320)
@@ -83,7 +83,6 @@ def test_hostile_names_stay_text_everywhere(driver, pages):
     assert complaints(driver) == []
 
 
-@pytest.mark.slow
 def test_the_button_turns_the_colours_whatever_the_reader_prefers(driver, pages):
     body = "return getComputedStyle(document.body).backgroundColor"
     for dark in (False, True):
@@ -99,7 +98,6 @@ def test_the_button_turns_the_colours_whatever_the_reader_prefers(driver, pages)
         assert names == (["Light", "Dark"] if dark else ["Dark", "Light"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "crowded"])
 def test_nothing_is_wider_than_paper(driver, pages, name):
     visit(driver, pages[name], width=718, media="print")
@@ -107,7 +105,6 @@ def test_nothing_is_wider_than_paper(driver, pages, name):
     assert driver.execute_script(WIDTHS) == [718, 718]
 
 
-@pytest.mark.slow
 def test_on_paper_all_is_unfolded_light_and_without_controls(driver, pages):
     visit(driver, pages["plain"], dark=True)
     find(driver, "#theme").click()
@@ -123,7 +120,6 @@ def test_on_paper_all_is_unfolded_light_and_without_controls(driver, pages):
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "crowded"])
 def test_it_prints_to_pdf_and_is_folded_again(driver, pages, name):
     visit(driver, pages[name])

@@ -10,6 +10,8 @@ from browser import PHONE, WIDE, complaints, find, look, requests, texts, visit
 from masks_record import make_mask_record, shares
 from synthetic import render
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 
 
@@ -20,7 +22,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (PHONE, True)])
 def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, dark):
     visit(driver, page, width=width, dark=dark)
@@ -32,7 +33,6 @@ def test_it_is_offline_silent_and_no_wider_than_its_window(driver, page, width, 
     assert driver.execute_script(WIDTHS) == [718, 718]
 
 
-@pytest.mark.slow
 def test_predictions_lie_on_their_images(driver, page):
     for width, columns in ((WIDE, 6), (PHONE, 3)):
         visit(driver, page, width=width)

@@ -11,6 +11,8 @@ from spikes_record import raster, render, spikes_record, study
 from test_browser_complexity import OVERLAPS
 from test_browser_looks import SMALLEST, WIDTHS
 
+pytestmark = pytest.mark.slow
+
 LONG = {
     **raster(),
     "start": 1518,

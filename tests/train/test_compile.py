@@ -25,7 +25,9 @@ from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
-from made_masks import write_uwgi
+from keymix.train.runs import load_run
+
+pytestmark = pytest.mark.slow
 
 Vary = Callable[[dict[str, Any]], Recipe]
 ALL = {key: value for key, value in EVERYTHING.items() if key != "loss.similarity"}
@@ -51,7 +53,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> Iterator[li
         yield captured
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, ALL, {"precision": "bf16"}])
 def test_a_compiled_run_is_the_same_run(
     vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
@@ -73,7 +74,6 @@ def test_a_compiled_run_is_the_same_run(
     assert [*states[0]] == [*states[1]]
 
 
-@pytest.mark.slow
 def test_a_short_last_batch_is_not_compiled(vary: Vary, tmp_path: Path, graphs: list[int]) -> None:
     recipe = vary({"data.batch_size": 30})  # 72 images: 30, 30, 12
     train(recipe, tmp_path / "plain")
@@ -82,7 +82,6 @@ def test_a_short_last_batch_is_not_compiled(vary: Vary, tmp_path: Path, graphs: 
     assert traces(tmp_path / "compiled")[2] == traces(tmp_path / "plain")[2]
 
 
-@pytest.mark.slow
 def test_a_batch_that_is_all_of_an_epoch_is_compiled(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:
@@ -91,7 +90,6 @@ def test_a_batch_that_is_all_of_an_epoch_is_compiled(
     assert graphs == [72]
 
 
-@pytest.mark.slow
 def test_runs_of_one_process_are_compiled_each(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:
@@ -101,7 +99,6 @@ def test_runs_of_one_process_are_compiled_each(
     assert len(graphs) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, ALL])
 def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(
     vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
@@ -115,7 +112,6 @@ def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(
     assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_with_the_real_compiler_it_goes_on_to_the_bit(
     vary: Vary, tmp_path: Path, shapes_checked: bool
 ) -> None:
@@ -133,18 +129,12 @@ def test_with_the_real_compiler_it_goes_on_to_the_bit(
         assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=0.01)
 
 
-@pytest.mark.slow
-def test_masks_are_learned_compiled(tmp_path: Path, graphs: list[int]) -> None:
-    from test_mask_training import recipe_on
-
-    recipe = recipe_on(write_uwgi(tmp_path / "scans"), loss__dice=0.5)
-    train(recipe, tmp_path / "plain")
-    train(compiled(recipe), tmp_path / "compiled")
+def test_masks_are_learned_compiled(tmp_path: Path, masks_run: Path, graphs: list[int]) -> None:
+    train(compiled(load_run(masks_run / "run").recipe), tmp_path / "compiled")
     assert graphs == [4]
-    assert traces(tmp_path / "compiled")[2] == traces(tmp_path / "plain")[2]
+    assert traces(tmp_path / "compiled")[2] == traces(masks_run / "run")[2]
 
 
-@pytest.mark.slow
 def test_spiking_models_are_trained_compiled(
     vary: Vary, tmp_path: Path, graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +162,6 @@ def test_spiking_models_are_trained_compiled(
     assert [*plain.weights()[0]] == [*run.weights()[0]]
 
 
-@pytest.mark.slow
 def test_students_are_compiled_and_teachers_not(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:
