@@ -105,7 +105,7 @@ def bare(source: str) -> str:
                 _blank(lines, text)
     left = b"\n".join(lines).decode()
     kept = left.splitlines()
-    comments = [(1, 0)] if left.startswith("#") else []
+    comments = [(1, 0)] if left.startswith("#") else []  # most files have the licence's line alone
     if left.count("#") > sum(line.count("#") for line in kept[: len(comments)]):
         comments = [
             token.start
