@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -142,7 +142,8 @@ class Command:
     def kill(self) -> None:
         """Kill the process and all that it started."""
         if self.alive:
-            os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self.pid, signal.SIGKILL)
         self.process.join(PATIENCE)
 
 
