@@ -13,7 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -36,6 +36,36 @@ def spread(prefix: str = "") -> Mapping[str, str]:
     return {_PREFIX: prefix}
 
 
+@dataclass(frozen=True)
+class Own:
+    """A part of a record whose kind only the task knows, as plain values until it is asked for.
+
+    A field of this type is marked with `spread`: its keys stand among those of the record.
+
+    Args:
+        values: What JSON holds.
+    """
+
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: object) -> Own:
+        """Take a record, or nothing where there is none.
+
+        Args:
+            record: A dataclass as `to_json` takes it; None for nothing.
+        """
+        return cls({} if record is None else to_json(record))
+
+    def read(self, cls: type[T], *, where: str = "the record") -> T:
+        """Return the record that it holds; see `from_json`.
+
+        Raises:
+            UserError: If it does not fit.
+        """
+        return from_json(cls, self.values, where=where)
+
+
 @runtime_checkable
 class Omitting(Protocol):
     """A record of which some fields are not written."""
@@ -56,6 +86,8 @@ def to_json(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Own):
+        return to_json(value.values)
     if is_dataclass(value) and not isinstance(value, type):
         omitted = value.omitted() if isinstance(value, Omitting) else ()
         made: dict[str, Any] = {}
@@ -133,13 +165,15 @@ def _record(cls: type, values: Any, path: str) -> Any:
         if not item.init:
             continue
         if (prefix := item.metadata.get(_PREFIX)) is not None:
-            inner = typing.get_args(_hints(cls)[item.name])[1]
+            hint = _hints(cls)[item.name]
+            inner = Any if hint is Own else typing.get_args(hint)[1]
             others = tuple(other for other in prefixes if other and other != prefix)
-            made[item.name] = {
+            found = {
                 key.removeprefix(prefix): _value(inner, each, f"{path}.{key}" if path else key)
                 for key, each in values.items()
                 if key.startswith(prefix) and not key.startswith(others) and key not in own
             }
+            made[item.name] = Own(found) if hint is Own else found
             continue
         below = f"{path}.{item.name}" if path else item.name
         if item.name in values:

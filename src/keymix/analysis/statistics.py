@@ -42,7 +42,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from keymix.analysis.answers import Answers, bounded, whole, without_each
 from keymix.analysis.overlap import mean_jaccard
+from keymix.task import Score
 
 LEVEL = 0.95
 """Confidence of every interval."""
@@ -290,6 +292,55 @@ def over_cases(
         p=p,
         note=rough if number < FEW_CASES else "",
     )
+
+
+def over_units(
+    mixer: Mapping[int, Answers], baseline: Mapping[int, Answers], *, score: Score, unit: str
+) -> Interval | None:
+    """Compare two mixers over the units of chance of any task, at the seeds that both finished.
+
+    The delete-one jackknife of the module's head, with the task's score in place of J.
+
+    Args:
+        mixer: Answers of the mixer's models by seed.
+        baseline: Those of the baseline's.
+        score: The score that models are compared by.
+        unit: What the units are, for the note, such as ``image``.
+
+    Returns:
+        The interval, without ends where units have no spread, and None without a pair of runs.
+
+    Raises:
+        ValueError: If the runs were tested on different inputs.
+    """
+    seeds = sorted(set(mixer) & set(baseline))
+    if not seeds:
+        return None
+    pairs = [(mixer[s], baseline[s]) for s in seeds]
+    first = pairs[0][0]
+    if not all(first.same_truth(each) for pair in pairs for each in pair):
+        raise ValueError(f"runs were tested on different {unit}s")
+    number = first.units
+    if number == 0:
+        return None
+    difference = tidy(float(np.mean([whole(a) - whole(b) for a, b in pairs])))
+    note, error = f"one {unit} has no spread, so nothing can be said about other {unit}s", 0.0
+    if number > 1:
+        without = np.mean([without_each(a) - without_each(b) for a, b in pairs], axis=0)
+        if np.isfinite(without).all():
+            spread = float(np.square(without - without.mean()).sum())
+            error, note = math.sqrt((number - 1) / number * spread), ""
+        else:
+            note = f"without one of the {unit}s the {score.name} is not defined"
+    if not note and error <= SAME:
+        note = f"the difference is the same without any one {unit}, so its spread is not known"
+    if note:
+        return Interval(n=number, difference=difference, low=None, high=None, p=None, note=note)
+    low, high, p = _student(difference, error, number)
+    low, high = bounded(score, low, high)
+    rough = f"only {number} test {unit}s, so the interval is rough"
+    note = rough if number < FEW_CASES else ""
+    return Interval(n=number, difference=difference, low=low, high=high, p=p, note=note)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -59,7 +59,7 @@ def tell(result: Comparison) -> None:
     for row in record.outcome.last:
         label = row.mixer
         cost = record.costs[label]
-        score, seeds, images = row.scores[task.score], row.seeds, row.images
+        score, seeds, images = row.scores[task.score.key], row.seeds, row.images
         spread = "" if score.sd is None else f" ± {formats.percent(score.sd)}"
         base = label == record.baseline
         rows.append(

@@ -10,8 +10,8 @@ from pathlib import Path
 from keymix.cli import console, scores
 from keymix.cli.parser import VerbParser, image_size_of
 from keymix.data.specs import is_events, named, task_name
-from keymix.data.tasks import TASKS
 from keymix.records import from_json
+from keymix.task import get_task
 from keymix.train.record import Evaluation
 
 EXAMPLES = """\
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     if given.time_steps is not None:
         heads.append("T")
         row.append(str(told["time_steps"]))
-    left, kind = len(heads), TASKS[task_name(told["data"])]
+    left, kind = len(heads), get_task(task_name(told["data"]))
     row += [str(told["images"]), *scores.cells(told, kind)]
     heads += [named("images", events=is_events(told["data"])), *scores.heads(kind)]
     console.table(heads, [row], left=left)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.data.tasks import SEGMENTATION, TaskKind
+from keymix.data.tasks import SEGMENTATION
+from keymix.task import Task
 
 if TYPE_CHECKING:
     from keymix.train.record import SplitScores
@@ -22,15 +23,15 @@ _HEADS = {
 }
 
 
-def heads(kind: TaskKind) -> list[str]:
+def heads(kind: Task) -> list[str]:
     """Name the columns of a task's scores."""
-    return [_HEADS[name] for name in kind.scores]
+    return [_HEADS[name] for name in kind.keys]
 
 
-def cells(scores: Mapping[str, float | None], kind: TaskKind) -> list[str]:
+def cells(scores: Mapping[str, float | None], kind: Task) -> list[str]:
     """Write a task's scores: the loss, and fractions in percent."""
     return [
-        f"{scores[name]:.4f}" if name == "loss" else percent(scores[name]) for name in kind.scores
+        f"{scores[name]:.4f}" if name == "loss" else percent(scores[name]) for name in kind.keys
     ]
 
 
@@ -39,7 +40,7 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
 
-def tell_classes(test: SplitScores, kind: TaskKind, what: str) -> None:
+def tell_classes(test: SplitScores, kind: Task, what: str) -> None:
     """Print the scores of each class of masks; nothing for another task.
 
     Args:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from keymix.cli import console, scores
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import is_events, named
-from keymix.data.tasks import CLASSIFICATION, TASKS
+from keymix.data.tasks import CLASSIFICATION
 from keymix.errors import UserError
 from keymix.records import to_json
+from keymix.task import get_task, list_tasks
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
 
 if TYPE_CHECKING:
@@ -115,11 +116,12 @@ def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run
 
 
 def _epoch_line(line: Mapping[str, float | None], *, items: str) -> None:
-    kind = next(kind for kind in TASKS.values() if f"val_{kind.score}" in line)
+    kind = next(kind for kind in map(get_task, list_tasks()) if f"val_{kind.score.key}" in line)
     epoch = int(line["epoch"] or 0) + 1
     console.note(
         f"epoch {epoch}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
-        f"val loss {line['val_loss']:.4f}  val {kind.short} {line[f'val_{kind.score}']:.2%}  "
+        f"val loss {line['val_loss']:.4f}  val {kind.score.short} "
+        f"{line[f'val_{kind.score.key}']:.2%}  "
         f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )
 

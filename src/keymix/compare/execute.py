@@ -24,8 +24,8 @@ from keymix.compare.events import Event, Failures, Job, Watcher
 from keymix.compare.executor import SynchronousExecutor, WorkerEnded, WorkerExecutor
 from keymix.compare.worker import Runner, reason, set_up, train_run, try_run
 from keymix.data.specs import task_name
-from keymix.data.tasks import TASKS
 from keymix.errors import Interrupted, KeymixWarning, WriteError
+from keymix.task import get_task
 from keymix.train.signals import interruptible
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Schedule:
     def report_epochs(self) -> None:
         """Tell of the epochs that ended since the last look, in every run under way."""
         for job, epochs in self._epochs.values():
-            task = TASKS[task_name(job.recipe.data.spec)]
+            task = get_task(task_name(job.recipe.data.spec))
             for line in epochs.read():
                 self._watch(
                     Event(
@@ -261,8 +261,8 @@ class Schedule:
                         seed=job.seed,
                         epoch=line.epoch + 1,
                         epochs=job.recipe.schedule.epochs,
-                        value=line.val[task.score],
-                        text=task.told,
+                        value=line.val[task.score.key],
+                        text=task.score.name,
                     )
                 )
 

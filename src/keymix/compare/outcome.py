@@ -14,8 +14,9 @@ import numpy.typing as npt
 from keymix.analysis import statistics
 from keymix.analysis.statistics import VERDICT_SEEDS, Interval, Summary
 from keymix.compare.verdicts import judge
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
 from keymix.report.record import OutcomeRow
+from keymix.task import Task
 
 SUMMARIES = {
     CLASSIFICATION.name: ("top1", "top5", "val_top1"),
@@ -76,7 +77,7 @@ def outcome(
     baseline: str,
     seeds: Sequence[int],
     scores: Table,
-    task: TaskKind = CLASSIFICATION,
+    task: Task = CLASSIFICATION,
     classes: Sequence[str] = (),
     narrow: bool = False,
 ) -> tuple[OutcomeRow, ...]:
@@ -102,7 +103,9 @@ def outcome(
     base = scores.get(baseline, {})
     by_seed = statistics.correct_over_mixers(
         [
-            statistics.over_seeds(*(_each(runs, task.score) for runs in (scores.get(m, {}), base)))
+            statistics.over_seeds(
+                *(_each(runs, task.score.key) for runs in (scores.get(m, {}), base))
+            )
             for m in others
         ]
     )
@@ -145,9 +148,9 @@ def outcome(
     return tuple(rows)
 
 
-def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: TaskKind = CLASSIFICATION) -> str:
+def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task = CLASSIFICATION) -> str:
     """Say where the baseline stands and which mixers are ahead or behind."""
-    base = next(row for row in rows if row.mixer == baseline).scores[task.score]
+    base = next(row for row in rows if row.mixer == baseline).scores[task.score.key]
     if base.mean is None:
         return f"No run of the baseline {baseline} finished, so there is nothing to compare with."
     spread = "" if base.sd is None else f" ± {base.sd * 100:.1f}"
@@ -156,7 +159,7 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: TaskKind = CLASSIFI
     if task is CLASSIFICATION:
         told = f"gets {share} of the test images right"
     else:
-        told = f"reaches a {task.told} of {share} on the test images"
+        told = f"reaches a {task.score.name} of {share} on the test images"
     text = f"The baseline {baseline} {told} ({runs})."
     for word in ("better", "worse"):
         names = [row.mixer for row in rows if row.verdict == word]
@@ -170,13 +173,13 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: TaskKind = CLASSIFI
     return text
 
 
-def caution(seeds: int, *, task: TaskKind = CLASSIFICATION) -> str:
+def caution(seeds: int, *, task: Task = CLASSIFICATION) -> str:
     """Say what too few seeds leave open, and the remedy; empty from five seeds up."""
     if seeds >= VERDICT_SEEDS:
         return ""
     count = "One seed" if seeds == 1 else f"{seeds} seeds"
     verb = "allows" if seeds == 1 else "allow"
-    score = task.told if task is CLASSIFICATION else f"the {task.told}"
+    score = task.score.name if task is CLASSIFICATION else f"the {task.score.name}"
     return (
         f"{count} {verb} no verdict: how much {score} changes from one training to the next "
         f"is hardly known. Run the same command with --seeds {VERDICT_SEEDS} for one; "

@@ -17,7 +17,7 @@ from keymix.compare.mask_answers import MaskAnswers, read_mask_answers
 from keymix.compare.outcome import MaskScores, Scores
 from keymix.compare.plan import Entrant, Plan
 from keymix.data.record import DataRecord, SameImages
-from keymix.data.tasks import SEGMENTATION, TaskKind
+from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.report.record import (
     DoneRun,
@@ -29,6 +29,7 @@ from keymix.report.record import (
     OpenRun,
     Which,
 )
+from keymix.task import Task
 from keymix.train.record import Environment, RunRecord, Tested
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> F
             values={
                 "train_loss": _finite(line.train.get("loss")),
                 "val_loss": _finite(line.val.get("loss")),
-                f"val_{task.score}": _finite(line.val.get(task.score)),
+                f"val_{task.score.key}": _finite(line.val.get(task.score.key)),
             },
         )
         for line in read_metrics(folder / METRICS)
@@ -241,8 +242,8 @@ def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
     return f"it is not finished: {done} of {plan.recipe.schedule.epochs} epochs are done"
 
 
-def _mark(tested: Tested, task: TaskKind) -> Mark:
-    keys = (*task.scores[1:], task.scores[0])
+def _mark(tested: Tested, task: Task) -> Mark:
+    keys = (*task.keys[1:], task.keys[0])
     test: dict[str, Number | None] = {key: _finite(tested.test.scores.get(key)) for key in keys}
     if task is SEGMENTATION:
         test["hausdorff_mm"] = _finite(tested.test.hausdorff_mm)

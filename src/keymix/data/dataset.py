@@ -18,7 +18,8 @@ from keymix.data.record import DataFacts, DataRecord
 from keymix.data.sources.base import Table
 from keymix.data.splits import digest
 from keymix.data.streams import IntArray
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, MaskKind, TaskKind
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, MaskKind
+from keymix.task import Task
 
 if TYPE_CHECKING:
     from keymix.data.events.store import Frames
@@ -159,7 +160,7 @@ class ImageData:
     unlisted: tuple[Unlisted, ...] = ()
 
     @property
-    def task(self) -> TaskKind:
+    def task(self) -> Task:
         """What is learned from it."""
         return CLASSIFICATION if self.masks is None else SEGMENTATION
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from keymix.data.tasks import BACKGROUND, CLASSIFICATION, SEGMENTATION, TASKS, TaskKind
+from keymix.data.tasks import BACKGROUND, CLASSIFICATION, SEGMENTATION
 from keymix.errors import UserError
+from keymix.task import Task, get_task, list_tasks
 
 _OF_MASKS = (
     *("task", "multilabel", "test_fraction", "split_by", "masks", "stack"),
@@ -130,15 +131,15 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
             for name, of in (("sizes", self.sizes), ("index_sha256", self.index_sha256)):
                 if split not in of:
                     raise UserError(f"{name} lacks {split}")
-        if self.task not in TASKS:
+        if self.task not in list_tasks():
             raise UserError(
-                f"task {self.task!r} is unknown to this keymix; it has {', '.join(TASKS)}"
+                f"task {self.task!r} is unknown to this keymix; it has {', '.join(list_tasks())}"
             )
 
     @property
-    def task_kind(self) -> TaskKind:
+    def task_kind(self) -> Task:
         """The task, with its scores."""
-        return TASKS[self.task]
+        return get_task(self.task)
 
     @property
     def events(self) -> bool:

@@ -8,46 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from keymix.task import get_task
+
 BACKGROUND = "background"
 """Name of the class of exclusive masks that no mean over classes counts."""
 IGNORE = 255
 """Value of a mask's pixels that neither train nor count."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskKind:
-    """A task, and the score by which its models are compared.
-
-    Args:
-        name: ``classification`` or ``segmentation``.
-        score: Key of the score in records, such as ``top1``; a fraction, more is better.
-        told: The score in a sentence or over an axis, such as ``accuracy``.
-        short: The score at the head of a column, such as ``top-1``.
-        scores: Keys of all scores of an evaluation, in the order they are told, the loss first.
-    """
-
-    name: str
-    score: str
-    told: str
-    short: str
-    scores: tuple[str, ...]
-
-
-CLASSIFICATION = TaskKind(
-    name="classification",
-    score="top1",
-    told="accuracy",
-    short="top-1",
-    scores=("loss", "top1", "top5"),
-)
-SEGMENTATION = TaskKind(
-    name="segmentation",
-    score="jaccard",
-    told="mean Jaccard index",
-    short="Jaccard",
-    scores=("loss", "jaccard", "weighted_jaccard", "dice"),
-)
-TASKS = {kind.name: kind for kind in (CLASSIFICATION, SEGMENTATION)}
+CLASSIFICATION = get_task("classification")
+SEGMENTATION = get_task("segmentation")
 
 
 @dataclass(frozen=True, kw_only=True)

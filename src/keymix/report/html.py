@@ -78,7 +78,7 @@ def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look]) -> dict[str
         "status": runs.STATUS,
         "environments": runs.environments(record),
         "masks": masks,
-        "score": task.score,
+        "score": task.score.key,
         "w": wording(task),
         "columns": columns(record),
         "forest": outcome.forest(record, looks),

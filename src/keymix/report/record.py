@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from keymix.analysis.statistics import Interval, Summary, Verdict
 from keymix.data.record import DataRecord, LeftOutImage
-from keymix.data.tasks import TaskKind
 from keymix.errors import UserError
 from keymix.records import from_json, spread
+from keymix.task import Task
 from keymix.train.recipe import Recipe, from_record
 
 FORMAT: Literal[2] = 2
@@ -619,7 +619,7 @@ class ComparisonRecord(Sparse):
     collapse: Collapse | None
 
     @property
-    def task_kind(self) -> TaskKind:
+    def task_kind(self) -> Task:
         """The task, with its scores."""
         return self.data.task_kind
 

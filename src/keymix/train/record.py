@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from keymix.data.record import DataRecord, SameImages
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TASKS, TaskKind
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
 from keymix.errors import UserError
 from keymix.records import from_json, spread
+from keymix.task import Task, get_task, list_tasks
 from keymix.train.recipe import Recipe, from_record
 
 Scores = Mapping[str, float | None]
@@ -100,7 +101,7 @@ class Validated:
     @property
     def rank(self) -> tuple[float, float]:
         """What epochs are ranked by: their task's score, then the loss; more is better."""
-        found = (self.val.get(kind.score) for kind in TASKS.values())
+        found = (self.val.get(kind.score.key) for kind in map(get_task, list_tasks()))
         score, loss = next((one for one in found if one is not None), None), self.val.get("loss")
         if score is None or loss is None:
             raise ValueError(f"epoch {self.epoch} has no score or no loss")
@@ -136,7 +137,11 @@ class EpochLine:
         for name, scores in (("train", self.train), ("val", self.val)):
             if scores.get("loss") is None:
                 raise UserError(f"it lacks {name}_loss")
-        found = [self.val[kind.score] for kind in TASKS.values() if kind.score in self.val]
+        found = [
+            self.val[kind.score.key]
+            for kind in map(get_task, list_tasks())
+            if kind.score.key in self.val
+        ]
         if len(found) != 1 or found[0] is None:
             raise UserError("it lacks the score of a task, or has those of several")
 
@@ -288,7 +293,7 @@ class RunRecord:
                 _check_masks(which, tested.test)
 
     @property
-    def task_kind(self) -> TaskKind:
+    def task_kind(self) -> Task:
         """The task, with its scores."""
         return self.data.task_kind
 
@@ -300,9 +305,9 @@ class RunRecord:
         )
 
 
-def _check_scores(task: TaskKind, place: str, scores: Scores) -> None:
-    for name in task.scores:
-        needed = name in ("loss", task.score)
+def _check_scores(task: Task, place: str, scores: Scores) -> None:
+    for name in task.keys:
+        needed = name in ("loss", task.score.key)
         if name not in scores or (needed and scores[name] is None):
             raise UserError(f"{place} has no {name}")
 

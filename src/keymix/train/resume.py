@@ -154,8 +154,8 @@ def weights_told(
     path = folder / files.weights_file(which)
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
-    ranked = [known.get(name) for name in ("loss", data.task.score)]
-    if known.keys() >= {*data.task.scores} and None not in ranked:
+    ranked = [known.get(name) for name in ("loss", data.task.score.key)]
+    if known.keys() >= {*data.task.keys} and None not in ranked:
         return Validated(epoch=facts.epoch, val=known)
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])

@@ -23,8 +23,9 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from keymix.data.mixing import Mixing
-from keymix.data.tasks import CLASSIFICATION, TaskKind
+from keymix.data.tasks import CLASSIFICATION
 from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.task import Task
 from keymix.train.distill import Teacher
 from keymix.train.forward import TrainingForward
 from keymix.train.mask_scoring import MaskScores
@@ -131,7 +132,7 @@ class TrainingTask(nn.Module):
         losses: Keeps the training losses.
     """
 
-    kind: TaskKind
+    kind: Task
     current_epoch: int = 0
     global_rank: int = 0
 

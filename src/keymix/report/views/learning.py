@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from keymix.data.tasks import TaskKind
 from keymix.report import plots
 from keymix.report.plots import Line, Look
 from keymix.report.record import ComparisonRecord, HistoryLine
 from keymix.report.views.runs import finished
 from keymix.report.views.wording import wording
+from keymix.task import Task
 
 
-def history(task: TaskKind) -> tuple[tuple[str, str, bool], ...]:
+def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
     """Tell what is drawn by epoch: its key, the title of its axis, whether it is a fraction."""
     score = wording(task).short
     return (
         ("train_loss", "training loss", False),
         ("val_loss", "validation loss", False),
-        (f"val_{task.score}", f"validation {score}, %", True),
+        (f"val_{task.score.key}", f"validation {score}, %", True),
     )
 
 

@@ -66,7 +66,7 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
     """Draw accuracy, or overlap, against each cost that was measured."""
     charts = []
     task = record.task_kind
-    score, short = task.score, wording(task).short
+    score, short = task.score.key, wording(task).short
     for key, x_label in COSTS:
         costs = _cost(record, key)
         most = max(costs.values(), default=0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from keymix.data.tasks import SEGMENTATION, TaskKind
+from keymix.data.tasks import SEGMENTATION
 from keymix.records import to_json
 from keymix.report import pictures
 from keymix.report.plots import Look
@@ -16,6 +16,7 @@ from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.views.attention import LEVELS
 from keymix.report.views.learning import history
 from keymix.report.views.runs import STATUS
+from keymix.task import Task
 
 DIGITS = 5
 """Significant digits of the curves' values."""
@@ -57,13 +58,13 @@ def as_element_text(content: object) -> Markup:
     return Markup(text)
 
 
-def _run(run: OpenRun | DoneRun, task: TaskKind) -> dict[str, object]:
+def _run(run: OpenRun | DoneRun, task: Task) -> dict[str, object]:
     told = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
     if isinstance(run, OpenRun):
         return told | {"done": False}
     return told | {
         "done": True,
-        "score": run.last.test[task.score],
+        "score": run.last.test[task.score.key],
         "seconds": run.seconds,
         **_answers(run, task),
         "environment": run.trained_with,
@@ -74,7 +75,7 @@ def _run(run: OpenRun | DoneRun, task: TaskKind) -> dict[str, object]:
     }
 
 
-def _answers(run: DoneRun, task: TaskKind) -> dict[str, object]:
+def _answers(run: DoneRun, task: Task) -> dict[str, object]:
     if task is SEGMENTATION:
         return {"overlaps": run.overlaps, "classes": [row.jaccard for row in run.classes or ()]}
     return {"correct": run.correct, "classCorrect": run.class_correct}

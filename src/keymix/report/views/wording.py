@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, TaskKind
+from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
 from keymix.report.record import ComparisonRecord
+from keymix.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ _WORDS = {
 }
 
 
-def wording(task: TaskKind) -> Wording:
+def wording(task: Task) -> Wording:
     """Return the words of a task."""
     return _WORDS[task.name]
 
@@ -65,7 +66,7 @@ def columns(record: ComparisonRecord) -> list[Column]:
         record: A comparison's.
     """
     task = record.task_kind
-    validation = Column(key=f"val_{task.score}", head="validation, %", spread=False)
+    validation = Column(key=f"val_{task.score.key}", head="validation, %", spread=False)
     if task is CLASSIFICATION:
         told = [Column(key="top1", head="test accuracy, %")]
         if any(row.scores["top5"].mean is not None for row in record.outcome.last):

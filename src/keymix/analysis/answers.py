@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model answered on one split, as scores and intervals need it. NumPy only.
+
+A task's score need not be a mean over images: a Jaccard index or an average precision is none. So
+answers are asked for the score of a weighted set of units, the images or cases that chance is of,
+from which a delete-one jackknife follows for any score.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keymix.task import Score
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Answers(ABC):
+    """What one model answered on one split, inputs in the order of ``index``.
+
+    ``index`` holds the positions of the inputs in the split, ``[N]``. Answers may be ragged: a task
+    keeps them as it likes and says how they are stored.
+    """
+
+    index: IntArray
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """Number of units of chance, U: images, or cases."""
+
+    @abstractmethod
+    def score(self, weights: FloatArray) -> FloatArray:
+        """Score the split with weighted units, by the score that models are compared by.
+
+        Args:
+            weights: How often each unit counts; ones for the score of the split.
+
+        Shape: ``[R, U]`` -> ``[R]``, NaN where the score is not defined.
+        """
+
+    @abstractmethod
+    def shared(self) -> Arrays:
+        """What is the same whatever weights answered, as arrays to store, ``index`` included."""
+
+    @abstractmethod
+    def arrays(self, which: str) -> Arrays:
+        """The answers as arrays to store.
+
+        Args:
+            which: Weights of the ``last`` or the ``best`` epoch, a prefix of the arrays' names.
+        """
+
+    @abstractmethod
+    def same_truth(self, other: Answers) -> bool:
+        """Whether other answers are to the same questions."""
+
+    def degenerate(self) -> tuple[str, ...]:
+        """Name what makes the answers say nothing of a model, such as one answer for all images."""
+        return ()
+
+
+def whole(answers: Answers) -> float:
+    """Return the score of all units."""
+    return float(answers.score(np.ones((1, answers.units)))[0])
+
+
+def without_each(answers: Answers) -> FloatArray:
+    """Return the scores without each unit in turn, ``[U]``."""
+    units = answers.units
+    return answers.score(np.ones((units, units)) - np.eye(units))
+
+
+def bounded(score: Score, low: float, high: float) -> tuple[float, float]:
+    """Cut an interval of a difference of scores to what differences can be."""
+    if score.low is None or score.high is None:
+        return low, high
+    most = score.high - score.low
+    return max(-most, low), min(most, high)

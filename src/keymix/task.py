@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task is, and the look-up of tasks by name. Reading this costs no heavy import.
+
+A task says what a model learns from images: the target that stands beside each, the loss, the
+scores, and how they are told. It has four parts that load apart: its facts (`Task`), its
+``training``, its ``answers`` and its ``page``. The built-in tasks are the folders of
+`keymix.tasks`; `register_task` adds one's own. No other room names a task: it asks the one that
+the data set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from keymix.errors import UserError, unknown
+
+DEFAULT = "classification"
+"""The task of records that name none: those of the first versions, which knew no other."""
+LOSS = "loss"
+"""Key of the loss among the scores of an evaluation."""
+Part = Literal["training", "answers", "page"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A number that an evaluation gives.
+
+    Args:
+        key: Its key in records, such as ``top1``.
+        name: In a sentence, such as ``accuracy``.
+        short: At the head of a narrow column, such as ``top-1``.
+        label: Over an axis, and after ``test`` at the head of a column, such as ``accuracy``.
+        better: Whether ``more`` or ``less`` of it is better.
+        low: The least that it can be; None if there is no bound.
+        high: The most that it can be; None if there is no bound.
+        unit: ``%`` of a fraction, which is told in percent and whose differences are points; else
+            the unit itself, or nothing.
+        unit_key: Where the task's own part of a record tells the unit in place of `unit`.
+    """
+
+    key: str
+    name: str
+    short: str
+    label: str
+    better: Literal["more", "less"] = "more"
+    low: float | None = 0.0
+    high: float | None = 1.0
+    unit: str = "%"
+    unit_key: str = ""
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied by to be told: 100 of a fraction."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    @property
+    def difference_unit(self) -> str:
+        """The unit of a difference: ``points`` of fractions."""
+        return "points" if self.unit == "%" else self.unit
+
+    def ahead(self, difference: float) -> bool:
+        """Whether a difference, one minus another, says that the one is better."""
+        return difference > 0 if self.better == "more" else difference < 0
+
+    def rank(self, value: float) -> float:
+        """A number of which more is better."""
+        return value if self.better == "more" else -value
+
+    def digits(self, value: float, places: int = 1) -> str:
+        """Write a value without its unit: a fraction in percent to so many places, else 3 digits.
+
+        Args:
+            value: The value.
+            places: Decimal places of a percentage.
+        """
+        if self.unit == "%":
+            return f"{100 * value:.{places}f}"
+        return f"{value:.{places}f}" if 10 <= abs(value) < 1e6 else f"{value:.3g}"
+
+    def told(self, value: float) -> str:
+        """Write a value with its unit, such as ``93.1 %`` or ``2.41 mm``."""
+        return f"{self.digits(value)}\u00a0{self.unit}" if self.unit else self.digits(value)
+
+    def change(self, difference: float, *, sign: bool = True) -> str:
+        """Write a difference without its unit, such as ``+1.2`` or ``−0.4``."""
+        text = self.digits(abs(difference))
+        if not sign or float(text) == 0:
+            return text
+        return ("−" if difference < 0 else "+") + text
+
+    def changed(self, difference: float, *, sign: bool = True) -> str:
+        """Write a difference with its unit, such as ``+1.2 points``."""
+        return f"{self.change(difference, sign=sign)} {self.difference_unit}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The facts of a task.
+
+    Args:
+        name: Its name, in data specs and records.
+        does: What a model of it does, such as ``classifies images``.
+        holds: What its data are, such as ``images with a class each``.
+        scores: The scores of an evaluation; models are compared by the first.
+        validation_loss: Whether evaluation gives a loss.
+        unit: Unit of chance, of which intervals over the test split are, such as ``image``.
+        options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
+        models: The task that models say they are for, where another task's models serve it.
+        recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
+        rooms: What else takes its models: ``swap``, ``distillation``.
+        whole_images: Whether images keep their own size and a batch is a list of them.
+        parts: Where ``training``, ``answers`` and ``page`` are: ``module:attribute``, or the object
+            itself. A task without a page is reported in the sections that all tasks share.
+    """
+
+    name: str
+    does: str
+    holds: str
+    scores: tuple[Score, ...]
+    validation_loss: bool = True
+    unit: str = "image"
+    options: type | None = None
+    models: str = ""
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    rooms: frozenset[str] = frozenset()
+    whole_images: bool = False
+    parts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def score(self) -> Score:
+        """The score that models are compared by."""
+        return self.scores[0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the scores of an evaluation, the loss first where there is one."""
+        own = tuple(score.key for score in self.scores)
+        return (LOSS, *own) if self.validation_loss else own
+
+    @property
+    def takes(self) -> str:
+        """The task that its models say they are for."""
+        return self.models or self.name
+
+    def has(self, part: Part) -> bool:
+        """Whether it has a part."""
+        return part in self.parts
+
+    def load(self, part: Part) -> Any:
+        """Return a part; the room that asks says what it must be.
+
+        Raises:
+            UserError: If the task has no such part.
+        """
+        if part not in self.parts:
+            raise UserError(f"task {self.name!r} has no part {part!r}; give it with register_task")
+        where = self.parts[part]
+        if not isinstance(where, str):
+            return where
+        module, _, name = where.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+_OWN: dict[str, Task] = {}
+
+
+@cache
+def _built_in() -> tuple[str, ...]:
+    """Names of the folders of `keymix.tasks`."""
+    package = importlib.import_module("keymix.tasks")
+    return tuple(sorted(each.name for each in pkgutil.iter_modules(package.__path__)))
+
+
+def list_tasks() -> list[str]:
+    """Return the names of all tasks, built-in and registered."""
+    return [*_built_in(), *(name for name in _OWN if name not in _built_in())]
+
+
+def get_task(name: str) -> Task:
+    """Return a task by name.
+
+    Raises:
+        UserError: If there is none; the nearest names are given.
+    """
+    if name in _OWN:
+        return _OWN[name]
+    if name in _built_in():
+        found: Task = importlib.import_module(f"keymix.tasks.{name}.facts").TASK
+        return found
+    raise unknown("task", name, list_tasks())
+
+
+def register_task(task: Task) -> Task:
+    """Add a task of one's own; the same name again replaces it.
+
+    Args:
+        task: Its facts, with its parts.
+
+    Raises:
+        UserError: If a built-in task has the name, it has no score, or a part is missing.
+    """
+    if task.name in _built_in():
+        raise UserError(f"task {task.name!r} is keymix's own: choose another name")
+    if not task.scores:
+        raise UserError(f"task {task.name!r} has no score: models are compared by the first")
+    for part in ("training", "answers"):
+        if part not in task.parts:
+            raise UserError(f"task {task.name!r} lacks its part {part!r}: give it in parts=")
+    _OWN[task.name] = task
+    return task
