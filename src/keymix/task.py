@@ -114,8 +114,11 @@ class Task:
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
         rooms: What else takes its models: ``swap``, ``distillation``.
         whole_images: Whether images keep their own size and a batch is a list of them.
-        parts: Where ``training``, ``answers`` and ``page`` are: ``module:attribute``, or the object
-            itself. A task without a page is reported in the sections that all tasks share.
+        training: How it is trained, a `keymix.train.parts.TrainingPart`: the object, or where it
+            is, ``module:attribute``, so that it loads when it is needed.
+        answers: How its models are evaluated, a `keymix.train.parts.AnswersPart`, likewise.
+        page: What a report shows of it, a `keymix.report.part.Page`, likewise; None for the
+            sections that all tasks share.
     """
 
     name: str
@@ -129,7 +132,9 @@ class Task:
     recipes: Mapping[str, str] = field(default_factory=dict)
     rooms: frozenset[str] = frozenset()
     whole_images: bool = False
-    parts: Mapping[str, object] = field(default_factory=dict)
+    training: object = None
+    answers: object = None
+    page: object = None
 
     @property
     def score(self) -> Score:
@@ -149,7 +154,7 @@ class Task:
 
     def has(self, part: Part) -> bool:
         """Whether it has a part."""
-        return part in self.parts
+        return getattr(self, part) is not None
 
     def load(self, part: Part) -> Any:
         """Return a part; the room that asks says what it must be.
@@ -157,9 +162,9 @@ class Task:
         Raises:
             UserError: If the task has no such part.
         """
-        if part not in self.parts:
+        where = getattr(self, part)
+        if where is None:
             raise UserError(f"task {self.name!r} has no part {part!r}; give it with register_task")
-        where = self.parts[part]
         if not isinstance(where, str):
             return where
         module, _, name = where.partition(":")
@@ -209,7 +214,7 @@ def register_task(task: Task) -> Task:
     if not task.scores:
         raise UserError(f"task {task.name!r} has no score: models are compared by the first")
     for part in ("training", "answers"):
-        if part not in task.parts:
-            raise UserError(f"task {task.name!r} lacks its part {part!r}: give it in parts=")
+        if getattr(task, part) is None:
+            raise UserError(f"task {task.name!r} lacks its part {part!r}: give {part}=")
     _OWN[task.name] = task
     return task

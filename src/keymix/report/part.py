@@ -41,15 +41,15 @@ class Page:
         del record, looks
         return ()
 
-    def of_run(self, run: DoneRun) -> Mapping[str, object]:
-        """What the script reads of a finished run."""
+    def of_run(self, run: DoneRun) -> object:
+        """What the script reads of a finished run: a dataclass, or None for nothing."""
         del run
-        return {}
+        return None
 
-    def of_comparison(self, record: ComparisonRecord) -> Mapping[str, object]:
-        """What the script reads of the comparison as a whole."""
+    def of_comparison(self, record: ComparisonRecord) -> object:
+        """What the script reads of the comparison as a whole, likewise."""
         del record
-        return {}
+        return None
 
 
 def page_of(task: Task) -> Page:

@@ -41,6 +41,7 @@ class TrainingPart(ABC):
         Raises:
             UserError: Naming the field.
         """
+        del recipe
 
     @abstractmethod
     def make(
