@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.data.decode import Size, convert, evaluation_array, reading
+from keymix.data.kinds import IMAGE, RECORDING, SLICES, InputKind
 from keymix.data.measure import REMEDY
 from keymix.data.pixels import picture_of
 from keymix.data.record import DataFacts, DataRecord
@@ -163,6 +164,13 @@ class ImageData:
     def task(self) -> Task:
         """What is learned from it."""
         return CLASSIFICATION if self.masks is None else SEGMENTATION
+
+    @property
+    def kind(self) -> InputKind:
+        """The kind of input."""
+        if self.time_steps is not None:
+            return RECORDING
+        return IMAGE if self.facts.stack in (None, 1) else SLICES
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:

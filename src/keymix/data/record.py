@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from keymix.data.kinds import IMAGE, RECORDING, SLICES, InputKind
 from keymix.data.tasks import BACKGROUND, CLASSIFICATION, SEGMENTATION
 from keymix.errors import UserError
 from keymix.task import Task, get_task, list_tasks
@@ -140,6 +141,13 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
     def task_kind(self) -> Task:
         """The task, with its scores."""
         return get_task(self.task)
+
+    @property
+    def kind(self) -> InputKind:
+        """The kind of input."""
+        if self.time_steps is not None:
+            return RECORDING
+        return IMAGE if self.stack in (None, 1) else SLICES
 
     @property
     def events(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -242,6 +243,11 @@ def is_events(spec: str | None) -> bool:
     """Tell whether a data spec names recordings of events."""
     name = "" if spec is None else spec.partition(":")[0]
     return any(row.events for row in SPECS if row.name == name)
+
+
+def kind_of_spec(spec: str | None) -> InputKind:
+    """Tell the kind of input that a data spec names, by its name alone; images if it names none."""
+    return RECORDING if is_events(spec) else IMAGE
 
 
 def task_name(spec: str | None) -> str:

@@ -22,6 +22,7 @@ from keymix.train.recipe import DataConfig, ModelConfig, Recipe, replace_path
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+    from keymix.data.record import DataRecord
 
 
 def load_data(
@@ -182,6 +183,22 @@ def build_model(
     if recipe.loss.similarity:
         MapSimilarity(model, recipe.loss.similarity_blocks)  # refuses a model that cannot have it
     return model
+
+
+def model_for(recipe: Recipe, data: DataRecord) -> nn.Module:
+    """Build a recipe's model for data: its head as the data's task wants it; see `build_model`.
+
+    Args:
+        recipe: The run.
+        data: The record of the data.
+    """
+    return build_model(
+        recipe,
+        num_classes=data.task_kind.load("training").outputs(data),
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+        time_steps=data.time_steps,
+    )
 
 
 def takes_no_frames(recipe: Recipe) -> UserError:

@@ -13,6 +13,7 @@ TASK = Task(
         Score(key="top1", name="accuracy", short="top-1", label="accuracy"),
         Score(key="top5", name="top-5 accuracy", short="top-5", label="top-5"),
     ),
+    training="keymix.tasks.classification.training:TRAINING",
     recipes={
         "": "small_images_vit",
         "digits": "digits_vit",

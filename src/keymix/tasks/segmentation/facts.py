@@ -20,5 +20,6 @@ TASK = Task(
         Score(key="dice", name="Dice coefficient", short="Dice", label="Dice"),
     ),
     unit="case",
+    training="keymix.tasks.segmentation.training:TRAINING",
     recipes={"": "small_masks_setr"},
 )
