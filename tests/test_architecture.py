@@ -345,7 +345,8 @@ ALLOWED = {
     "train/nonfinite.py": 2,
     "train/similarity.py": 3,
     "train/step.py": 2,
-    "train/task.py": 4,
+    "tasks/classification/training.py": 2,
+    "train/task.py": 2,
 }
 """Untyped mappings in signatures and fields that a file has; a smaller number is written here."""
 

@@ -110,6 +110,9 @@ class Task:
         validation_loss: Whether evaluation gives a loss.
         unit: Unit of chance, of which intervals over the test split are, such as ``image``.
         options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
+        data_options: Those of them that loading the data takes.
+        renamed: Recipe fields of earlier versions that are options now, by dotted key.
+        details: The dataclass of what an evaluation records next to its scores; None for nothing.
         models: The task that models say they are for, where another task's models serve it.
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
         rooms: What else takes its models: ``swap``, ``distillation``.
@@ -128,6 +131,9 @@ class Task:
     validation_loss: bool = True
     unit: str = "image"
     options: type | None = None
+    data_options: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    details: type[Any] | None = None
     models: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)
     rooms: frozenset[str] = frozenset()

@@ -15,7 +15,7 @@ from keymix.errors import UserError
 from keymix.report import csv_cells
 
 if TYPE_CHECKING:
-    from keymix.train.mask_files import MaskPrediction
+    from keymix.tasks.segmentation.mask_files import MaskPrediction
     from keymix.train.runs import Run
 
 FOLDER = "predictions"
@@ -33,7 +33,7 @@ def predict(run: Run, given: argparse.Namespace, size: tuple[int, int] | None) -
         0, or 2 if an image was broken.
 
     Raises:
-        UserError: If an option does not fit, or as `keymix.train.predict_masks.predict_masks`.
+        UserError: If an option does not fit, or as `predict_masks.predict_masks`.
     """
     for option, value in (("--top", given.top), ("--time-steps", given.time_steps)):
         if value is not None:
@@ -42,7 +42,7 @@ def predict(run: Run, given: argparse.Namespace, size: tuple[int, int] | None) -
                 "Leave it out."
             )
 
-    from keymix.train.predict_masks import predict_masks
+    from keymix.tasks.segmentation.predict_masks import predict_masks
 
     out = Path(given.out or FOLDER)
     answers = predict_masks(

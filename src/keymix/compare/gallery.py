@@ -65,7 +65,7 @@ def gallery(
     """
     import torch
 
-    from keymix.train.mask_scoring import predicted_masks
+    from keymix.tasks.segmentation.scoring import predicted_masks
 
     scans, multilabel, scored = _scans(data), _multilabel(data), answers.scored
     chosen = telling(answers, PICTURES)

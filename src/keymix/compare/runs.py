@@ -30,6 +30,7 @@ from keymix.report.record import (
     Which,
 )
 from keymix.task import Task
+from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.train.record import Environment, RunRecord, Tested
 
 T = TypeVar("T")
@@ -245,9 +246,10 @@ def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
 def _mark(tested: Tested, task: Task) -> Mark:
     keys = (*task.keys[1:], task.keys[0])
     test: dict[str, Number | None] = {key: _finite(tested.test.scores.get(key)) for key in keys}
-    if task is SEGMENTATION:
-        test["hausdorff_mm"] = _finite(tested.test.hausdorff_mm)
-        test["hausdorff_missed"] = tested.test.hausdorff_missed
+    if task.details is not None:
+        own = tested.test.own.read(task.details)
+        test["hausdorff_mm"] = _finite(own.hausdorff_mm)
+        test["hausdorff_missed"] = own.hausdorff_missed
     return Mark(
         epoch=None if tested.epoch is None else tested.epoch + 1,
         val={key: _finite(tested.val.get(key)) for key in keys},
@@ -257,7 +259,7 @@ def _mark(tested: Tested, task: Task) -> Mark:
 
 def _with_masks(run: DoneRun, summary: RunRecord) -> DoneRun:
     """Add what a summary has of each class, last epoch, and the unit of its distances."""
-    test = summary.last.test
+    test = summary.last.test.own.read(MaskDetails)
     return replace(
         run,
         classes=tuple(
@@ -267,7 +269,7 @@ def _with_masks(run: DoneRun, summary: RunRecord) -> DoneRun:
                 hausdorff_mm=each.hausdorff_mm,
                 missed=each.missed,
             )
-            for each in test.classes or ()
+            for each in test.classes
         ),
         hausdorff_unit=test.hausdorff_unit,
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -16,16 +16,15 @@ from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
 from keymix.task import Task
 from keymix.train.scoring import ImageBatch
+from keymix.train.scoring import Inputs as Inputs  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
-    from keymix.train.distill import Teacher
     from keymix.train.nonfinite import Losses
     from keymix.train.recipe import Recipe
+    from keymix.train.record import SplitScores
     from keymix.train.task import TrainingTask
-
-Inputs = Tensor | list[Tensor]
-"""A batch of inputs: one tensor, or a list where they keep their own sizes."""
+    from keymix.train.teacher import Teacher
 
 
 class TrainingPart(ABC):
@@ -99,6 +98,23 @@ class Evaluated:
     own: object | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class DetailsTable:
+    """What a task records next to its scores, as a table.
+
+    Args:
+        title: What it is of, such as ``each class``.
+        heads: Of the columns, the first of names and the others of numbers.
+        rows: Cells.
+        note: What stands below; nothing if empty.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
 class AnswersPart(ABC):
     """How a task's models are evaluated, what is kept of that, and how two are compared."""
 
@@ -157,6 +173,11 @@ class AnswersPart(ABC):
             baseline: Those of the baseline's.
         """
         return over_units(mixer, baseline, score=task.score, unit=task.unit)
+
+    def details(self, test: SplitScores) -> DetailsTable | None:
+        """Tell what an evaluation records next to its scores; None for nothing."""
+        del test
+        return None
 
     def references(self, data: ImageData) -> Mapping[str, Evaluated]:
         """Cheap answers to the test split that no model is needed for, by what they are.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from keymix.data.specs import MASKS, named, parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
-from keymix.train.scoring import ImageBatch
+from keymix.train.scoring import ImageBatch, Inputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -143,10 +143,19 @@ def _changed(seen: DataRecord, now: DataRecord) -> bool:
     return seen.index_sha256 != now.index_sha256
 
 
+class _Relabelled(NamedTuple):
+    """A batch with other targets."""
+
+    images: Inputs
+    targets: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+
+
 def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
     """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
-    from keymix.data.loaders import Batch
-
+    if torch.equal(numbers, torch.arange(len(numbers))):
+        yield from batches
+        return
     numbers = numbers.to(device_of_this_machine())
     for batch in batches:
-        yield Batch(batch.images, numbers[batch.targets], batch.index)
+        yield _Relabelled(batch.images, numbers[batch.targets], batch.index)

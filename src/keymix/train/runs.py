@@ -21,22 +21,22 @@ from keymix.models.image_size import set_image_size
 from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.models.time_steps import take_time_steps
 from keymix.records import to_json
+from keymix.task import LOSS
 from keymix.train import answers, files
-from keymix.train.damage import read_summary, recorded_recipe
+from keymix.train.damage import Which, read_summary, recorded_recipe
+from keymix.train.degenerate_predictions import warn_of_degenerate
 from keymix.train.folder import run_folder
-from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
-from keymix.train.model import build_model, device_of_this_machine
+from keymix.train.model import device_of_this_machine, model_for
 from keymix.train.recipe import Recipe
 from keymix.train.record import Evaluation, RunRecord, WeightsFacts
 from keymix.train.run_data import data_for, relabelled
-from keymix.train.score_split import score_split
+from keymix.train.score_split import record_of, score_split
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-Which = Literal["last", "best"]
 SplitName = Literal["train", "val", "test"]
 _PREDICT_BATCH = 64
 
@@ -112,13 +112,7 @@ class Run:
         state, facts = self.weights(which)
         data = facts.data
         with torch.random.fork_rng(devices=[]):
-            model = build_model(
-                self.recipe,
-                num_classes=len(data.classes),
-                in_chans=data.in_chans,
-                image_size=data.image_size,
-                time_steps=data.time_steps,
-            )
+            model = model_for(self.recipe, data)
         try:
             model.load_state_dict(state)
         except RuntimeError as error:
@@ -198,23 +192,19 @@ def evaluate(
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, classes = data_for(run.recipe.data, seen, data_spec, size, time_steps)
-        batches = _loader(run, data, split)
         scored = score_split(
             model,
-            batches if data.masks is not None else relabelled(batches, classes),
+            relabelled(_loader(run, data, split), classes),
             getattr(data, split),
-            data,
-            num_classes=len(seen.classes),
+            replace(data, classes=seen.classes),
             precision=run.recipe.precision,
         )
-    if isinstance(scored, MaskScored):
-        scored.warn(split)
-    else:
-        scored.warn(run.recipe.model, seen.classes, split, events=data.time_steps is not None)
+    inputs = f"{split} {data.kind.nouns}"
+    warn_of_degenerate(scored.answers, run.recipe.model, inputs, scored.scores.get(LOSS))
     plain: dict[str, Any] = to_json(
         Evaluation(
-            **vars(scored.record),
-            images=len(scored.index),
+            **vars(record_of(scored)),
+            images=len(scored.answers.index),
             data=data.spec,
             split=split,
             weights=which,

@@ -3,7 +3,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from keymix.task import Score, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """The scores of one class of masks.
+
+    Args:
+        name: The class.
+        jaccard: Jaccard index over all pixels; None where neither truth nor prediction has any.
+        dice: Dice coefficient, likewise.
+        hausdorff_mm: Mean Hausdorff distance over the images that have one.
+        missed: Images where the class is in only one of truth and prediction.
+    """
+
+    name: str
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskDetails:
+    """What an evaluation records of masks next to its scores.
+
+    Args:
+        hausdorff_mm: Mean Hausdorff distance.
+        hausdorff_missed: Pairs of image and class without a distance.
+        hausdorff_unit: Unit of the distances.
+        true_pixels: True pixels of the classes that count; None of earlier versions.
+        classes: Of each class that counts.
+    """
+
+    hausdorff_mm: float | None = None
+    hausdorff_missed: int
+    hausdorff_unit: Literal["mm", "px"]
+    true_pixels: int | None = None
+    classes: tuple[ClassScores, ...]
+
 
 TASK = Task(
     name="segmentation",
@@ -20,6 +62,8 @@ TASK = Task(
         Score(key="dice", name="Dice coefficient", short="Dice", label="Dice"),
     ),
     unit="case",
+    details=MaskDetails,
     training="keymix.tasks.segmentation.training:TRAINING",
+    answers="keymix.tasks.segmentation.answers:ANSWERS",
     recipes={"": "small_masks_setr"},
 )
