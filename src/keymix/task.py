@@ -41,6 +41,7 @@ class Score:
         unit: ``%`` of a fraction, which is told in percent and whose differences are points; else
             the unit itself, or nothing.
         unit_key: Where the task's own part of a record tells the unit in place of `unit`.
+        places: Decimal places of a value that is no fraction; None for three digits.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Score:
     high: float | None = 1.0
     unit: str = "%"
     unit_key: str = ""
+    places: int | None = None
 
     @property
     def scale(self) -> float:
@@ -72,7 +74,7 @@ class Score:
         return value if self.better == "more" else -value
 
     def digits(self, value: float, places: int = 1) -> str:
-        """Write a value without its unit: a fraction in percent to so many places, else 3 digits.
+        """Write a value without its unit: a fraction in percent to so many places, else `places`.
 
         Args:
             value: The value.
@@ -80,6 +82,8 @@ class Score:
         """
         if self.unit == "%":
             return f"{100 * value:.{places}f}"
+        if self.places is not None:
+            return f"{value:.{self.places}f}"
         return f"{value:.{places}f}" if 10 <= abs(value) < 1e6 else f"{value:.3g}"
 
     def told(self, value: float) -> str:
@@ -96,6 +100,10 @@ class Score:
     def changed(self, difference: float, *, sign: bool = True) -> str:
         """Write a difference with its unit, such as ``+1.2 points``."""
         return f"{self.change(difference, sign=sign)} {self.difference_unit}".rstrip()
+
+
+FRACTION = Score(key="score", name="score", short="score", label="score")
+"""A score of which nothing is known but that it is a fraction and that more is better."""
 
 
 @dataclass(frozen=True, kw_only=True)

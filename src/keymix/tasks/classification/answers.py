@@ -199,8 +199,7 @@ class ClassificationAnswers(AnswersPart):
         self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
     ) -> statistics.Interval | None:
         """Compare two mixers over the test images (`keymix.analysis.statistics.over_images`)."""
-        del task
-        return statistics.over_images(_correct(mixer), _correct(baseline))
+        return statistics.over_images(_correct(mixer), _correct(baseline), unit=task.unit)
 
     def references(self, data: ImageData) -> Mapping[str, Evaluated]:
         """The class that is most frequent in training, for every test image."""

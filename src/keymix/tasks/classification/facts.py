@@ -15,6 +15,7 @@ TASK = Task(
     ),
     training="keymix.tasks.classification.training:TRAINING",
     answers="keymix.tasks.classification.answers:ANSWERS",
+    page="keymix.tasks.classification.page:PAGE",
     recipes={
         "": "small_images_vit",
         "digits": "digits_vit",

@@ -31,6 +31,7 @@ from keymix.data.record import DataRecord
 from keymix.data.tasks import IGNORE
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
+from keymix.tasks.segmentation.record import SHARES
 from keymix.tasks.segmentation.scoring import MaskScores, predicted_masks
 from keymix.train.parts import AnswersPart, DetailsTable, Evaluated
 from keymix.train.record import SplitScores
@@ -38,9 +39,6 @@ from keymix.train.scoring import ImageBatch, autocast
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
-
-SHARES = 65535
-"""Steps of a stored overlap."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

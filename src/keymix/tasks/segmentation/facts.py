@@ -65,5 +65,6 @@ TASK = Task(
     details=MaskDetails,
     training="keymix.tasks.segmentation.training:TRAINING",
     answers="keymix.tasks.segmentation.answers:ANSWERS",
+    page="keymix.tasks.segmentation.page:PAGE",
     recipes={"": "small_masks_setr"},
 )
