@@ -117,7 +117,7 @@ def make_record(
     here = environments.lines(environment())
     trained_with, places = environments.distinct([reading.environment for reading in done])
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
-    table = spike_costs.table(plan, readings, spikes, costs)
+    table = spike_costs.table(plan, readings, spikes, costs, inputs=data.kind.nouns)
     method = words.method(
         plan,
         data,
@@ -131,7 +131,7 @@ def make_record(
     return ComparisonRecord(
         task=None if task.name == DEFAULT else task.name,
         title=words.title(data),
-        facts=words.of_data(words.facts(plan, data), data),
+        facts=words.facts(plan, data),
         lead=lead(outcomes.last, baseline=plan.baseline, task=task, inputs=data.kind.nouns),
         caution=caution(len(plan.seeds), task=task),
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
@@ -158,9 +158,9 @@ def make_record(
         test_images=data.sizes["test"],
         costs=costs,
         measured=measured,
-        spikes=words.of_data(table, data),
-        method=words.of_data(method, data),
-        curves_note=words.of_data(words.curves_note(plan), data),
+        spikes=table,
+        method=method,
+        curves_note=words.curves_note(plan, data),
         runs=tuple(
             replace(r.run, trained_with=place[r.run.mixer, r.run.seed])
             if isinstance(r, Finished)

@@ -12,7 +12,7 @@ from typing import Any
 
 from keymix.records import to_json
 from keymix.report import plots
-from keymix.report.page import render_page
+from keymix.report.page import Script, render_page
 from keymix.report.part import Page, page_of
 from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.views import attention, learning, outcome, runs, spikes
@@ -38,13 +38,14 @@ def render(record: ComparisonRecord) -> str:
     controls = [mixer.label for mixer in record.mixers if mixer.control]
     looks = plots.looks(record.labels, baseline=record.baseline, controls=controls)
     page = page_of(record.task_kind)
-    own = [(page.package, name) for name in page.scripts] or [("", "contrast")]
+    own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
+    view = _view(record, looks, page)
     return render_page(
         "report.html.j2",
-        _view(record, looks, page),
+        view,
         payload=payload(record, looks, page),
         scripts=(*SCRIPTS, *own, "pair"),
-        package=page.package,
+        package=page.package if view["own_sections"] else "",
     )
 
 
