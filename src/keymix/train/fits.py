@@ -12,7 +12,7 @@ import warnings
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
-from keymix.data.specs import OF_ONE_KIND, named, parse
+from keymix.data.specs import OF_ONE_KIND, parse
 from keymix.data.tasks import SEGMENTATION
 from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.spec import parse_mixer
@@ -155,6 +155,5 @@ def _check_sizes(recipe: Recipe, data: ImageData, batches: int) -> None:
     require(summed <= batches, "optim.accumulate", summed, told)
     size, images = recipe.data.batch_size, len(data.train)
     if size > images:
-        items = named("images", events=data.time_steps is not None)
-        text = f"data.batch_size = {size}: there are {images} training {items}, so an epoch is "
-        warnings.warn(f"{text}one step on all of them", KeymixWarning, stacklevel=3)
+        text = f"data.batch_size = {size}: there are {images} training {data.kind.nouns}, so an "
+        warnings.warn(f"{text}epoch is one step on all of them", KeymixWarning, stacklevel=3)

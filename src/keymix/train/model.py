@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from keymix.data.specs import named
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.layers.shifts import SHIFTS, embedder, recorded_shifts
 from keymix.train import files
@@ -70,9 +69,9 @@ def warn_of_data(data: ImageData) -> ImageData:
     if count:
         few = "; ".join(f"{item.id}: {item.reason}" for item in shown)
         more = f"; and {count - len(shown)} more" if count > len(shown) else ""
-        images = "1 broken image is" if count == 1 else f"{count} broken images are"
-        images = named(images, events=data.time_steps is not None)
-        text = f"{images} left out of data {data.spec} ({few}{more})"
+        kind = data.kind
+        broken = f"1 broken {kind.noun} is" if count == 1 else f"{count} broken {kind.nouns} are"
+        text = f"{broken} left out of data {data.spec} ({few}{more})"
         warnings.warn(text, KeymixWarning, stacklevel=2)
     return warn_of_sparse(data)
 

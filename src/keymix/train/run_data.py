@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from keymix.data.specs import MASKS, named, parse
+from keymix.data.specs import MASKS, parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
+from keymix.train.parts import answers_of
 from keymix.train.scoring import ImageBatch, Inputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.data.record import DataRecord
-    from keymix.data.tasks import MaskKind
     from keymix.train.data_config import DataConfig
 
 
@@ -62,20 +62,11 @@ def data_for(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
             f"{seen.in_chans}."
         )
-    if data.masks is not None:
-        _same_masks(data, data.masks, seen)
-    new = [name for name in data.classes if name not in seen.classes]
-    if new:
-        raise UserError(
-            f"data {data.spec!r} has classes that the run was not trained on: "
-            f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
-            f"{', '.join(seen.classes[:10])}."
-        )
+    answers_of(data.task).check_data(data, seen)
     if wanted == own and _changed(seen, data.record()):
-        items = named("images", events=data.time_steps is not None)
-        told = f"the {items} of data {data.spec} are not those that the run was trained with: "
-        told += "what is scored may have been trained on"
-        warnings.warn(told, KeymixWarning, stacklevel=2)
+        text = f"the {data.kind.nouns} of data {data.spec} are not those that the run was trained "
+        text += "with: what is scored may have been trained on"
+        warnings.warn(text, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen.classes.index(name) for name in data.classes])
     return replace(data, mean=seen.mean, std=seen.std), numbers
 
@@ -104,22 +95,6 @@ def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = No
     return replace(
         config, spec=spec, limit=None, test_fraction=None, masks=masks, cell_mib=cell_mib
     )
-
-
-def _same_masks(data: ImageData, masks: MaskKind, seen: DataRecord) -> None:
-    """Refuse masks of another kind, and of other classes or in another order."""
-    if masks.multilabel != seen.multilabel:
-        trained = MASKS[bool(seen.multilabel)]
-        layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
-        raise UserError(
-            f"data {data.spec!r} has {MASKS[masks.multilabel]} masks; the run was trained on "
-            f"{trained} ones. Lay them out as {layout}, or take a run on masks of their kind."
-        )
-    if data.classes != seen.classes:
-        raise UserError(
-            f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
-            f"{', '.join(seen.classes)}, in this order. Rename or reorder its classes."
-        )
 
 
 def _same_task(spec: str, seen: DataRecord) -> None:
