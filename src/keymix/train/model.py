@@ -43,6 +43,7 @@ def load_data(
     from keymix import data
 
     size = config.image_size if image_size is None else image_size
+    of_task: dict[str, Any] = dict(config.task_options)
     with enough_memory(size):
         return data.load(
             config.spec,
@@ -55,11 +56,11 @@ def load_data(
             time_steps=config.time_steps,
             frames_by=config.frames_by,
             event_split=config.event_split,
-            masks=config.masks,
             stack=config.stack,
             split_by=config.split_by,
             test_fraction=config.test_fraction,
             cell_mib=config.cell_mib,
+            **of_task,
         )
 
 

@@ -301,6 +301,16 @@ class AnswersPart(ABC):
         """
         raise UserError(f"predictions of {str(wanted.run)!r} are printed, not written to a folder.")
 
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+        """Options of the task with which other data is read as that of a run was.
+
+        Args:
+            seen: The record of the data that the run was trained on.
+            spec: The other data.
+        """
+        del seen, spec
+        return {}
+
     def check_data(self, data: ImageData, seen: DataRecord) -> None:
         """Refuse data that a run on other data cannot be scored on, such as with other classes.
 

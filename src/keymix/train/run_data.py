@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keymix.data.specs import MASKS, parse
+from keymix.data.specs import parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
 from keymix.train.parts import answers_of
@@ -53,7 +53,8 @@ def data_for(
         raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {trained}.")
     _same_task(wanted, seen)
     if wanted != own:
-        config = of_other_data(config, wanted, multilabel=seen.multilabel)
+        options = answers_of(seen.task_kind).options_for(seen, wanted)
+        config = of_other_data(config, wanted, options)
     if time_steps is not None and seen.events:
         config = replace(config, time_steps=time_steps)
     data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen.crop_pct))
@@ -71,29 +72,35 @@ def data_for(
     return replace(data, mean=seen.mean, std=seen.std), numbers
 
 
-def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = None) -> DataConfig:
+def of_other_data(
+    config: DataConfig, spec: str, options: Mapping[str, str] | None = None
+) -> DataConfig:
     """Take a run's settings over to other data, but those that were its own data's alone.
 
     Args:
         config: The run's settings.
         spec: The other data.
-        multilabel: Which masks the run was trained on, for data that can be read as either; None
-            where only the images are looked at.
+        options: Of the task, with which the data is read as the run's own was; None where only the
+            images are looked at.
 
     Raises:
         UserError: If the run was trained on stacks, and images of the data have no neighbours.
     """
     entry = parse(spec)[0]
-    scans = entry.name == "uwgi"  # the one whose masks are made as asked, and are stacked
+    scans = entry.name == "uwgi"  # the one whose images are stacked
     if config.stack not in (None, 1) and not scans:
         raise UserError(
             f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
             "neighbours. Name data of scans, such as uwgi:PATH."
         )
-    masks = MASKS[multilabel] if scans and multilabel is not None else None
     cell_mib = config.cell_mib if entry.cells else None
     return replace(
-        config, spec=spec, limit=None, test_fraction=None, masks=masks, cell_mib=cell_mib
+        config,
+        spec=spec,
+        limit=None,
+        test_fraction=None,
+        task_options=options or {},
+        cell_mib=cell_mib,
     )
 
 

@@ -28,7 +28,7 @@ from keymix.analysis.answers import (
     array_faults,
 )
 from keymix.data.record import DataRecord
-from keymix.data.specs import MASKS
+from keymix.data.specs import MASKS, parse
 from keymix.data.tasks import IGNORE
 from keymix.errors import UserError
 from keymix.task import LOSS, Task
@@ -248,6 +248,11 @@ class SegmentationAnswers(AnswersPart):
             () if one is None else one.scored,
             classes=() if one is None else one.classes,
         )
+
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+        """Which masks the run was trained on, for run lengths, which can be read as either."""
+        either = parse(spec)[0].name == "uwgi" and seen.multilabel is not None
+        return {"masks": MASKS[bool(seen.multilabel)]} if either else {}
 
     def check_data(self, data: ImageData, seen: DataRecord) -> None:
         """Refuse masks of another kind, and of other classes or in another order."""
