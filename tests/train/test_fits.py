@@ -11,10 +11,10 @@ from keymix import recipes
 from keymix.data import load
 from keymix.data.specs import DataSpec
 from keymix.errors import UserError
-from keymix.tasks.segmentation.training import _OF_CLASSES
 from keymix.train import engine
 from keymix.train.engine import train
 from keymix.train.fits import check_recipe
+from keymix.train.parts import OF_CLASSES as _OF_CLASSES
 from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe, replace_path
 
 OF_CLASSES = {

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from keymix.analysis.answers import Answers, Arrays
 from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
+from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.records import to_json
-from keymix.task import Task
+from keymix.task import Task, get_task
+from keymix.train._checks import require
 from keymix.train.scoring import ImageBatch
 from keymix.train.scoring import Inputs as Inputs  # noqa: PLC0414
 
@@ -31,8 +33,14 @@ if TYPE_CHECKING:
     from keymix.train.teacher import Teacher
 
 
+OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")
+"""Losses of a recipe, or what softens their targets, of classes of whole images."""
+
+
 class TrainingPart(ABC):
-    """How a task is trained."""
+    """How a task is trained; ``losses`` are those of `OF_CLASSES` that it takes."""
+
+    losses: frozenset[str] = frozenset()
 
     def outputs(self, data: DataRecord) -> int:
         """Outputs of the model's head; one a class unless the task says otherwise."""
@@ -44,7 +52,12 @@ class TrainingPart(ABC):
         Raises:
             UserError: Naming the field.
         """
-        del recipe
+        spec = recipe.data.spec
+        holds = get_task(task_name(spec)).holds
+        remedy = f"is for classes of whole images, and data {spec} has {holds}; leave it out"
+        for name in OF_CLASSES:
+            value = getattr(recipe.loss, name)
+            require(not value or name in self.losses, f"loss.{name}", value, remedy)
 
     @abstractmethod
     def make(

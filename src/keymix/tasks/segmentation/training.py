@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 
-_OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")
-"""Losses, or what softens their targets, of classes of whole images."""
-
-
 class SegmentationTask(TrainingTask):
     """Masks of images under a recipe.
 
@@ -89,11 +85,7 @@ class Segmentation(TrainingPart):
 
     def check(self, recipe: Recipe) -> None:
         """Refuse losses of classes, and the readout of classifiers."""
-        spec = recipe.data.spec
-        for name in _OF_CLASSES:
-            value = getattr(recipe.loss, name)
-            remedy = f"is for classes of whole images, and data {spec} has masks; leave it out"
-            require(not value, f"loss.{name}", value, remedy)
+        super().check(recipe)
         pool = recipe.model.global_pool
         remedy = "is for classifiers: a segmenter reads every token out; leave it out"
         require(pool is None, "model.global_pool", pool, remedy)
