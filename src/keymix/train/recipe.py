@@ -18,7 +18,7 @@ from keymix.data.bounds import check_numbers
 from keymix.data.specs import SPECS, task_name
 from keymix.errors import UserError, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
-from keymix.task import Task, get_task, list_tasks
+from keymix.task import DEFAULT, Task, get_task, list_tasks
 from keymix.train._checks import require
 from keymix.train._convert import build, leaves, parse
 from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
@@ -289,8 +289,9 @@ class Recipe:
 
 def _task_of(spec: str) -> Task | None:
     """The task that data set; None where the name of the data is unknown, which is told later."""
-    name = spec.partition(":")[0]
-    return get_task(task_name(spec)) if any(row.name == name for row in SPECS) else None
+    name, task = spec.partition(":")[0], task_name(spec)
+    unknown_data = task == DEFAULT and all(row.name != name for row in SPECS)
+    return None if unknown_data else get_task(task)
 
 
 def renamed_keys() -> dict[str, str]:
