@@ -57,7 +57,8 @@ def data_for(
         config = of_other_data(config, wanted, options)
     if time_steps is not None and seen.events:
         config = replace(config, time_steps=time_steps)
-    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen.crop_pct))
+    shown = None if seen.task_kind.whole_images else size
+    data = warn_of_sparse(load_data(config, image_size=shown, crop_pct=seen.crop_pct))
     if data.in_chans != seen.in_chans:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "

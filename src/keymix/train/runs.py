@@ -212,6 +212,8 @@ def at_size(
     model, seen = run.model_and_data(which)
     if image_size is None:
         return model, seen, seen.image_size
+    if seen.task_kind.whole_images:
+        raise UserError(f"image_size={image_size!r}: {seen.spec} is seen at the images' own sizes.")
     set_image_size(model, image_size, resize=resize)
     return model, seen, checked_size(image_size)
 
