@@ -26,7 +26,7 @@ from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_
 from keymix.tasks.segmentation.scoring import MaskScores, count_overlap
 from keymix.tasks.segmentation.training import SegmentationTask
 from keymix.train.nonfinite import Losses
-from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
 
 CPU = torch.device("cpu")
 
@@ -175,7 +175,7 @@ def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> Segmenta
         name="told",
         data=DataConfig(spec="masks:told"),
         model=ModelConfig(name="setr_micro"),
-        loss=LossConfig(dice=0.25),
+        task=TaskConfig(options={"dice": 0.25}),
     )
     model = Told(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0)))
     losses = Losses(model, str, tmp_path, late=False)
@@ -186,7 +186,7 @@ def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> Segmenta
 def test_the_training_loss_weighs_cross_entropy_and_dice(task: SegmentationTask) -> None:
     terms = {"dice_loss": torch.tensor(0.5)}
     assert float(task.whole(torch.tensor(2.0), terms)) == 0.75 * 2.0 + 0.25 * 0.5
-    task.recipe = replace(task.recipe, loss=LossConfig())
+    task.recipe = replace(task.recipe, task=TaskConfig())
     assert float(task.whole(torch.tensor(2.0), {})) == 2.0
 
 

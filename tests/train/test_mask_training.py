@@ -159,16 +159,16 @@ def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
     [
         (
             {"model__name": "vit_nano_p2_12", "model__options": {}},
-            "is not for data .* which has masks",
+            "is not for data .* which has images with masks",
         ),
         ({"data__spec": "digits"}, "data.val_fraction|data.test_fraction = 0.3: data digits holds"),
         ({"loss__mixup": 0.2}, "loss.mixup = 0.2: is for classes of whole images"),
         ({"loss__label_smoothing": 0.1}, "loss.label_smoothing = 0.1: is for classes"),
         ({"model__global_pool": "avg"}, "model.global_pool = 'avg': is for classifiers"),
         ({"augment__crop_padding": 2}, "augment.crop_padding=2 changes images"),
-        ({"data__masks": "both"}, "data.masks 'both'"),
+        ({"data__masks": "both"}, "task.options.masks 'both'"),
         ({"data__stack": 2}, "data.stack = 2: must be an odd number"),
-        ({"loss__dice": 1.5}, r"loss.dice = 1.5: must lie in \[0, 1\]"),
+        ({"loss__dice": 1.5}, r"task.options.dice = 1.5: must lie in \[0, 1\]"),
     ],
 )
 def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
@@ -184,9 +184,9 @@ def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
 ) -> None:
     for changes, told in (
         ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
-        ({"loss.dice": 0.5}, "loss.dice = 0.5: is for masks, and data digits has none"),
+        ({"loss.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
         ({"augment.vertical_flip": True}, "augment.vertical_flip=True is for images with masks"),
-        ({"data.masks": "exclusive"}, "data.masks = 'exclusive': data digits holds no masks"),
+        ({"data.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
     ):
         with pytest.raises(UserError, match=told):
             train(replace_path(tiny, changes), tmp_path / "run")

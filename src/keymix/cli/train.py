@@ -54,6 +54,7 @@ def main(argv: list[str]) -> int:
     if "--help" in words.flags:
         _help(named)
         return 0
+    _register(words.options.get("--import", []))
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
     out = words.last("--out")
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
-    run = _train(recipe, out, words.options.get("--import", []), "--overwrite" in words.flags)
+    run = _train(recipe, out, "--overwrite" in words.flags)
     _tell(run, as_json="--json" in words.flags)
     _warn_of_degenerate(run)
     return 0
@@ -102,13 +103,19 @@ def _recipe(named: str | None, configs: list[str]) -> Recipe:
     return recipe
 
 
-def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run:
+def _register(files: list[str]) -> None:
+    """Import files before a recipe is read that names what they register."""
+    if not files:
+        return
+    from keymix.mixers.registry import import_file
+
+    for file in files:
+        import_file(file)
+
+
+def _train(recipe: Recipe, out: str, overwrite: bool) -> Run:
     from keymix.train.engine import train
 
-    for file in imports:
-        from keymix.mixers.registry import import_file
-
-        import_file(file)
     task = get_task(task_name(recipe.data.spec))
     line = partial(_epoch_line, task=task, items=kind_of_spec(recipe.data.spec).nouns)
     progress = "bar" if sys.stderr.isatty() else line

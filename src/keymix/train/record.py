@@ -79,7 +79,8 @@ class Validated:
         score, loss = self.val.get(task.score.key), self.val.get(LOSS)
         if score is None:
             raise ValueError(f"epoch {self.epoch} has no {task.score.key}")
-        return task.score.rank(score), 0.0 if loss is None else -loss
+        by_score, by_loss = task.score.rank(score), 0.0 if loss is None else -loss
+        return by_score, by_loss
 
     def lacks(self, task: Task) -> str:
         """Name a validation score that epochs are ranked by and this one lacks; nothing if none."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from keymix.data.balance import Balance
 from keymix.data.record import DataRecord
 from keymix.task import LOSS, Task
 from keymix.tasks.classification.scoring import TOP5_FROM, Scores
-from keymix.train.parts import AnswersPart, Evaluated
+from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows
 from keymix.train.scoring import ImageBatch, autocast
 
 if TYPE_CHECKING:
@@ -139,8 +139,31 @@ def confusions(runs: Iterable[ClassAnswers]) -> list[tuple[int, int, int]]:
     return [(true, said, number) for (true, said), number in ordered]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassPrediction(Prediction):
+    """The classes of an image.
+
+    Args:
+        path: The image file.
+        classes: The most likely classes, best first; empty if the image is unreadable.
+        probabilities: Their probabilities, 0..1.
+        error: Why there is no answer, or None.
+    """
+
+    classes: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+    @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """Classes with their probabilities, best first."""
+        return list(zip(self.classes, self.probabilities, strict=True))
+
+
 class ClassificationAnswers(AnswersPart):
     """How classifiers are evaluated."""
+
+    prediction = ClassPrediction
+    predict_options = frozenset({"top", "time_steps"})
 
     @torch.inference_mode()
     def evaluate(
@@ -201,6 +224,42 @@ class ClassificationAnswers(AnswersPart):
         """Compare two mixers over the test images (`keymix.analysis.statistics.over_images`)."""
         return statistics.over_images(_correct(mixer), _correct(baseline), unit=task.unit)
 
+    def predictions(
+        self, outputs: Any, paths: Sequence[str], seen: DataRecord, *, top: int
+    ) -> Iterator[ClassPrediction]:
+        """Name the most likely classes of each image."""
+        logits: Tensor = outputs
+        best = logits.float().softmax(1).topk(min(top, len(seen.classes)), dim=1)
+        chosen = zip(paths, best.indices.tolist(), best.values.tolist(), strict=True)
+        for path, numbers, shares in chosen:
+            names = tuple(seen.classes[i] for i in numbers)
+            yield ClassPrediction(path=path, classes=names, probabilities=tuple(shares))
+
+    def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Lay out a row per image."""
+        rows = [
+            [each.path, ", ".join(f"{name} {share:.1%}" for name, share in each.ranked)]
+            for each in _classified(found)
+        ]
+        return PredictionRows(heads=[noun, "classes"], rows=rows, left=2)
+
+    def csv(self, found: Sequence[Prediction]) -> PredictionRows:
+        """Lay out a row per image and class."""
+        rows: list[list[str | int]] = [
+            [each.path, rank, name, f"{share:.6f}"]
+            for each in _classified(found)
+            for rank, (name, share) in enumerate(each.ranked, start=1)
+        ]
+        return PredictionRows(heads=["image", "rank", "class", "probability"], rows=rows)
+
+    def plain(self, found: Prediction) -> object:
+        """Return the classes of an image, best first, or its error."""
+        if found.error is not None:
+            return {"image": found.path, "error": found.error}
+        (own,) = _classified([found])
+        top = [{"class": name, "probability": share} for name, share in own.ranked]
+        return {"image": own.path, "top": top}
+
     def references(self, data: ImageData) -> Mapping[str, Evaluated]:
         """The class that is most frequent in training, for every test image."""
         classes = len(data.classes)
@@ -217,6 +276,10 @@ class ClassificationAnswers(AnswersPart):
         top5 = None if classes < TOP5_FROM else float(np.isin(target, ranked).mean())
         scores = {LOSS: None, "top1": float(answers.correct.mean()), "top5": top5}
         return {"the most frequent class": Evaluated(scores=scores, answers=answers)}
+
+
+def _classified(found: Sequence[Prediction]) -> list[ClassPrediction]:
+    return [each for each in found if isinstance(each, ClassPrediction)]
 
 
 def _correct(runs: Mapping[int, Answers]) -> dict[int, BoolArray]:

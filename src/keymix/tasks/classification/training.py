@@ -16,7 +16,7 @@ from keymix.errors import KeymixWarning
 from keymix.tasks.classification.facts import TASK
 from keymix.tasks.classification.scoring import Scores
 from keymix.train.nonfinite import Losses
-from keymix.train.parts import TrainingPart
+from keymix.train.parts import OF_CLASSES, TrainingPart
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import ImageBatch, Inputs, stacked
 from keymix.train.similarity import MapSimilarity
@@ -131,6 +131,8 @@ def loss_of_each(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
 
 class Classification(TrainingPart):
     """The training of classification."""
+
+    losses = frozenset(OF_CLASSES)
 
     def make(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -28,12 +28,23 @@ from keymix.analysis.answers import (
     array_faults,
 )
 from keymix.data.record import DataRecord
+from keymix.data.specs import MASKS, parse
 from keymix.data.tasks import IGNORE
+from keymix.errors import UserError
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
+from keymix.tasks.segmentation.mask_files import MaskPrediction
+from keymix.tasks.segmentation.predict_masks import predict_masks
 from keymix.tasks.segmentation.record import SHARES
 from keymix.tasks.segmentation.scoring import MaskScores, predicted_masks
-from keymix.train.parts import AnswersPart, DetailsTable, Evaluated
+from keymix.train.parts import (
+    AnswersPart,
+    DetailsTable,
+    Evaluated,
+    Prediction,
+    PredictionRows,
+    Wanted,
+)
 from keymix.train.record import SplitScores
 from keymix.train.scoring import ImageBatch, autocast
 
@@ -159,6 +170,10 @@ def _mean(values: FloatArray) -> float | None:
 class SegmentationAnswers(AnswersPart):
     """How segmenters are evaluated, at the size that the model sees."""
 
+    prediction = MaskPrediction
+    predict_options = frozenset({"data", "split"})
+    writer = "predict_masks"
+
     @torch.inference_mode()
     def evaluate(
         self,
@@ -232,6 +247,68 @@ class SegmentationAnswers(AnswersPart):
             classes=() if one is None else one.classes,
         )
 
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+        """Which masks the run was trained on, for run lengths, which can be read as either."""
+        either = parse(spec)[0].name == "uwgi" and seen.multilabel is not None
+        return {"masks": MASKS[bool(seen.multilabel)]} if either else {}
+
+    def check_data(self, data: ImageData, seen: DataRecord) -> None:
+        """Refuse masks of another kind, and of other classes or in another order."""
+        assert data.masks is not None
+        if data.masks.multilabel != seen.multilabel:
+            trained = MASKS[bool(seen.multilabel)]
+            layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
+            raise UserError(
+                f"data {data.spec!r} has {MASKS[data.masks.multilabel]} masks; the run was trained "
+                f"on {trained} ones. Lay them out as {layout}, or take a run on masks of their "
+                "kind."
+            )
+        if data.classes != seen.classes:
+            raise UserError(
+                f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained "
+                f"on {', '.join(seen.classes)}, in this order. Rename or reorder its classes."
+            )
+
+    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
+        """Write masks, overlays and run lengths; see `predict_masks`."""
+        found = predict_masks(
+            wanted.run,
+            wanted.paths,
+            out=wanted.out,
+            data=wanted.data,
+            split=wanted.split,
+            which=wanted.which,
+            image_size=wanted.image_size,
+            resize=wanted.resize,
+            overwrite=wanted.overwrite,
+        )
+        good = sum(each.error is None for each in found)
+        what = f"masks of {good} images, overlays and predictions.csv with run lengths"
+        return found, f"{what}: {wanted.out}"
+
+    def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Lay out a row per image and class; without areas where none is known."""
+        heads, rows = [noun, "class", "pixels", "area mm2"], []
+        for *words, area in self.csv(found).rows:
+            told = f"{area:.1f}" if isinstance(area, float) else "–"
+            rows.append([*map(str, words), told])
+        if all(each.area is None for each in _predicted(found)):
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        return PredictionRows(heads=heads, rows=rows, left=2)
+
+    def csv(self, found: Sequence[Prediction]) -> PredictionRows:
+        """Lay out a row per image and class."""
+        rows = [
+            [each.id, name, number, None if each.area is None else round(each.area[name], 2)]
+            for each in _predicted(found)
+            for name, number in (each.pixels or {}).items()
+        ]
+        return PredictionRows(heads=["id", "class", "pixels", "area_mm2"], rows=rows)
+
+    def plain(self, found: Prediction) -> object:
+        """Return all fields."""
+        return asdict(found)
+
     def details(self, test: SplitScores) -> DetailsTable:
         """Tell the scores and distances of each class."""
         own = test.own.read(MaskDetails)
@@ -291,6 +368,10 @@ class SegmentationAnswers(AnswersPart):
             "dice": float(overlap.mean_dice(pooled, scored)),
         }
         return {"the most frequent class of each pixel": Evaluated(scores=told, answers=answers)}
+
+
+def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
+    return [each for each in found if isinstance(each, MaskPrediction)]
 
 
 def _percent(value: float | None) -> str:

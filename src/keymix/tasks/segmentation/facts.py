@@ -6,7 +6,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from keymix.errors import UserError
 from keymix.task import Score, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskOptions:
+    """The options of segmentation, ``task.options`` in recipes.
+
+    Args:
+        dice: Weight w, 0 to 1, of the soft Dice loss: the loss is (1 - w) times the cross entropy
+            of pixels plus w times the mean over classes but the background of
+            1 - (2 sum(p y) + 1) / (sum(p) + sum(y) + 1), sums over the batch.
+        masks: ``exclusive`` for one class a pixel, ``multilabel`` for any number of them; None for
+            what the folders of ``masks:PATH`` show, else ``exclusive``.
+    """
+
+    dice: float = 0.0
+    masks: Literal["exclusive", "multilabel"] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dice <= 1:
+            raise UserError(f"task.options.dice = {self.dice!r}: must lie in [0, 1].")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +83,9 @@ TASK = Task(
         Score(key="dice", name="Dice coefficient", short="Dice", label="Dice"),
     ),
     unit="case",
+    options=MaskOptions,
+    data_options=("masks",),
+    renamed={"loss.dice": "dice", "data.masks": "masks"},
     details=MaskDetails,
     training="keymix.tasks.segmentation.training:TRAINING",
     answers="keymix.tasks.segmentation.answers:ANSWERS",

@@ -20,8 +20,8 @@ from keymix.data.record import DataRecord
 from keymix.data.segmentation.files import ScanFile
 from keymix.data.segmentation.table import Pixels, resized_image
 from keymix.data.specs import parse
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
+from keymix.tasks.segmentation.facts import TASK
 from keymix.tasks.segmentation.mask_files import (
     ClassColour,
     Manifest,
@@ -93,7 +93,7 @@ def predict_masks(
     """
     refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
-    if parse(run.recipe.data.spec)[0].task != SEGMENTATION.name:
+    if parse(run.recipe.data.spec)[0].task != TASK.name:
         raise UserError(f"the run {str(run.folder)!r} classifies images and predicts no masks.")
     if paths and (data is not None or split is not None):
         raise UserError("give either image files or a data set and its split, not both.")

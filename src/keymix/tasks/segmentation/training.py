@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from keymix.tasks.segmentation.facts import TASK
+from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_loss
 from keymix.tasks.segmentation.scoring import MaskScores
+from keymix.train._checks import require
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
@@ -51,6 +52,11 @@ class SegmentationTask(TrainingTask):
         )
         self._multilabel, self._scored = scores.multilabel, scores.scored
 
+    @property
+    def _dice(self) -> float:
+        """Weight of the Dice loss."""
+        return self.recipe.task.read(MaskOptions).dice
+
     def step_loss(self, images: Inputs, targets: Any) -> StepLoss:
         """Return the cross entropy, with the Dice loss where it has a weight."""
         terms: dict[str, Tensor] = {}
@@ -62,7 +68,7 @@ class SegmentationTask(TrainingTask):
     def answered(self, images: Inputs, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """Segment images, and note the Dice loss where it has a weight."""
         logits: Tensor = self.trained(images).float()
-        if self.recipe.loss.dice:
+        if self._dice:
             terms["dice_loss"] = soft_dice_loss(
                 logits, targets, multilabel=self._multilabel, classes=self._scored
             )
@@ -70,12 +76,19 @@ class SegmentationTask(TrainingTask):
 
     def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
         """The cross entropy and the Dice loss, by their weights."""
-        weight = self.recipe.loss.dice
+        weight = self._dice
         return (1 - weight) * loss + weight * terms["dice_loss"] if weight else loss
 
 
 class Segmentation(TrainingPart):
     """The training of segmentation."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse losses of classes, and the readout of classifiers."""
+        super().check(recipe)
+        pool = recipe.model.global_pool
+        remedy = "is for classifiers: a segmenter reads every token out; leave it out"
+        require(pool is None, "model.global_pool", pool, remedy)
 
     def make(
         self,
