@@ -53,8 +53,7 @@ def check_recipe(recipe: Recipe) -> None:
     entry, _ = parse(config.spec)
     of_one_kind = {name: getattr(config, name) for name in OF_ONE_KIND if hasattr(config, name)}
     entry.check_settings(config.spec, of_one_kind, remedy=_NO_EVENTS)
-    masks = entry.task == SEGMENTATION.name
-    check_augment(recipe.augment, events=entry.events, masks=masks)
+    check_augment(recipe.augment, entry.input_kind, entry.target_kind)
     check_model(recipe.model.name)
     _check_task(recipe, get_task(entry.task))
     if entry.events and takes_images_alone(recipe.model.name):
