@@ -24,14 +24,20 @@ if TYPE_CHECKING:
 def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> gather.Pictures:
     """Look into every mixer's model of one seed, last epoch.
 
+    Attention is read where images have one size, so that maps of several lie next to each other.
+
     Args:
         plan: The comparison.
         runs: Its runs as they were read.
         data: Its images.
     """
     seed, models = gather.trained_models(plan, runs)
-    page = page_of(data.record().task_kind)
+    task = data.record().task_kind
+    page = page_of(task)
     answers = next(r.answers["last"] for r in runs if isinstance(r, Finished))
+    own = Own.of(_drawn(page, models, data, answers, seed=seed))
+    if task.whole_images:
+        return gather.Pictures(own=own)
     return gather.Pictures(
         attention=maps.attention(
             models,
@@ -42,7 +48,7 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> gather.Pic
             label=page.label,
         ),
         collapse=maps.collapse(models, data, seed=seed),
-        own=Own.of(_drawn(page, models, data, answers, seed=seed)),
+        own=own,
     )
 
 
@@ -55,7 +61,7 @@ def _drawn(
     chosen = page.drawn(answers)
     if not chosen:
         return None
-    images = maps.normalised(data, data.test, chosen)
+    images = maps.listed(data, data.test, chosen)
     outputs: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():

@@ -44,6 +44,13 @@ def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
     return data.prepared(torch.stack([split.read(i) for i in chosen]))
 
 
+def listed(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor | list[Tensor]:
+    """Read images as the task's models take a batch: a list where they keep their own sizes."""
+    if data.record().task_kind.whole_images:
+        return [normalised(data, split, [i])[0] for i in chosen]
+    return normalised(data, split, chosen)
+
+
 def attention(
     models: Mapping[str, nn.Module],
     data: ImageData,

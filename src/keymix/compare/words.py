@@ -34,6 +34,7 @@ def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
     height, width = data.image_size
     left_out = data.left_out_count
     noun, size = data.kind.noun, f"{height}×{width} px"
+    size = f"up to {size}" if data.task_kind.whole_images else size
     about = page_of(data.task_kind).about_data(data)
     return (
         plan.recipe.model.name,

@@ -13,7 +13,6 @@ from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
 from keymix.data.specs import OF_ONE_KIND, parse
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone, task_of_model
