@@ -42,10 +42,10 @@ from PIL import Image
 
 from gpu_queue.processes import end_with_parent
 from keymix.data.augment import Augment
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files, model
 from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
-from keymix.train.task import ClassificationTask
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData

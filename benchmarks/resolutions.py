@@ -38,10 +38,10 @@ from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import parse_mixers
 from keymix.models.image_size import POLICIES, set_image_size
 from keymix.recipes.classification import small_images_vit
+from keymix.tasks.classification.answers import ANSWERS
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import load_run
-from keymix.train.scoring import score
 
 MIXERS = "softmax,static_key,conv_static_key,key_value,key_value(pos_dim=16)"
 MARKS = ("<!-- resolutions -->", "<!-- /resolutions -->")
@@ -110,13 +110,9 @@ def score_at(job: tuple[list[Path], tuple[int, int], int]) -> list[Score]:
             model = run.model()
             set_image_size(model, size, resize=resize)
             batches = Loader(seen.test, seen, batch_size=100, train=False)
-            scored = score(
-                model,
-                batches,
-                num_classes=len(seen.classes),
-                device=torch.device("cpu"),
-            )
-            metrics = scored.metrics
+            device = torch.device("cpu")
+            scored = ANSWERS.evaluate(model, batches, seen.test, seen, device=device)
+            metrics = scored.scores
             found.append(
                 Score(
                     mixer=run.recipe.model.mixer or "softmax",
@@ -126,7 +122,7 @@ def score_at(job: tuple[list[Path], tuple[int, int], int]) -> list[Score]:
                     width=size[1],
                     top1=float(metrics["top1"] or 0.0),
                     loss=float(metrics["loss"] or 0.0),
-                    images=len(scored.index),
+                    images=len(scored.answers.index),
                 )
             )
     say(f"{size[0]}x{size[1]}: scored ({time.monotonic() - began:.0f} s)")

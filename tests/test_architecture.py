@@ -302,7 +302,7 @@ ALLOWED = {
     "compare/plan.py": 2,
     "surgery/plans.py": 1,
     "surgery/statistics.py": 1,
-    "train/recipe.py": 7,
+    "train/recipe.py": 8,
     # what the codec reads and writes, and plain data of the public API
     "analysis/collapse.py": 1,
     "analysis/collapse_record.py": 1,
@@ -345,7 +345,8 @@ ALLOWED = {
     "train/nonfinite.py": 2,
     "train/similarity.py": 3,
     "train/step.py": 2,
-    "train/task.py": 4,
+    "tasks/classification/training.py": 2,
+    "train/task.py": 2,
 }
 """Untyped mappings in signatures and fields that a file has; a smaller number is written here."""
 

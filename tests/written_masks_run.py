@@ -10,23 +10,27 @@ import torch
 
 from keymix.train import files
 from keymix.train.model import build_model, load_data
-from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
 from keymix.train.record import WeightsFacts
 from keymix.train.runs import Run, load_run
 
 
-def written_masks_run(folder: Path, spec: str, *, image_size: int = 24, **data: Any) -> Run:
+def written_masks_run(
+    folder: Path, spec: str, *, image_size: int = 24, masks: str | None = None, **data: Any
+) -> Run:
     """Write a run's folder as training leaves it before it has learned anything.
 
     Args:
         folder: Where; it is made.
         spec: The data.
         image_size: Pixels a side of the images that the model sees.
+        masks: Which masks the data are read as.
         data: Other fields of the recipe's data.
     """
     recipe = Recipe(
         name="masks",
         data=DataConfig(spec=spec, image_size=image_size, val_fraction=0.2, **data),
+        task=TaskConfig(options={"masks": masks}),
         model=ModelConfig(
             name="setr_micro", options={"depth": 2, "embed_dim": 24, "decoder_widths": (16, 8, 8)}
         ),

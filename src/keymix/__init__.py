@@ -42,7 +42,7 @@ _getattr, __dir__, _public = attach(
         "evaluate": "keymix.train.runs",
         "load_run": "keymix.train.runs",
         "predict": "keymix.train.runs",
-        "predict_masks": "keymix.train.predict_masks",
+        "predict_masks": "keymix.tasks.segmentation.predict_masks",
     },
 )
 __all__ = [*_public, *_ROOMS_TO_CALL, "__version__"]  # noqa: PLE0604 (a list of strings)

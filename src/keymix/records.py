@@ -31,7 +31,8 @@ def spread(prefix: str = "") -> Mapping[str, str]:
 
     Args:
         prefix: What they begin with there. Empty takes every key that no field has, so that
-            such a record has no unknown keys: their values must fit, too.
+            such a record has no unknown keys: their values must fit, too. Where two fields have
+            one prefix, each takes every key whose value fits it.
     """
     return {_PREFIX: prefix}
 
@@ -168,11 +169,17 @@ def _record(cls: type, values: Any, path: str) -> Any:
             hint = _hints(cls)[item.name]
             inner = Any if hint is Own else typing.get_args(hint)[1]
             others = tuple(other for other in prefixes if other and other != prefix)
-            found = {
-                key.removeprefix(prefix): _value(inner, each, f"{path}.{key}" if path else key)
-                for key, each in values.items()
-                if key.startswith(prefix) and not key.startswith(others) and key not in own
-            }
+            found = {}
+            for key, each in values.items():
+                if not key.startswith(prefix) or key.startswith(others) or key in own:
+                    continue
+                try:
+                    fit = _value(inner, each, f"{path}.{key}" if path else key)
+                except _Unfit:
+                    if prefixes.count(prefix) == 1:
+                        raise
+                else:
+                    found[key.removeprefix(prefix)] = fit
             made[item.name] = Own(found) if hint is Own else found
             continue
         below = f"{path}.{item.name}" if path else item.name

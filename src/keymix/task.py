@@ -41,6 +41,7 @@ class Score:
         unit: ``%`` of a fraction, which is told in percent and whose differences are points; else
             the unit itself, or nothing.
         unit_key: Where the task's own part of a record tells the unit in place of `unit`.
+        places: Decimal places of a value that is no fraction; None for three digits.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Score:
     high: float | None = 1.0
     unit: str = "%"
     unit_key: str = ""
+    places: int | None = None
 
     @property
     def scale(self) -> float:
@@ -72,7 +74,7 @@ class Score:
         return value if self.better == "more" else -value
 
     def digits(self, value: float, places: int = 1) -> str:
-        """Write a value without its unit: a fraction in percent to so many places, else 3 digits.
+        """Write a value without its unit: a fraction in percent to so many places, else `places`.
 
         Args:
             value: The value.
@@ -80,6 +82,8 @@ class Score:
         """
         if self.unit == "%":
             return f"{100 * value:.{places}f}"
+        if self.places is not None:
+            return f"{value:.{self.places}f}"
         return f"{value:.{places}f}" if 10 <= abs(value) < 1e6 else f"{value:.3g}"
 
     def told(self, value: float) -> str:
@@ -98,6 +102,10 @@ class Score:
         return f"{self.change(difference, sign=sign)} {self.difference_unit}".rstrip()
 
 
+FRACTION = Score(key="score", name="score", short="score", label="score")
+"""A score of which nothing is known but that it is a fraction and that more is better."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """The facts of a task.
@@ -110,6 +118,9 @@ class Task:
         validation_loss: Whether evaluation gives a loss.
         unit: Unit of chance, of which intervals over the test split are, such as ``image``.
         options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
+        data_options: Those of them that loading the data takes.
+        renamed: Recipe fields of earlier versions that are options now, by dotted key.
+        details: The dataclass of what an evaluation records next to its scores; None for nothing.
         models: The task that models say they are for, where another task's models serve it.
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
         rooms: What else takes its models: ``swap``, ``distillation``.
@@ -128,6 +139,9 @@ class Task:
     validation_loss: bool = True
     unit: str = "image"
     options: type | None = None
+    data_options: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    details: type[Any] | None = None
     models: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)
     rooms: frozenset[str] = frozenset()

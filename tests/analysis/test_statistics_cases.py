@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from keymix.analysis.statistics import by_case, over_cases
-from keymix.compare.outcome import MaskScores, outcome
-from keymix.data.tasks import SEGMENTATION
+from keymix.compare.outcome import Scores, outcome
+from keymix.task import get_task
+from keymix.tasks.segmentation.answers import MaskAnswers
 
 ABC = ("a", "b", "c")  # names of classes
 
@@ -126,20 +126,28 @@ def test_a_class_of_one_case_leaves_no_interval(stray: int):
 
 def test_a_verdict_names_the_class_of_one_case():
     ours, theirs = alone(0)
-    settings = {"val_jaccard": 0.5, "weighted_jaccard": 0.5, "dice": 0.5, "hausdorff_mm": None}
     scores = {
         label: {
-            seed: MaskScores(jaccard=score + seed / 100, cases=cases, scored=(1, 2), **settings)
+            seed: Scores(
+                val=0.5,
+                test={"jaccard": score + seed / 100 + (label == "kv") * seed / 1000},
+                answers=MaskAnswers(
+                    index=np.arange(5),
+                    group=np.arange(5),
+                    counts=cases,
+                    hausdorff=np.full((5, 3), np.nan),
+                    classes=("background", "small_bowel", "large_bowel"),
+                    scored=(1, 2),
+                ),
+            )
             for seed in range(5)
         }
         for label, score, cases in (("kv", 0.9, ours), ("softmax", 0.5, theirs))
     }
-    for seed, run in scores["kv"].items():
-        scores["kv"][seed] = replace(run, jaccard=run.jaccard + seed / 1000)
-    row = outcome(
-        ["softmax", "kv"], baseline="softmax", seeds=range(5), scores=scores, task=SEGMENTATION,
-        classes=("background", "small_bowel", "large_bowel"),
-    )[1]  # fmt: skip
+    task = get_task("segmentation")
+    row = outcome(["softmax", "kv"], baseline="softmax", seeds=range(5), scores=scores, task=task)[
+        1
+    ]
     assert row.verdict == "no difference shown"
     assert row.headline.endswith("but other test cases might not show it.")
     assert row.detail.endswith(

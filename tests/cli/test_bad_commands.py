@@ -100,9 +100,9 @@ ROWS = (
         "pixels or qkformer_hst_2_256 for 128x128, or data of images.",
     ),
     (
-        "train digits_vit --data.masks multilabel",
-        "data.masks = 'multilabel': data digits holds no masks. Leave it out, or take data for "
-        "segmentation, such as masks:PATH.",
+        "train digits_vit --task.options.masks multilabel",
+        "task.options.masks = 'multilabel': the task classification of the data has no options; "
+        "leave it out.",
     ),
     (
         "train digits_vit --augment.vertical_flip true",
@@ -117,8 +117,8 @@ ROWS = (
         "augment.brightness_contrast are for images with masks.",
     ),
     (
-        "train digits_vit --data uwgi:scans --data.masks both",
-        "unknown data.masks 'both'. Choose from exclusive, multilabel.",
+        "train digits_vit --data uwgi:scans --task.options.masks both",
+        "unknown task.options.masks 'both'. Choose from exclusive, multilabel.",
     ),
     (
         "train digits_vit --data uwgi:scans --data.stack 2",

@@ -218,7 +218,7 @@ def test_a_set_that_cannot_be_split_is_told_whole(
     ("words", "message"),
     [
         (["digits", "--masks", "multilabel"], "data digits holds no masks"),
-        (["uwgi:scans", "--masks", "both"], "unknown data.masks 'both'"),
+        (["uwgi:scans", "--masks", "both"], "unknown task.options.masks 'both'"),
         (["uwgi:scans", "--stack", "2"], "data.stack = 2: must be an odd number"),
         (["uwgi:scans", "--split-by", "slices"], "Did you mean 'slice'?"),
         (["uwgi:scans", "--test-fraction", "2"], "data.test_fraction = 2.0: must lie between"),

@@ -143,8 +143,8 @@ def test_options_of_masks_are_refused_where_a_run_classifies(
     run = str(written_run(tmp_path / "digits", depth=1))
     Image.new("L", (12, 12)).save(tmp_path / "0.png")
     for words, named in (
-        (["--data", "digits"], "--data digits is for runs that predict masks"),
-        (["0.png", "--split", "val"], "--split val is for runs that predict masks"),
+        (["--data", "digits"], "--data digits is not for the run"),
+        (["0.png", "--split", "val"], "--split val is not for the run"),
         ([], "no IMAGE"),
     ):
         assert main(["predict", run, *words]) == 2

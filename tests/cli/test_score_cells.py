@@ -7,7 +7,9 @@ import pytest
 
 from keymix.cli import scores
 from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
-from keymix.train.record import ClassScores, SplitScores
+from keymix.records import Own
+from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
+from keymix.train.record import SplitScores
 
 
 def test_cells_stand_under_their_heads() -> None:
@@ -21,7 +23,7 @@ def test_cells_stand_under_their_heads() -> None:
     }
     told = {"loss": 1.5, "top1": 0.4, "top5": None}
     under = dict(zip(scores.heads(CLASSIFICATION), scores.cells(told, CLASSIFICATION), strict=True))
-    assert under == {"loss": "1.5000", "top1 %": "40.00", "top5 %": "–"}
+    assert under == {"loss": "1.5000", "top-1 %": "40.00", "top-5 %": "–"}
 
 
 def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,12 +31,16 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
     stomach = ClassScores(name="stomach", jaccard=0.5, dice=None, hausdorff_mm=None, missed=6)
     told = SplitScores(
         scores={"jaccard": 0.7, "weighted_jaccard": 0.75, "dice": 0.8},
-        hausdorff_mm=9.0,
-        hausdorff_missed=10,
-        hausdorff_unit="px",
-        classes=(bowel, stomach),
+        own=Own.of(
+            MaskDetails(
+                hausdorff_mm=9.0,
+                hausdorff_missed=10,
+                hausdorff_unit="px",
+                classes=(bowel, stomach),
+            )
+        ),
     )
-    scores.tell_classes(told, SEGMENTATION, "test")
+    scores.tell_details(told, SEGMENTATION, "test")
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "\t" in line]
     assert lines == [
         ["class", "Jaccard %", "Dice %", "Hausdorff px", "in one alone"],
@@ -42,5 +48,5 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
         ["stomach", "50.00", "–", "–", "6"],
         ["all", "70.00", "80.00", "9.0", "10"],
     ]
-    scores.tell_classes(SplitScores(scores={}), CLASSIFICATION, "test")
+    scores.tell_details(SplitScores(scores={}), CLASSIFICATION, "test")
     assert capsys.readouterr().out == ""

@@ -19,13 +19,14 @@ from keymix.analysis.attention import attention_maps
 from keymix.compare.events import Event, Job
 from keymix.compare.execute import run_side_by_side, share_out
 from keymix.compare.folder import COLUMNS, locked
-from keymix.compare.maps import normalised, spread_out
+from keymix.compare.maps import normalised
 from keymix.compare.run import Comparison
 from keymix.compare.worker import reason
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
+from keymix.tasks.classification.page import spread_out
 from keymix.train.runs import load_run
 
 
@@ -98,7 +99,7 @@ def test_attention_maps_of_all_layers_and_heads_are_whole(done):
 def test_the_stored_weights_are_those_of_the_model(done):
     stored = to_json(done.record)["attention"]
     data = load("digits", limit=100)
-    images = normalised(data, data.test, spread_out(data.test, 4))
+    images = normalised(data, data.test, spread_out(data.test.labels.tolist(), 4))
     model = load_run(done.out / "runs/static_key/seed0").model("last")
     (rows,) = attention_maps(model, images, layers=1).values()
     first = model.num_prefix_tokens

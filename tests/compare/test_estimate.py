@@ -17,8 +17,8 @@ from keymix.compare.events import Event
 from keymix.compare.remaining import Remaining
 from keymix.data import load
 from keymix.recipes import get
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.recipe import replace_path
-from keymix.train.task import ClassificationTask
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -146,3 +146,14 @@ def test_images_left_out_are_told_in_words(large, count, told):
     else:
         assert f"{told} left out" in facts
         assert f"{told} {'was' if count == 1 else 'were'} left out" in splits
+
+
+def test_recordings_are_called_so(large):
+    plan = plan_in(large)
+    data = replace(DATA, time_steps=4, left_out_count=2)
+    method = words.method(plan, data, processes=1, threads=1, done=3, device="cpu")
+    told = [*words.facts(plan, data), words.curves_note(plan, data)]
+    told += [f"{item.title} {item.text}" for item in method]
+    assert not [text for text in told if "image" in text]
+    assert "2 broken recordings left out" in told
+    assert any("Would it hold on more recordings?" in text for text in told)

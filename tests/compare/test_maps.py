@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from keymix import data
 from keymix.analysis.attention import attention_maps
-from keymix.compare.maps import attention, collapse, normalised, spread_out
+from keymix.compare.maps import attention, collapse, normalised
 from keymix.models import create_model
 from keymix.report.record import Attention
 
@@ -29,6 +30,15 @@ def digits() -> Any:
     return data.load("digits", limit=100)
 
 
+CHOSEN = (0, 3, 5, 7)
+
+
+def shown(models: Mapping[str, Any], images: Any, *, pooling: str) -> Attention:
+    return attention(
+        models, images, pooling=pooling, seed=0, chosen=CHOSEN, label=lambda data, i: str(i)
+    )
+
+
 def looked(name: str, digits: Any) -> tuple[dict[str, Any], Any]:
     torch.manual_seed(3)
     sizes = {"img_size": digits.image_size, "in_chans": digits.in_chans, "num_classes": 10}
@@ -36,7 +46,7 @@ def looked(name: str, digits: Any) -> tuple[dict[str, Any], Any]:
         sizes |= {"patch_size": 2} if "swin" in name else {"patch_size": 3}
     model = create_model(name, mixer="ska", **FAMILIES[name], **sizes)
     pooling = model.global_pool
-    return attention({"ska": model}, digits, pooling=pooling, seed=0), model
+    return shown({"ska": model}, digits, pooling=pooling), model
 
 
 def drawn(told: Attention) -> Any:
@@ -49,7 +59,7 @@ def drawn(told: Attention) -> Any:
 def test_the_class_token_is_asked_where_it_passes_through_the_mixers(digits: Any) -> None:
     told, model = looked("vit_nano_p2_12", digits)
     assert told.query.startswith("Attention of the class token")
-    images = normalised(digits, digits.test, spread_out(digits.test, 4))
+    images = normalised(digits, digits.test, CHOSEN)
     (rows,) = attention_maps(model, images, layers=1, queries=[0]).values()
     wanted = rows[:, :, 0, 1:].unflatten(-1, (6, 6)).numpy()
     assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
@@ -60,7 +70,7 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     told, model = looked("cait_micro_p4_32", digits)
     assert model.global_pool == "token"
     assert told.query.startswith("Attention that the patches receive, averaged over all patch")
-    images = normalised(digits, digits.test, spread_out(digits.test, 4))
+    images = normalised(digits, digits.test, CHOSEN)
     (rows,) = attention_maps(model, images, layers=1).values()
     wanted = rows.mean(2).unflatten(-1, (4, 4)).numpy()
     assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
@@ -71,7 +81,7 @@ def test_windows_are_laid_back_on_the_image(digits: Any) -> None:
     told, model = looked("swin_micro_p2_32", digits)
     assert told.layers == ("Block 1 of 3", "Block 2 of 3")
     assert any(model.layers[0].blocks[1].shift_size)
-    images = normalised(digits, digits.test, spread_out(digits.test, 4))
+    images = normalised(digits, digits.test, CHOSEN)
     maps = attention_maps(model, images, layers=[0, 1], windows="image")
     packed = told.maps["ska"]
     side = images.shape[-1] // 2
@@ -105,7 +115,7 @@ def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
         ),
         "control": create_model("caformer_micro_32", mixer="identity", **options),
     }
-    told = attention(models, photos, pooling="avg", seed=0)
+    told = shown(models, photos, pooling="avg")
     assert told.layers == ("Block 2 of 7", "Block 3 of 7")
     assert [told.maps[label].grid for label in ("softmax", "placed")] == [(8, 8)] * 2
     assert list(told.missing) == ["control"]

@@ -10,15 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keymix.compare.mask_answers import (
-    MaskAnswers,
-    packed,
-    read_mask_answers,
-    spread_over_cases,
-    telling,
-)
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
+from keymix.tasks.segmentation.answers import MaskAnswers, packed, spread_over_cases, telling
+from keymix.train.damage import Which, read_answers
 from keymix.train.files import write_arrays
 
 DATA = DataRecord(
@@ -39,8 +34,20 @@ def answers(areas: list[int], group: list[int]) -> MaskAnswers:
     counts = np.zeros((len(areas), 3, 3), dtype=np.int64)
     counts[:, 0] = 999
     counts[:, 1, 2] = areas
-    both = {"last": counts, "best": counts}
-    return MaskAnswers(group=np.array(group), counts=both, scored=(1, 2))
+    return MaskAnswers(
+        index=np.arange(len(areas)),
+        group=np.array(group),
+        counts=counts,
+        hausdorff=np.full(counts.shape[:2], np.nan),
+        classes=DATA.classes,
+        scored=(1, 2),
+    )
+
+
+def read(path: Path, data: DataRecord = DATA, which: Which = "last") -> MaskAnswers:
+    found = read_answers(path, data)[which]
+    assert isinstance(found, MaskAnswers)
+    return found
 
 
 def stored(path: Path, **changed: np.ndarray) -> Path:
@@ -57,30 +64,31 @@ def stored(path: Path, **changed: np.ndarray) -> Path:
 
 
 def test_answers_come_in_the_order_of_the_images(tmp_path: Path):
-    found = read_mask_answers(stored(tmp_path / "p.npz"), DATA)
+    found = read(stored(tmp_path / "p.npz"))
     assert found.scored == (1, 2)
     assert found.group.tolist() == [5, 5, 6, 6]
-    assert (found.counts["last"] == np.arange(36).reshape(4, 3, 3)).all()
-    assert (found.counts["best"] == np.arange(36).reshape(4, 3, 3) + 1).all()
+    assert (found.counts == np.arange(36).reshape(4, 3, 3)).all()
+    best = read(tmp_path / "p.npz", which="best")
+    assert (best.counts == np.arange(36).reshape(4, 3, 3) + 1).all()
     assert (found.truth == np.arange(36).reshape(4, 3, 3)[:, 1:, 2]).all()
-    assert (found.cases("last")[1] == found.counts["last"][2:].sum(0)).all()
+    assert (found.cases[1] == found.counts[2:].sum(0)).all()
 
 
 def test_several_labels_a_pixel_have_no_background(tmp_path: Path):
     data = replace(DATA, multilabel=True)
-    assert read_mask_answers(stored(tmp_path / "p.npz"), data).scored == (0, 1, 2)
+    assert read(stored(tmp_path / "p.npz"), data).scored == (0, 1, 2)
 
 
 def test_damaged_answers_are_told_in_one_line(tmp_path: Path):
     path = tmp_path / "p.npz"
     with pytest.raises(UserError, match=r"cannot read '.*p\.npz'"):
-        read_mask_answers(path, DATA)
+        read_answers(path, DATA)
     path.write_bytes(stored(path).read_bytes()[:200])
     with pytest.raises(UserError, match=r"cannot read '.*p\.npz'"):
-        read_mask_answers(path, DATA)
+        read_answers(path, DATA)
     stored(path, best_counts=np.zeros((4, 2, 3), dtype=np.int64))
     with pytest.raises(UserError, match=r"best_counts is \(4, 2, 3\), not \(4, 3, 3\)"):
-        read_mask_answers(path, DATA)
+        read_answers(path, DATA)
 
 
 def test_packed_overlaps_read_back_and_ends_are_exact():

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from keymix.analysis.statistics import Interval
-from keymix.compare.verdicts import judge, points
+from keymix.compare.verdicts import judge
+from keymix.task import FRACTION, Score
 
 
 def _interval(n: int, difference: float, half: float, p: float, **more: str) -> Interval:
@@ -81,10 +84,41 @@ def test_missing_runs_are_counted_aloud():
     assert "2 seeds of 3 finished" in judgement.detail
 
 
-def test_points_never_shows_a_signed_zero():
-    assert points(-0.0001) == "0.0"
-    assert points(0.0123) == "+1.2"
-    assert points(-0.0123) == "−1.2"
+def test_a_difference_never_shows_a_signed_zero():
+    assert FRACTION.change(-0.0001) == "0.0"
+    assert FRACTION.change(0.0123) == "+1.2"
+    assert FRACTION.change(-0.0123) == "−1.2"
+
+
+ERROR = Score(
+    key="mae",
+    name="mean absolute error",
+    short="MAE",
+    label="error",
+    better="less",
+    high=None,
+    unit="mm",
+)
+
+
+def test_of_an_error_less_is_better_and_its_differences_are_in_its_unit():
+    seeds = _interval(5, -0.41, 0.1, 0.01)
+    found = judge("a", "b", seeds, _interval(90, -0.4, 0.1, 0.001), planned=5, score=ERROR)
+    assert found.verdict == "better"
+    assert found.headline == "a is better than b by 0.41 mm."
+    assert "−0.51 to −0.31" in found.detail
+    assert "%" not in found.detail.replace("95\u00a0%", "")
+    worse = judge("a", "b", _interval(3, 12.0, 1, 1e-4), SURE_MORE, planned=3, score=ERROR)
+    assert "as trained here, is worse than b by 12.0 mm" in worse.headline
+
+
+SURE_MORE = _interval(90, 12.0, 1.0, 0.001)
+
+
+def test_without_a_unit_a_difference_is_a_number():
+    score = replace(ERROR, unit="")
+    found = judge("a", "b", _interval(5, 0.2, 1, 0.9), None, planned=5, score=score)
+    assert found.headline.endswith("from −0.8 to +1.2.")
 
 
 def test_an_interval_of_units_that_belong_together_is_called_too_narrow():

@@ -11,9 +11,13 @@ import torch
 from PIL import Image
 
 from keymix.data.dataset import ImageData, Split
+from keymix.data.record import DataFacts
+from keymix.data.segmentation.held import HeldScans
+from keymix.data.segmentation.serve import ScanImages, SplitMasks
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from keymix.data.streams import IntArray
 from keymix.data.tasks import MaskKind
+from keymix.task import get_task
 
 EXCLUSIVE = MaskKind(multilabel=False, background=0)
 MULTILABEL = MaskKind(multilabel=True, background=None)
@@ -67,19 +71,16 @@ def scans_of(count: int, channels: int = 1, size: tuple[int, int] = (24, 20)) ->
 def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, held: bool = False) -> ImageData:
     """Make a set whose three splits are the same scans, in memory as small sets are or not."""
     size = scans.size(0)
+    table = HeldScans(scans, *map(torch.from_numpy, (scans.images, scans.masks))) if held else scans
 
     def split(name: str) -> Split:
         return Split(
             name=name,
-            labels=torch.zeros(len(scans), dtype=torch.int64),
-            images=torch.from_numpy(scans.images) if held else None,
+            inputs=ScanImages(table, size),
+            targets=SplitMasks(table, masks, size),
             rows=np.arange(len(scans), dtype=np.int64),
             origin="train",
-            table=scans,
-            image_size=size,
-            in_chans=scans.channels,
-            crop_pct=1.0,
-            scans=scans,
+            table=table,
         )
 
     options: dict[str, Any] = {
@@ -89,8 +90,8 @@ def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, held: bool = False) ->
         "in_chans": scans.channels,
         "mean": (0.5,) * scans.channels,
         "std": (0.25,) * scans.channels,
-        "facts": {},
-        "masks": masks,
+        "facts": DataFacts(fingerprint=""),
+        "task": get_task("segmentation"),
     }
     names = ("train", "val", "test")
     return ImageData(**options, **{name: split(name) for name in names})

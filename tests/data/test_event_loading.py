@@ -16,6 +16,7 @@ from keymix.data.dataset import ImageData
 from keymix.data.draws import flips
 from keymix.data.events import wide
 from keymix.data.events.wide import augmented
+from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
 from keymix.data.streams import Stream, uniforms
 from keymix.errors import UserError
@@ -198,7 +199,7 @@ def test_augmentation_of_images_is_refused_for_frames(
     with pytest.raises(UserError, match=rf"^augment\.{name}=.* {remedy}; augment\.flip"):
         Loader(data.train, data, batch_size=4, train=True, augment=augment)
     (value,) = typed({f"augment.{name}": off.strip("'")}).values()
-    check_augment(replace(augment, **{name: value}), events=True)
+    check_augment(replace(augment, **{name: value}), RECORDING)
 
 
 def test_augmentation_of_frames_is_refused_for_images() -> None:

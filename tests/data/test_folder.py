@@ -137,7 +137,7 @@ def test_a_truncated_file_is_named_when_read_lazily(make_folder, monkeypatch) ->
             list(loader)
         assert str(victim) in str(caught.value)
         assert "\n" not in str(caught.value)
-    (process,), ended = loader._images._workers, []
+    (process,), ended = loader._server._processes, []
     join = process.join
 
     def joined(timeout: float | None = None) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from each import together
 from keymix.data import Augment, ImageData, Loader, load
-from keymix.data.held import HeldImages
+from keymix.data.held import HeldImages, ImagesInMemory
 from keymix.data.mixing import Mixing
 
 EVERYTHING = Augment(crop_padding=2, flip=True, rand_augment=(2, 9), erasing=0.5)
@@ -62,7 +62,8 @@ def colour(data: ImageData) -> ImageData:
 
     def tinted(split: Any) -> Any:
         assert split.images is not None
-        return replace(split, images=torch.cat([split.images, split.images // 2, ~split.images], 1))
+        images = torch.cat([split.images, split.images // 2, ~split.images], 1)
+        return replace(split, inputs=ImagesInMemory(split.table, images))
 
     mean, std = data.mean * 3, data.std * 3
     return replace(data, train=tinted(data.train), in_chans=3, mean=mean, std=std)

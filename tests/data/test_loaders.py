@@ -207,10 +207,12 @@ def test_erased_rectangles_have_the_mean_colour(
 
 def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) -> None:
     plain = Augment(flip=True)
-    maker = LazyImages(photos.train, plain, 5, 0, torch.device("cpu"))
+    maker = LazyImages(photos.train.inputs, plain, 5, 0, torch.device("cpu"))
     index = np.arange(12, dtype=np.int64)
     (cropped,) = maker.batches(index, 12, epoch=0)
-    both = LazyImages(photos.train, replace(plain, rand_augment=(2, 9)), 5, 0, torch.device("cpu"))
+    both = LazyImages(
+        photos.train.inputs, replace(plain, rand_augment=(2, 9)), 5, 0, torch.device("cpu")
+    )
     (made,) = both.batches(index, 12, epoch=0)
     held = HeldImages(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
     (expected,) = held.batches(index, 12, epoch=0)
@@ -226,12 +228,14 @@ def test_very_long_images_are_cropped_at_the_centre(make_folder) -> None:
 
 def test_random_resized_crops_differ_and_cover_the_image(make_folder) -> None:
     data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (120, 100))}", image_size=(98, 97))
-    maker = LazyImages(data.train, Augment(), 0, 0, torch.device("cpu"))
+    maker = LazyImages(data.train.inputs, Augment(), 0, 0, torch.device("cpu"))
     index = np.zeros(1, dtype=np.int64)
     crops = [next(maker.batches(index, 1, epoch=epoch)).pixels for epoch in range(5)]
     assert crops[0].shape == (1, 3, 98, 97)
     assert not any(torch.equal(crops[0], other) for other in crops[1:])
-    (whole,) = LazyImages(data.train, WHOLE, 0, 0, torch.device("cpu")).batches(index, 1, epoch=0)
+    (whole,) = LazyImages(data.train.inputs, WHOLE, 0, 0, torch.device("cpu")).batches(
+        index, 1, epoch=0
+    )
     plain = data.train.decoded(0).resize((97, 98))
     difference = np.abs(whole.pixels[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(plain))
     assert np.median(difference) < 40  # nearly the whole image, squeezed

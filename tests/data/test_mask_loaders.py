@@ -11,6 +11,7 @@ from scan_tables import MULTILABEL, Scans, data_of, scans_of
 
 from keymix.data import Augment, ImageData, Loader
 from keymix.data.augment import check_augment
+from keymix.data.kinds import IMAGE, MASK, RECORDING
 from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
 
@@ -157,10 +158,10 @@ def test_what_would_not_move_masks_along_is_refused(
 )
 def test_augmentations_of_masks_are_refused_elsewhere(field: str) -> None:
     chosen = Augment(**{field: True})
-    for events in (False, True):
+    for kind in (IMAGE, RECORDING):
         with pytest.raises(UserError, match=f"augment.{field}=True is for images with masks"):
-            check_augment(chosen, events=events)
-    check_augment(chosen, masks=True)
+            check_augment(chosen, kind)
+    check_augment(chosen, IMAGE, MASK)
 
 
 @pytest.mark.gpu

@@ -13,11 +13,12 @@ from PIL import Image
 from scan_sets import mask_set, scan_path, scan_set
 
 from keymix.data import load
+from keymix.data.carve import Part, carve
 from keymix.data.dataset import ImageData
 from keymix.data.segmentation import loading
 from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
-from keymix.data.segmentation.splits import carve_scans, choose_groups
 from keymix.data.segmentation.table import ScanSource
+from keymix.data.splits import choose_groups
 from keymix.data.streams import Stream
 from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
@@ -40,18 +41,31 @@ def source_of(counts: list[int]) -> ScanSource:
     )
 
 
+def carved(
+    source: ScanSource,
+    *,
+    seed: int = 0,
+    test_fraction: float | None = None,
+    val_fraction: float = 1 / 6,
+    limit: int | None = None,
+    split_by: str = "case",
+) -> dict[str, Part]:
+    shares = {"test_fraction": test_fraction, "split_by": split_by}
+    return carve(source, "x", limit, val_fraction, seed, **shares)[0]  # type: ignore[arg-type]
+
+
 @given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.6), st.floats(0.01, 0.6))
 def test_no_case_is_in_two_splits(counts: list[int], seed: int, test: float, val: float) -> None:
     source = source_of(counts)
-    parts, _ = carve_scans(source, "x", seed=seed, test_fraction=test, val_fraction=val)
+    parts = carved(source, seed=seed, test_fraction=test, val_fraction=val)
     groups = {name: {source.train.groups[i] for i in part.rows} for name, part in parts.items()}
     assert all(groups.values())
     assert sum(map(len, groups.values())) == len(counts)  # each in one
     rows = np.concatenate([part.rows for part in parts.values()])
     assert sorted(rows.tolist()) == list(range(sum(counts)))
-    again, _ = carve_scans(source, "x", seed=seed, test_fraction=test, val_fraction=val)
+    again = carved(source, seed=seed, test_fraction=test, val_fraction=val)
     assert all((again[name].rows == parts[name].rows).all() for name in parts)
-    other, _ = carve_scans(source, "x", seed=seed + 1, test_fraction=test, val_fraction=val)
+    other = carved(source, seed=seed + 1, test_fraction=test, val_fraction=val)
     assert (other["test"].rows == parts["test"].rows).all()  # whatever the split seed
 
 
@@ -73,16 +87,13 @@ def test_no_further_case_would_bring_the_share_nearer(
 
 def test_the_split_seed_changes_validation() -> None:
     source = source_of([3] * 10)
-    chosen = {
-        tuple(carve_scans(source, "x", seed=seed, val_fraction=0.2)[0]["val"].rows)
-        for seed in range(8)
-    }
+    chosen = {tuple(carved(source, seed=seed, val_fraction=0.2)["val"].rows) for seed in range(8)}
     assert len(chosen) > 4
 
 
 def test_a_large_set_is_split_eighty_sixteen_four() -> None:
     sizes = np.random.default_rng(0).integers(40, 140, 85).tolist()  # cases as in the competition
-    parts, _ = carve_scans(source_of(sizes), "x")  # the shares that recipes ask for
+    parts = carved(source_of(sizes))  # the shares that recipes ask for
     whole = sum(sizes)
     shares = [len(parts[name].rows) / whole for name in ("train", "val", "test")]
     assert shares == pytest.approx([0.8, 0.16, 0.04], abs=0.005)
@@ -97,15 +108,15 @@ def test_a_large_set_is_split_eighty_sixteen_four() -> None:
 )
 def test_too_few_cases_are_told(counts: list[int], told: str) -> None:
     with pytest.raises(UserError) as caught:
-        carve_scans(source_of(counts), "x")
+        carved(source_of(counts))
     assert str(caught.value).startswith(told)
-    parts, _ = carve_scans(source_of(counts), "x", split_by="slice")
+    parts = carved(source_of(counts), split_by="slice")
     assert sum(len(part.rows) for part in parts.values()) == sum(counts)
 
 
 def test_slices_of_a_case_may_part() -> None:
     source = source_of([10, 10, 10])
-    parts, _ = carve_scans(source, "x", split_by="slice", test_fraction=0.2, val_fraction=0.25)
+    parts = carved(source, split_by="slice", test_fraction=0.2, val_fraction=0.25)
     assert [len(parts[name].rows) for name in ("train", "val", "test")] == [18, 6, 6]
     shared = [{source.train.groups[i] for i in part.rows} for part in parts.values()]
     assert set.intersection(*shared)
@@ -113,8 +124,8 @@ def test_slices_of_a_case_may_part() -> None:
 
 def test_a_limit_takes_images_and_moves_no_case() -> None:
     source = source_of([6] * 10)
-    whole, _ = carve_scans(source, "x", val_fraction=0.2, test_fraction=0.3)
-    some, _ = carve_scans(source, "x", val_fraction=0.2, test_fraction=0.3, limit=21)
+    whole = carved(source, val_fraction=0.2, test_fraction=0.3)
+    some = carved(source, val_fraction=0.2, test_fraction=0.3, limit=21)
     assert len(some["train"].rows) + len(some["val"].rows) == 21
     assert len(some["val"].rows) == 3  # 6 of 42 are
     assert len(some["test"].rows) == 18
@@ -134,8 +145,7 @@ def test_a_limit_leaves_something_to_learn_from_where_val_is_larger(
 def test_a_limit_takes_the_same_test_images_whatever_the_split_seed() -> None:
     source = source_of([6] * 10)
     some = [
-        carve_scans(source, "x", seed=seed, val_fraction=0.2, test_fraction=0.3, limit=8)[0]
-        for seed in range(4)
+        carved(source, seed=seed, val_fraction=0.2, test_fraction=0.3, limit=8) for seed in range(4)
     ]
     assert len({tuple(parts["test"].rows) for parts in some}) == 1
     assert len(some[0]["test"].rows) == 8  # of 18

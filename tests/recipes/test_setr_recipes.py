@@ -57,7 +57,7 @@ def test_it_has_the_published_settings_and_figures(name: str) -> None:
     assert (schedule.name, schedule.power, schedule.epochs) == ("poly", 0.9, 100)
     assert schedule.warmup_epochs == 0
     assert {key for key, value in asdict(recipe.augment).items() if value is True} == FIVE
-    assert (recipe.model.weights, recipe.loss.dice) == (None, 0.0)
+    assert (recipe.model.weights, recipe.task.options) == (None, {})
     head = importlib.import_module(f"keymix.recipes.segmentation.{name}").__doc__ or ""
     figures = re.search(r"Jaccard (0\.\d+), weighted Jaccard (0\.\d+)", head)
     assert figures is not None

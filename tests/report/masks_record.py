@@ -12,13 +12,12 @@ from synthetic import make_record
 
 from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import dice, jaccard, mean_jaccard
-from keymix.analysis.statistics import by_case
-from keymix.compare.mask_answers import packed
-from keymix.compare.outcome import MaskScores, caution, lead, outcome
-from keymix.data.tasks import SEGMENTATION
+from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.records import to_json
-from keymix.report.mask_layers import layer_uri
 from keymix.report.pictures import image_uri
+from keymix.task import get_task
+from keymix.tasks.segmentation.answers import MaskAnswers, packed
+from keymix.tasks.segmentation.mask_layers import layer_uri
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")
@@ -93,7 +92,7 @@ def make_mask_record(
     group = np.arange(images) * cases // images
     true = rng.integers(0, 900, (images, len(organs) + 1)) * (rng.random((images, 1)) < 0.7)
     hard = rng.normal(0, 0.03, (cases, 1))[group]
-    scores: dict[str, dict[int, MaskScores]] = {label: {} for label in labels}
+    scores: dict[str, dict[int, Scores]] = {label: {} for label in labels}
     for run in record["runs"]:
         part = np.clip(levels[run["mixer"]] + hard + rng.normal(0, 0.03, true.shape), 0, 1)
         shared = (true * part).astype(np.int64)
@@ -110,12 +109,15 @@ def make_mask_record(
             "hausdorff_missed": 7,
         }
         val = {"jaccard": score + 0.01, "weighted_jaccard": score, "dice": score, "loss": 0.1}
-        scores[run["mixer"]][run["seed"]] = MaskScores(
-            val_jaccard=val["jaccard"],
-            **{key: test[key] for key in ("jaccard", "weighted_jaccard", "dice", "hausdorff_mm")},
-            cases=by_case(counts, group),
+        answers = MaskAnswers(
+            index=np.arange(images),
+            group=group,
+            counts=counts,
+            hausdorff=np.full(counts.shape[:2], np.nan),
+            classes=("background", *organs),
             scored=scored,
         )
+        scores[run["mixer"]][run["seed"]] = Scores(val=val["jaccard"], test=test, answers=answers)
         for key in ("correct", "class_correct"):
             del run[key]
         for entry in run["history"]:
@@ -135,10 +137,8 @@ def make_mask_record(
                 for c in scored
             ],
         }
-    rows = outcome(
-        labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=SEGMENTATION,
-        classes=("background", *organs),
-    )  # fmt: skip
+    task = get_task("segmentation")
+    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
     told = to_json(rows)
     del record["confusions"]
     for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
@@ -147,8 +147,8 @@ def make_mask_record(
         "task": "segmentation",
         "title": "Token mixers compared on uw-madison",
         "facts": ["setr_micro", f"{len(labels)} mixers × {seeds} seeds", "3 classes of masks"],
-        "lead": lead(rows, baseline=labels[0], task=SEGMENTATION),
-        "caution": caution(seeds, task=SEGMENTATION),
+        "lead": lead(rows, baseline=labels[0], task=task),
+        "caution": caution(seeds, task=task),
         "outcome": {"last": told, "best": told},
         "test_images": images,
         "test_cases": cases,

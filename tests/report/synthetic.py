@@ -16,6 +16,8 @@ from keymix.records import to_json
 from keymix.report import html
 from keymix.report.pictures import image_uri
 from keymix.report.record import ComparisonRecord, opened
+from keymix.task import get_task
+from keymix.tasks.classification.answers import ClassAnswers
 
 ACCURACY = {
     "softmax": 0.955,
@@ -119,7 +121,15 @@ def make_record(
             pairs = zip(truth[~correct].tolist(), wrong[~correct].tolist(), strict=True)
             mistakes[label].update(pairs)
             scores[label][seed] = Scores(
-                val_top1=top1 - 0.01, top1=top1, top5=min(1.0, top1 + 0.03), correct=correct
+                val=top1 - 0.01,
+                test={"top1": top1, "top5": min(1.0, top1 + 0.03)},
+                answers=ClassAnswers(
+                    index=np.arange(images),
+                    target=truth,
+                    predicted=np.where(correct, truth, wrong),
+                    top5=None,
+                    classes=tuple(classes),
+                ),
             )
             epochs = np.arange(1, 13)
             history = [
@@ -148,7 +158,8 @@ def make_record(
                     "trained_with": int(seed == 1),
                 }
             )
-    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores)
+    task = get_task("classification")
+    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
     told = to_json(rows)
     mapped = [m for m in labels if m not in CONTROLS]
     others = len(labels) if seeds > 1 else 0
@@ -156,8 +167,8 @@ def make_record(
         "format": 2,
         "title": "Token mixers compared on digits",
         "facts": ["vit_nano_p2_12", f"{len(labels)} mixers × {seeds} seeds", "12 epochs"],
-        "lead": lead(rows, baseline=labels[0]),
-        "caution": caution(seeds),
+        "lead": lead(rows, baseline=labels[0], task=task),
+        "caution": caution(seeds, task=task),
         "created": "2026-03-01 12:00",
         "command": "keymix compare --data digits --mixers 'softmax,static_key(activation=relu)'",
         "environment": dict(MACHINE),

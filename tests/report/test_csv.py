@@ -13,7 +13,7 @@ from synthetic import make_record, typed
 from keymix.cli.predict import _csv
 from keymix.compare.folder import COLUMNS, write_csv
 from keymix.report import csv_cells
-from keymix.train.runs import Prediction
+from keymix.tasks.classification.answers import ANSWERS, ClassPrediction
 
 HARMFUL = ["=1+1", "+1", "-2", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("http://x","y")']
 
@@ -24,8 +24,8 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", HARMFUL)
 def test_formulas_are_neutralised_in_predictions(name):
-    answer = Prediction(path=name, classes=(name, "cat"), probabilities=(0.75, 0.25))
-    first, second = rows_of(_csv([answer]))
+    answer = ClassPrediction(path=name, classes=(name, "cat"), probabilities=(0.75, 0.25))
+    first, second = rows_of(_csv(ANSWERS.csv([answer])))
     assert first["class"] == first["image"] == f"'{name}"
     assert first["probability"] == "0.750000"
     assert second["class"] == "cat"

@@ -5,6 +5,7 @@ import base64
 import io
 import itertools
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from each import together
 from keymix.report import formats, pictures
 from keymix.report.plots import Line, Point, Row, curves, forest, looks, pareto, scatter
 from keymix.report.svg import CHAR_WIDTH, Scale, el, place_labels, ticks
+from keymix.task import FRACTION, Score
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity"]
@@ -226,8 +228,32 @@ def test_quantities_are_written_for_people():
     assert formats.count(1_234_567) == "1.23 M"
     assert formats.count(4.6e9) == "4.60 G"
     assert formats.points(-0.0123) == "−1.2"
-    assert formats.span(-0.01, 0.02) == "−1.0 to +2.0"
+    assert formats.span(-0.01, 0.02, FRACTION) == "−1.0 to +2.0"
     assert formats.duration(3725) == "1 h 02 min"
     assert formats.milliseconds(0.1234) == "0.123"
     empty = (formats.percent, formats.points, formats.count, formats.rate, formats.mib)
     assert {write(None) for write in empty} == {formats.MISSING}
+
+
+DISTANCE = Score(
+    key="d", name="distance", short="d", label="distance", better="less", high=None, unit="mm"
+)
+
+
+def test_where_less_is_better_the_front_is_below_and_a_far_control_leaves_at_the_top():
+    points = _points([1, 2, 3, 4], [2.5, 2.1, 2.3, 1.9])
+    assert [p.y for p in pareto(points, score=DISTANCE)] == [2.5, 2.1, 1.9]
+    far = replace(points[0], look=replace(points[0].look, colour="ctl"), y=40.0)
+    chart = scatter([far, *points[1:]], x_label="x", y_label="y", name="n", score=DISTANCE)
+    assert "(40.0 mm)" in chart
+    assert "%" not in chart.replace("100%", "")
+    scatter([replace(far, y=0.1), *points[1:]], x_label="x", y_label="y", name="n", score=DISTANCE)
+
+
+def test_a_forest_of_an_error_is_in_its_unit():
+    look = looks(["softmax", "ska"], baseline="softmax")["ska"]
+    row = Row("ska", look, -0.4, (-0.9, 0.1), (-0.5, -0.3))
+    chart = forest([row], baseline="softmax", name="n", score=DISTANCE, units="cases")
+    assert "difference from softmax, mm, less is better" in chart
+    assert "over cases: −0.5 to −0.3" in chart
+    assert "−0.4" in chart

@@ -18,8 +18,8 @@ from keymix.report.labels import ALIASES, short_labels
 from keymix.report.plots import looks
 from keymix.report.record import PackedMaps
 from keymix.report.views import attention, learning, runs
-from keymix.report.views.classes import by_class
 from keymix.report.views.payload import as_element_text
+from keymix.tasks.classification.by_class import by_class
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,9 +19,9 @@ from commands import PATIENCE, Command
 from keymix.data import lazy
 from keymix.data.sources import folder
 from keymix.errors import Interrupted
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
-from keymix.train.task import ClassificationTask
 
 
 def hang() -> None:

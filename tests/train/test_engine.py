@@ -135,7 +135,7 @@ def test_a_crashed_run_resumes_to_the_same_weights(vary: Vary, tmp_path: Path) -
 def test_run_stopped_within_an_epoch_replays_it(
     tiny: Recipe, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keymix.train.task import ClassificationTask
+    from keymix.tasks.classification.training import ClassificationTask
 
     step = ClassificationTask.training_step
 

@@ -18,6 +18,7 @@ from timm.data import resolve_model_data_config
 from keymix.cli.swap import main as swap
 from keymix.data import load
 from keymix.errors import Interrupted, KeymixWarning, UserError
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files
 from keymix.train.engine import train
 from keymix.train.recipe import (
@@ -25,7 +26,6 @@ from keymix.train.recipe import (
     replace_path,
 )
 from keymix.train.runs import evaluate, load_run, predict
-from keymix.train.task import ClassificationTask
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from keymix.data.specs import DataSpec
 from keymix.errors import UserError
 from keymix.train import engine
 from keymix.train.engine import train
-from keymix.train.fits import _OF_CLASSES, check_recipe
+from keymix.train.fits import check_recipe
+from keymix.train.parts import OF_CLASSES as _OF_CLASSES
 from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe, replace_path
 
 OF_CLASSES = {

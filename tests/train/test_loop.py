@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from keymix.data import ImageData, load
 from keymix.data.batches import Batch
 from keymix.errors import Interrupted, KeymixWarning
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.checkpoints import checkpoint_path, checkpoints, read, usable
-from keymix.train.distill import Teacher
 from keymix.train.engine import make_task, train
 from keymix.train.fits import training_batches
 from keymix.train.loop import Saver
@@ -34,13 +34,8 @@ from keymix.train.recipe import Recipe, replace_path
 from keymix.train.scoring import effective_precision
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training, make_fabric
-from keymix.train.task import (
-    ClassificationTask,
-    make_optimizer,
-    make_schedule,
-    seed_step,
-    step_seed,
-)
+from keymix.train.task import make_optimizer, make_schedule, seed_step, step_seed
+from keymix.train.teacher import Teacher
 
 Vary = Callable[[dict[str, Any]], Recipe]
 STEPS = 5

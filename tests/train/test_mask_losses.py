@@ -10,12 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from keymix.train.mask_scoring import (
-    mean_loss,
-    pixel_losses,
-    predicted_masks,
-    soft_dice_loss,
-)
+from keymix.tasks.segmentation.losses import mean_loss, pixel_losses, soft_dice_loss
+from keymix.tasks.segmentation.scoring import predicted_masks
 
 
 def exclusive() -> tuple[Tensor, Tensor]:

@@ -20,17 +20,13 @@ from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
 from keymix.data.segmentation.rle import encode
-from keymix.train.mask_scoring import (
-    MaskScored,
-    MaskScores,
-    count_overlap,
-    mean_loss,
-    score_masks,
-    soft_dice_loss,
-)
+from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
+from keymix.tasks.segmentation.facts import MaskDetails
+from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_loss
+from keymix.tasks.segmentation.scoring import MaskScores, count_overlap
+from keymix.tasks.segmentation.training import SegmentationTask
 from keymix.train.nonfinite import Losses
-from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe
-from keymix.train.segmentation import SegmentationTask
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
 
 CPU = torch.device("cpu")
 
@@ -52,9 +48,12 @@ def sure_of(mask: np.ndarray, classes: int) -> Told:
     return Told(torch.stack(planes).double().float() * 10)
 
 
-def scored(model: nn.Module, data: ImageData) -> MaskScored:
+def scored(model: nn.Module, data: ImageData) -> tuple[MaskAnswers, MaskDetails]:
     batches = Loader(data.test, data, batch_size=2, train=False)
-    return score_masks(model, batches, data.test, data, device=CPU)
+    found = ANSWERS.evaluate(model, batches, data.test, data, device=CPU)
+    assert isinstance(found.answers, MaskAnswers)
+    assert isinstance(found.own, MaskDetails)
+    return found.answers, found.own
 
 
 @pytest.fixture
@@ -130,8 +129,8 @@ def test_ignored_pixels_are_no_way_off(data_of: Callable[[np.ndarray], ImageData
     truth[2, 1], truth[:, 5:], truth[5, 0] = 1, 255, 2
     found = np.where(truth == 255, 1, truth)
     found[2, 3] = 1  # two pixels off, nearer than the ignored ones
-    told = scored(sure_of(found, 3), data_of(truth))
-    assert told.unit == "px"
+    told, details = scored(sure_of(found, 3), data_of(truth))
+    assert details.hausdorff_unit == "px"
     assert told.hausdorff[:, 1].tolist() == [2.0] * len(told.index)
     assert told.hausdorff[:, 2].tolist() == [0.0] * len(told.index)
     assert told.counts[0].tolist() == [[27, 27, 28], [1, 2, 1], [1, 1, 1]]
@@ -164,8 +163,8 @@ def test_distances_are_millimetres_of_rows_and_columns_each(
     data = load(spec, image_size=(32, 16), test_fraction=0.3, val_fraction=0.3)
     found = np.zeros((32, 16))
     found[:rows, :columns] = 3  # the truth is [:16, :8]
-    told = scored(sure_of(found, 4), data)
-    assert told.unit == "mm"
+    told, details = scored(sure_of(found, 4), data)
+    assert details.hausdorff_unit == "mm"
     assert told.hausdorff[:, 3].tolist() == pytest.approx([far] * len(told.index), rel=1e-12)
 
 
@@ -176,7 +175,7 @@ def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> Segmenta
         name="told",
         data=DataConfig(spec="masks:told"),
         model=ModelConfig(name="setr_micro"),
-        loss=LossConfig(dice=0.25),
+        task=TaskConfig(options={"dice": 0.25}),
     )
     model = Told(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0)))
     losses = Losses(model, str, tmp_path, late=False)
@@ -187,7 +186,7 @@ def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> Segmenta
 def test_the_training_loss_weighs_cross_entropy_and_dice(task: SegmentationTask) -> None:
     terms = {"dice_loss": torch.tensor(0.5)}
     assert float(task.whole(torch.tensor(2.0), terms)) == 0.75 * 2.0 + 0.25 * 0.5
-    task.recipe = replace(task.recipe, loss=LossConfig())
+    task.recipe = replace(task.recipe, task=TaskConfig())
     assert float(task.whole(torch.tensor(2.0), {})) == 2.0
 
 
@@ -209,7 +208,7 @@ def test_the_loss_of_an_image_is_the_mean_over_its_own_pixels_that_count(
     targets = torch.randint(0, 3, (3, 4, 6), generator=torch.Generator().manual_seed(1))
     targets[1, 1:], targets[2] = 255, 255
     logits = task.answered(torch.zeros(3, 1, 4, 6), targets, {}).detach()
-    told = task.loss_of_each(logits, targets)
+    told = loss_of_each(logits, targets, multilabel=False)
     for i in range(2):
         alone = mean_loss(logits[i : i + 1], targets[i : i + 1], multilabel=False)
         assert float(told[i]) == pytest.approx(float(alone), rel=1e-6)

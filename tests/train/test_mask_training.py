@@ -18,18 +18,15 @@ from keymix.analysis import overlap
 from keymix.data.augment import Augment
 from keymix.data.segmentation.table import resized_image
 from keymix.errors import KeymixWarning, UserError
-from keymix.records import to_json
+from keymix.tasks.segmentation.answers import MaskAnswers
+from keymix.tasks.segmentation.facts import MaskDetails
+from keymix.tasks.segmentation.training import SegmentationTask
 from keymix.train import files
+from keymix.train.degenerate_predictions import warn_of_degenerate
 from keymix.train.engine import train
 from keymix.train.model import load_data
-from keymix.train.one_answer import warn_of_no_overlap
-from keymix.train.recipe import (
-    Recipe,
-    replace_path,
-)
-from keymix.train.record import SplitScores
+from keymix.train.recipe import ModelConfig, Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run
-from keymix.train.segmentation import SegmentationTask
 from made_masks import ORGANS, write_uwgi
 
 
@@ -45,6 +42,7 @@ def run(masks_run: Path) -> Run:
 
 def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
     told, data = run.summary.last.test, run.summary.data
+    own = told.own.read(MaskDetails)
     assert run.summary.task == data.task == "segmentation"
     assert data.classes == ("background", *ORGANS)
     with np.load(run.folder / files.PREDICTIONS) as kept:
@@ -60,9 +58,9 @@ def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
     pixels = 24 * 24 * data.sizes["test"]
     assert pooled[:, 1].sum() == pooled[:, 2].sum() == pixels
     one_alone = (counts[:, 1:, 1] > 0) != (counts[:, 1:, 2] > 0)
-    assert told.hausdorff_missed == one_alone.sum() == sum(c.missed for c in told.classes or ())
-    assert [each.name for each in told.classes or ()] == list(ORGANS)
-    assert told.hausdorff_unit == "mm"
+    assert own.hausdorff_missed == one_alone.sum() == sum(c.missed for c in own.classes)
+    assert [each.name for each in own.classes] == list(ORGANS)
+    assert own.hausdorff_unit == "mm"
     both = (counts[..., 1] > 0) & (counts[..., 2] > 0)
     assert (np.isfinite(distances[:, 1:]) == both[:, 1:]).all()
     assert np.isnan(distances[:, 0]).all()
@@ -105,7 +103,7 @@ def test_evaluation_repeats_the_test(run: Run) -> None:
     assert {key: told[key] for key in ("jaccard", "dice", "loss")} == {
         key: run.summary.last.test.scores[key] for key in ("jaccard", "dice", "loss")
     }
-    assert told["classes"] == to_json(run.summary.last.test.classes)
+    assert told["classes"] == run.summary.last.test.own.values["classes"]
 
 
 def test_a_run_that_was_broken_off_ends_with_the_same_weights(
@@ -161,16 +159,16 @@ def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
     [
         (
             {"model__name": "vit_nano_p2_12", "model__options": {}},
-            "is not for data .* which has masks",
+            "is not for data .* which has images with masks",
         ),
         ({"data__spec": "digits"}, "data.val_fraction|data.test_fraction = 0.3: data digits holds"),
         ({"loss__mixup": 0.2}, "loss.mixup = 0.2: is for classes of whole images"),
         ({"loss__label_smoothing": 0.1}, "loss.label_smoothing = 0.1: is for classes"),
         ({"model__global_pool": "avg"}, "model.global_pool = 'avg': is for classifiers"),
         ({"augment__crop_padding": 2}, "augment.crop_padding=2 changes images"),
-        ({"data__masks": "both"}, "data.masks 'both'"),
+        ({"data__masks": "both"}, "task.options.masks 'both'"),
         ({"data__stack": 2}, "data.stack = 2: must be an odd number"),
-        ({"loss__dice": 1.5}, r"loss.dice = 1.5: must lie in \[0, 1\]"),
+        ({"loss__dice": 1.5}, r"task.options.dice = 1.5: must lie in \[0, 1\]"),
     ],
 )
 def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
@@ -186,9 +184,9 @@ def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
 ) -> None:
     for changes, told in (
         ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
-        ({"loss.dice": 0.5}, "loss.dice = 0.5: is for masks, and data digits has none"),
+        ({"loss.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
         ({"augment.vertical_flip": True}, "augment.vertical_flip=True is for images with masks"),
-        ({"data.masks": "exclusive"}, "data.masks = 'exclusive': data digits holds no masks"),
+        ({"data.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
     ):
         with pytest.raises(UserError, match=told):
             train(replace_path(tiny, changes), tmp_path / "run")
@@ -211,14 +209,29 @@ def test_a_run_is_not_evaluated_on_other_organs(run: Run, scans: Path, tmp_path:
 
 
 def test_masks_that_cover_nothing_are_told() -> None:
+    def warn(common: int, predicted: int, true: int, loss: float = 1.0) -> None:
+        counts = np.zeros((5, 2, 3), dtype=np.int64)
+        counts[0, 1] = common, predicted, true
+        answers = MaskAnswers(
+            index=np.arange(5),
+            group=np.arange(5),
+            counts=counts,
+            hausdorff=np.full((5, 2), np.nan),
+            classes=("background", "leaf"),
+            scored=(1,),
+        )
+        warn_of_degenerate(answers, ModelConfig(name="setr_micro"), "test images", loss)
+
     with pytest.warns(KeymixWarning, match="5 test images cover nothing of the true ones: probab"):
-        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": 1.0}))
+        warn(0, 3, 4)
+    with pytest.warns(KeymixWarning, match="5 test images are all empty: probably"):
+        warn(0, 0, 4)
     with pytest.warns(KeymixWarning, match="training diverged"):
-        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": float("nan")}))
+        warn(0, 3, 4, float("nan"))
     with pytest.warns(KeymixWarning, match="none of the 5 test images has a class that counts"):
-        warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.0, "loss": 1.0}, true_pixels=0))
-    # warnings are errors in these tests
-    warn_of_no_overlap("test", 5, SplitScores(scores={"dice": 0.1, "loss": 1.0}))
+        warn(0, 3, 0)
+    warn(1, 3, 4)  # warnings are errors in these tests
+    warn(0, 0, 0)
 
 
 def test_the_record_of_a_run_opens_again(run: Run) -> None:

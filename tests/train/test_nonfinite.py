@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,8 @@ def test_spiking_run_that_lost_its_weights_ends(
         nn.init.constant_(conv.weight, math.nan)
         return made
 
-    build = engine.build_model
-    monkeypatch.setattr(engine, "build_model", lost)
+    build = engine.model_for
+    monkeypatch.setattr(engine, "model_for", lost)
     small = {"embed_dim": 32, "num_heads": 1, "time_steps": 2}
     recipe = vary({"model.name": "qkformer_micro_32", "model.options": small})
     with pytest.raises(UserError, match=r"the gradient of .* while the loss stayed finite"):
@@ -253,8 +254,8 @@ def test_step_that_is_looked_at_later_holds_no_graph(
     graphs: list[bool] = []
 
     def take(losses: Losses, step: Step) -> None:
-        held = [cell.cell_contents for cell in step.each.__closure__ or ()]
-        held += [step.loss, step.each()]
+        assert isinstance(step.each, partial)
+        held = [*step.each.args, step.loss, step.each()]
         graphs.extend(t.requires_grad for t in held if isinstance(t, torch.Tensor))
 
     monkeypatch.setattr(Losses, "take", take)

@@ -16,13 +16,14 @@ import torch
 
 from keymix.cli import main
 from keymix.errors import KeymixWarning
+from keymix.tasks.classification.answers import ClassAnswers
 from keymix.train import files
+from keymix.train.degenerate_predictions import warn_of_degenerate
 from keymix.train.engine import train
-from keymix.train.one_answer import warn_of_one_answer
 from keymix.train.recipe import ModelConfig, Recipe
 from keymix.train.runs import evaluate
 
-CLASSES = ["cat", "dog"]
+CLASSES = ("cat", "dog")
 SPIKING = ModelConfig(name="qkformer_micro_32")
 TWIN = ModelConfig(name="qkformer_micro_32", options={"neuron": "relu"})
 DENSE = ModelConfig(name="vit_nano_p2_12")
@@ -33,7 +34,14 @@ def warned(
 ) -> list[str]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        warn_of_one_answer(model, CLASSES, "test", predicted, targets, loss)
+        answers = ClassAnswers(
+            index=np.arange(len(targets)),
+            target=np.array(targets),
+            predicted=np.array(predicted),
+            top5=None,
+            classes=CLASSES,
+        )
+        warn_of_degenerate(answers, model, "test images", loss)
     return [str(each.message) for each in seen]
 
 

@@ -20,9 +20,9 @@ from keymix.data import load
 from keymix.data.loaders import Loader
 from keymix.data.segmentation.files import ScanFile
 from keymix.errors import UserError
+from keymix.tasks.segmentation.mask_files import COLUMNS, MANIFEST
+from keymix.tasks.segmentation.predict_masks import predict_masks
 from keymix.train.files import read_weights, weights_file, write_weights
-from keymix.train.mask_files import COLUMNS, MANIFEST
-from keymix.train.predict_masks import predict_masks
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.run_data import data_for
 from keymix.train.runs import Run, predict
@@ -113,7 +113,7 @@ def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
     model, seen = run.model_and_data()
     model.register_forward_pre_hook(lambda _, given: shown.append(given[0].clone()))
     monkeypatch.setattr(
-        "keymix.train.predict_masks.at_size", lambda *_: (model, seen, (SEEN, SEEN))
+        "keymix.tasks.segmentation.predict_masks.at_size", lambda *_: (model, seen, (SEEN, SEEN))
     )
     predict_masks(run, out=tmp_path / "out")
     data, _ = data_for(run.recipe.data, seen, None, (SEEN, SEEN))

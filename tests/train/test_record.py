@@ -10,7 +10,9 @@ import pytest
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
-from keymix.records import from_json, to_json
+from keymix.records import Own, from_json, to_json
+from keymix.task import Score, Task, get_task
+from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.train import record
 from keymix.train.recipe import Recipe
 from keymix.train.record import (
@@ -74,14 +76,45 @@ def test_a_line_is_flat_and_comes_back_the_same() -> None:
         {"epoch": 0.0},
         {"train_loss": None},
         {"val_loss": "1"},
-        {"val_top1": None},
-        {"val_jaccard": 0.5},
+        {"val_loss": None, "val_top1": None},
         {"train_distill": "1"},
     ],
 )
 def test_what_is_no_line_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         from_json(EpochLine, LINE | changes, where="it")
+
+
+def test_a_line_lacks_what_its_task_ranks_by() -> None:
+    line = from_json(EpochLine, LINE, where="it").validated
+    assert line.lacks(get_task("classification")) == ""
+    assert line.rank(get_task("classification")) == (0.5, -2.0)
+    assert line.lacks(get_task("segmentation")) == "val_jaccard"
+    assert replace(line, val={"top1": 0.5}).lacks(get_task("classification")) == "val_loss"
+    error = Score(key="rmse", name="error", short="rmse", label="error", better="less", high=None)
+    told = replace(line, val={"rmse": 3.0})
+    numbers = Task(name="n", does="", holds="", scores=(error,), validation_loss=False)
+    assert told.lacks(numbers) == ""
+    assert told.rank(numbers) == (-3.0, 0.0)
+
+
+def test_the_details_of_a_task_come_back_and_are_checked() -> None:
+    own = {"hausdorff_mm": 2.0, "hausdorff_missed": 1, "hausdorff_unit": "mm", "true_pixels": 9}
+    leaf = {"name": "leaf", "jaccard": 0.5, "dice": None, "hausdorff_mm": None, "missed": 1}
+    scores = {"loss": 1.0, "jaccard": 0.5, "weighted_jaccard": 0.4, "dice": None}
+    test = SplitScores(scores=scores, own=Own({**own, "classes": [leaf]}))
+    mark = record.Tested(epoch=1, val=scores, test=test)
+    run = replace(RUN, task="segmentation", data=MASKS, last=mark, best=mark)
+    values = to_json(run)
+    assert run_from_json(values, where="it", whole=True) == run
+    assert values["last"]["test"] == {**scores, **own, "classes": [leaf]}
+    assert run.last.test.own.read(MaskDetails).classes[0].name == "leaf"
+    for name, value in (("classes", None), ("hausdorff_unit", "inch"), ("hausdorff_missed", None)):
+        wrong = {**values["last"]["test"], name: value}
+        with pytest.raises(UserError, match=name):
+            run_from_json(
+                {**values, "last": {**values["last"], "test": wrong}}, where="it", whole=False
+            )
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from keymix.analysis.statistics import Interval
 from keymix.cli import main
-from keymix.compare import words
-from keymix.data.record import DataRecord
 from keymix.errors import UserError
-from keymix.report.record import Outcome, OutcomeRow
 from keymix.train.runs import evaluate, predict
 
 SMALL = ["--epochs", "1", "--limit", "40", "--schedule.warmup_epochs=0", "--data.batch_size", "16"]
@@ -77,31 +72,3 @@ def test_a_photo_is_no_recording_and_a_recording_no_photo(
 def test_a_run_on_images_is_not_scored_on_recordings(runs: Path) -> None:
     with pytest.raises(UserError, match="holds recordings of events; the run was trained on imag"):
         evaluate(runs / "images", "moving_digits:100")
-
-
-def test_a_record_of_events_speaks_of_recordings_and_leaves_names_alone() -> None:
-    images = DataRecord(
-        spec="digits",
-        classes=("a",),
-        image_size=(8, 8),
-        in_chans=1,
-        sizes=dict.fromkeys(("train", "val", "test"), 1),
-        index_sha256=dict.fromkeys(("train", "val", "test"), ""),
-        fingerprint="",
-    )
-    row = OutcomeRow(
-        mixer="image",
-        scores={},
-        seeds=None,
-        images=Interval(n=3, difference=0.0, low=None, high=None, p=None, note="3 test images"),
-        verdict=None,
-        headline="3 test images, an image each",
-        detail="",
-    )
-    said = Outcome(last=(row,), best=())
-    assert words.of_data(said, images) == said
-    found = words.of_data(said, replace(images, time_steps=4))
-    assert found.last[0].images is not None
-    assert found.last[0].images.note == "3 test recordings"
-    assert found.last[0].headline == "3 test recordings, a recording each"
-    assert (found.last[0].mixer, found.best) == ("image", ())

@@ -21,6 +21,7 @@ from settings import EVERYTHING
 from keymix.cli import main
 from keymix.data import load
 from keymix.errors import Interrupted, KeymixWarning, UserError
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
@@ -29,7 +30,6 @@ from keymix.train.lock import InUse, locked
 from keymix.train.recipe import Recipe
 from keymix.train.record import WeightsFacts
 from keymix.train.runs import load_run
-from keymix.train.task import ClassificationTask
 
 Vary = Callable[[dict[str, Any]], Recipe]
 STEPS = 5  # an epoch of the tiny run

@@ -17,11 +17,12 @@ from timm.data import create_transform, resolve_model_data_config
 from keymix.data import load
 from keymix.data.decode import fit
 from keymix.errors import KeymixWarning, UserError
+from keymix.tasks.classification.scoring import Scores
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run, predict
-from keymix.train.scoring import Metrics, Scores
+from keymix.train.scoring import Metrics
 from tolerances import close
 
 

@@ -25,7 +25,7 @@ import os
 import signal
 from pathlib import Path
 
-from keymix.train.task import ClassificationTask
+from keymix.tasks.classification.training import ClassificationTask
 
 train = ClassificationTask.training_step
 

@@ -59,7 +59,7 @@ _PLACES = (  # module, class, function, name of the part
     ("keymix.train.step", "Training", "step", "training loop"),  # a step, but for what is in it
     ("keymix.train.loop", None, "save", "checkpoint"),
     ("keymix.data.held", "HeldImages", "_draw", "draws of the epoch"),
-    ("keymix.train.task", "ClassificationTask", "training_step", "forward"),
+    ("keymix.tasks.classification.training", "ClassificationTask", "training_step", "forward"),
     ("lightning_fabric", "Fabric", "backward", "backward"),
     ("keymix.train.step", "Training", "update", "optimizer"),
     ("timm.scheduler.scheduler", "Scheduler", "step_update", "schedule"),

@@ -141,9 +141,9 @@ def _look(recipe: Recipe, out: Path, data: ImageData) -> None:
     import torch
 
     import kill_resume as runs
+    from keymix.tasks.classification.training import ClassificationTask
     from keymix.train.engine import train
     from keymix.train.recipe import replace_path
-    from keymix.train.task import ClassificationTask
 
     facts: Result = {}
     step = ClassificationTask.training_step

@@ -9,7 +9,8 @@ from which a delete-one jackknife follows for any score.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,57 @@ class Answers(ABC):
         """Whether other answers are to the same questions."""
 
     def degenerate(self) -> tuple[str, ...]:
-        """Name what makes the answers say nothing of a model, such as one answer for all images."""
+        """Name what makes the answers say nothing of a model, such as one answer for all images.
+
+        Each is a clause in which ``{inputs}`` stands for what was answered, such as
+        ``200 {inputs} got the same answer`` for ``200 test images got the same answer``.
+        """
         return ()
+
+    def unscorable(self) -> str:
+        """Say why the truth allows no score, a clause likewise; nothing if it does."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeNumbers:
+    """What a stored array of whole numbers must be.
+
+    Args:
+        shape: Of one input's.
+        below: Numbers are below it; None for any from 0 on.
+    """
+
+    shape: tuple[int, ...] = ()
+    below: int | None = None
+
+
+def array_faults(stored: Arrays, wanted: Mapping[str, WholeNumbers], inputs: int) -> Iterator[str]:
+    """Say what is wrong with stored arrays of whole numbers, the first fault first.
+
+    Args:
+        stored: Arrays by name, as a file had them; ``index`` must be among them.
+        wanted: What the others must be.
+        inputs: How many inputs were answered.
+    """
+    wanted = {"index": WholeNumbers(), **wanted}
+    for name in wanted:
+        if name not in stored:
+            yield f"{name} is not in it"
+            return
+        if not np.issubdtype(stored[name].dtype, np.integer):
+            yield f"{name} is {stored[name].dtype}, no whole numbers"
+            return
+    found = len(np.unique(stored["index"]))
+    if found != inputs:
+        yield f"index names {found:,} images, and the run was tested on {inputs:,}"
+    for name, one in wanted.items():
+        numbers, shape = stored[name], (found, *one.shape)
+        if numbers.shape != shape:
+            yield f"{name} is {numbers.shape}, not {shape}"
+        high = one.below is not None and numbers.max(initial=0) >= one.below
+        if high or numbers.min(initial=0) < 0:
+            yield f"{name} holds numbers that are no class and no count"
 
 
 def whole(answers: Answers) -> float:

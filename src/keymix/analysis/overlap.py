@@ -42,6 +42,8 @@ IGNORED = 255
 """Value of the truth's pixels that count nowhere."""
 
 Counts = NDArray[np.int64]
+Pixels = NDArray[np.number[Any]]
+"""Counted pixels; those of weighted images are fractions."""
 Scores = NDArray[np.float64]
 
 
@@ -96,7 +98,7 @@ def _of_classes(
     return np.stack([both, confusion.sum(axis=1), confusion.sum(axis=2)], axis=-1)
 
 
-def jaccard(counts: Counts) -> Scores:
+def jaccard(counts: Pixels) -> Scores:
     """Divide the pixels that both have by those that either has: the Jaccard index, or IoU.
 
     Args:
@@ -108,7 +110,7 @@ def jaccard(counts: Counts) -> Scores:
     return _ratio(both, predicted + true - both)
 
 
-def dice(counts: Counts) -> Scores:
+def dice(counts: Pixels) -> Scores:
     """Divide the pixels that both have by the mean of what each has: the Dice coefficient, or F1.
 
     Args:
@@ -120,7 +122,7 @@ def dice(counts: Counts) -> Scores:
     return _ratio(2 * both, predicted + true)
 
 
-def mean_jaccard(counts: Counts, scored: Sequence[int]) -> Scores:
+def mean_jaccard(counts: Pixels, scored: Sequence[int]) -> Scores:
     """Average the Jaccard index over classes; 1 where no scored class is true or predicted.
 
     Args:
@@ -132,7 +134,7 @@ def mean_jaccard(counts: Counts, scored: Sequence[int]) -> Scores:
     return _mean(jaccard(_scored(counts, scored)))
 
 
-def mean_dice(counts: Counts, scored: Sequence[int]) -> Scores:
+def mean_dice(counts: Pixels, scored: Sequence[int]) -> Scores:
     """Average the Dice coefficient over classes; 1 where no scored class is true or predicted.
 
     Args:
@@ -144,7 +146,7 @@ def mean_dice(counts: Counts, scored: Sequence[int]) -> Scores:
     return _mean(dice(_scored(counts, scored)))
 
 
-def weighted_jaccard(counts: Counts, scored: Sequence[int]) -> Scores:
+def weighted_jaccard(counts: Pixels, scored: Sequence[int]) -> Scores:
     """Average the Jaccard index over classes, each weighted by its true pixels.
 
     1 where no scored class is true or predicted; 0 where none is true and one is predicted.
@@ -206,7 +208,7 @@ def _box(mask: NDArray[np.bool_]) -> tuple[slice, slice]:
     return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
 
 
-def _scored(counts: Counts, scored: Sequence[int]) -> Counts:
+def _scored(counts: Pixels, scored: Sequence[int]) -> Pixels:
     return np.asarray(counts)[..., list(scored), :]
 
 

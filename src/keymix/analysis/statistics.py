@@ -146,13 +146,17 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
 
 
 def over_images(
-    mixer: Mapping[int, npt.NDArray[np.bool_]], baseline: Mapping[int, npt.NDArray[np.bool_]]
+    mixer: Mapping[int, npt.NDArray[np.bool_]],
+    baseline: Mapping[int, npt.NDArray[np.bool_]],
+    *,
+    unit: str = "image",
 ) -> Interval | None:
     """Compare two mixers over the test images, at the seeds that both have finished.
 
     Args:
         mixer: By seed, whether the mixer's model got each test image right, ``[N]``.
         baseline: The same of the baseline, same images in the same order.
+        unit: What an image is called, for the notes.
 
     Returns:
         The interval of `bonett_price`, ``None`` without a pair of runs.
@@ -165,7 +169,7 @@ def over_images(
         return None
     sizes = {len(runs[s]) for runs in (mixer, baseline) for s in seeds}
     if len(sizes) != 1:
-        raise ValueError(f"runs were tested on different numbers of images: {sorted(sizes)}")
+        raise ValueError(f"runs were tested on different numbers of {unit}s: {sorted(sizes)}")
     (n,) = sizes
     if n == 0:
         return None
@@ -175,9 +179,9 @@ def over_images(
     low, high, p = bonett_price(x)
     notes = []
     if not np.any(x):
-        notes.append("both get every test image right equally often")
+        notes.append(f"both get every test {unit} right equally often")
     if n < 100:
-        notes.append(f"only {n} test images, so the interval is rough")
+        notes.append(f"only {n} test {unit}s, so the interval is rough")
     return Interval(
         n=n,
         difference=tidy(float(x.mean())),

@@ -52,6 +52,11 @@ class _Left:
         return f"about {roughly(self._remaining.seconds())} left"
 
 
+def _plain(text: str) -> str:
+    """Write plain spaces, which any terminal has."""
+    return text.replace("\u00a0", " ")
+
+
 class Lines:
     """A line on standard error for every run that ends and every step after training."""
 
@@ -70,8 +75,8 @@ class Lines:
             console.note(f"{event.total} runs{kept}")
         elif event.kind in ("estimate", "note"):
             console.note(event.text)
-        elif event.kind == "epoch" and event.value is not None:
-            self._scores[run] = f"validation {event.text} {event.value * 100:.1f} %"
+        elif event.kind == "epoch" and event.shown:
+            self._scores[run] = f"validation {event.text} {_plain(event.shown)}"
         elif event.kind in ("done", "failed"):
             self._ended += 1
             told = event.text if event.kind == "failed" else self._scores.get(run, "")
@@ -132,8 +137,8 @@ class Bars:
             self._runs[run] = self._add(name, told="starting")
         elif event.kind == "epoch":
             self._fraction[run] = event.epoch / event.epochs
-            accuracy = "" if event.value is None else f"  validation {event.value * 100:.1f} %"
-            told = f"epoch {event.epoch} of {event.epochs}{accuracy}"
+            score = f"  validation {_plain(event.shown)}" if event.shown else ""
+            told = f"epoch {event.epoch} of {event.epochs}{score}"
             task = self._runs[run]
             self._progress.update(task, completed=event.epoch, total=event.epochs, told=told)
             self._overall()

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
-from keymix.data.specs import named
 from keymix.records import to_json
 
 if TYPE_CHECKING:
@@ -16,10 +15,7 @@ if TYPE_CHECKING:
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
 
-BESIDE = ("weighted_jaccard", "dice", "hausdorff_mm")
-"""Scores of masks that stand beside the Jaccard index."""
-
-COSTS = ("params", "MACs", "ms", "images/s", "MiB")
+COSTS = ("params", "MACs", "ms", "{inputs}/s", "MiB")
 
 SPIKE_COLUMNS = {
     "spikes/neuron/step": "rate_told",
@@ -44,37 +40,31 @@ def tell(result: Comparison) -> None:
     Args:
         result: The comparison.
     """
-    from keymix.data.tasks import SEGMENTATION
     from keymix.report import formats
+    from keymix.report.part import page_of
     from keymix.report.views.spikes import dense_over
     from keymix.report.views.wording import columns, wording
 
     record = result.record
-    task = record.task_kind
-    words = wording(task)
-    masks = task is SEGMENTATION
-    beside = [column for column in columns(record) if column.key in BESIDE] if masks else []
+    score, words = record.task_kind.score, wording(record)
+    shown = page_of(record.task_kind).terminal
+    further = [column for column in columns(record) if column.key in shown]
     dense, at = dense_over(record)
     rows = []
     for row in record.outcome.last:
         label = row.mixer
         cost = record.costs[label]
-        score, seeds, images = row.scores[task.score.key], row.seeds, row.images
-        spread = "" if score.sd is None else f" ± {formats.percent(score.sd)}"
+        found, seeds, units = row.scores[score.key], row.seeds, row.images
+        spread = "" if found.sd is None else f" ± {score.digits(found.sd)}"
         base = label == record.baseline
         rows.append(
             [
                 label,
-                formats.percent(score.mean) + spread,
-                *(
-                    (formats.percent if column.percent else formats.distance)(
-                        row.scores[column.key].mean
-                    )
-                    for column in beside
-                ),
-                "baseline" if base else formats.points(seeds.difference if seeds else None),
-                formats.span(seeds.low, seeds.high) if seeds else formats.MISSING,
-                formats.span(images.low, images.high) if images else formats.MISSING,
+                formats.scored(found.mean, score) + spread,
+                *(formats.scored(row.scores[column.key].mean, column.score) for column in further),
+                "baseline" if base else formats.changed(seeds.difference if seeds else None, score),
+                formats.span(seeds.low, seeds.high, score) if seeds else formats.MISSING,
+                formats.span(units.low, units.high, score) if units else formats.MISSING,
                 formats.count(cost.params),
                 formats.count(cost.macs) + (f" ({at[label]})" if label in at else ""),
                 formats.milliseconds(cost.latency_ms),
@@ -82,17 +72,16 @@ def tell(result: Comparison) -> None:
                 formats.mib(cost.peak_mib),
             ]
         )
-    events = record.data.events
+    costs = [head.format(inputs=words.inputs) for head in COSTS]
     heads = [
         "mixer",
-        f"{words.short} %",
-        *(column.head.replace(", %", " %").replace(", ", " ") for column in beside),
+        f"{score.label} {score.unit}".rstrip(),
+        *(column.head.replace(", ", " ") for column in further),
         "difference",
         "95% seeds",
         f"95% {words.units}",
-        *(f"MACs, {dense}" if dense and head == "MACs" else head for head in COSTS),
+        *(f"MACs, {dense}" if dense and head == "MACs" else head for head in costs),
     ]
-    heads = [named(head, events=events) for head in heads]
     console.table(heads, rows, title=f"{record.title}: test {words.score}, last epoch")
     _tell_spikes(record)
     console.say()
@@ -135,7 +124,7 @@ def _tell_spikes(record: ComparisonRecord) -> None:
     console.table(
         ("mixer", *SPIKE_COLUMNS),
         rows,
-        title=named("what spikes cost, an image", events=record.data.events),
+        title=f"what spikes cost, {record.data.kind.one}",
     )
     console.say(SPIKES_LINE)
     for note, labels in spikes.notes.items():
@@ -175,6 +164,15 @@ def _line(run: OpenRun) -> str:
     return f"{run.status}: {run.mixer}, seed {run.seed}: {run.reason}"
 
 
+def _units(record: ComparisonRecord) -> list[str]:
+    """Name where the task's part of a record tells the units of scores."""
+    from keymix.report.part import page_of
+
+    task = record.task_kind
+    keys = (score.unit_key for score in (*task.scores, *page_of(task).test_scores))
+    return [key for key in keys if key]
+
+
 def plain(result: Comparison) -> dict[str, Any]:
     """Return the result as plain values for ``--json``.
 
@@ -189,7 +187,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "baseline": record["baseline"],
         "seeds": record["seeds"],
         "data_check": record.get("data_check"),
-        **{key: record[key] for key in ("task", "hausdorff_unit") if key in record},
+        **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
         "mixers": [
             {
                 **row,

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
-from keymix.data.specs import is_events, named
+from keymix.data.specs import is_events, named, task_name
 from keymix.errors import UserError, missing, one_line, unknown
+from keymix.task import get_task
 from keymix.train.data_config import DataConfig
+from keymix.train.recipe import TaskConfig
 
 if TYPE_CHECKING:
     from keymix.data.check import Progress
@@ -28,8 +30,8 @@ _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
     "masks": (
         str,
         "KIND",
-        "of images with masks, as data.masks will be in training; like the next three: exclusive "
-        "or multilabel; default: exclusive",
+        "of images with masks, as task.options.masks will be in training; like the next three: "
+        "exclusive or multilabel; default: exclusive",
     ),
     "stack": (int, "N", "slices that will be an image's channels; default: 1"),
     "split_by": (str, "UNIT", "case or slice; default: case"),
@@ -104,7 +106,10 @@ def _check(argv: list[str]) -> int:
     from keymix.data.check import check, resolve
 
     of_one_kind = {name: getattr(given, name) for name in _OF_ONE_KIND}
-    DataConfig(spec=given.data, **of_one_kind)  # refuses what training would
+    # refuse what training would
+    DataConfig(spec=given.data, **{k: v for k, v in of_one_kind.items() if hasattr(DataConfig, k)})
+    task = get_task(task_name(given.data))
+    TaskConfig(options={name: of_one_kind[name] for name in task.data_options}).checked(task)
     items = named("images", events=resolve(given.data)[0].events)
     with _watching(items) as progress:
         report = check(given.data, progress=progress, time_steps=given.time_steps, **of_one_kind)

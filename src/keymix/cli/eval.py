@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keymix.cli import console, scores
 from keymix.cli.parser import VerbParser, image_size_of
-from keymix.data.specs import is_events, named, task_name
+from keymix.data.specs import kind_of_spec, task_name
 from keymix.records import from_json
 from keymix.task import get_task
 from keymix.train.record import Evaluation
@@ -88,10 +88,10 @@ def main(argv: list[str]) -> int:
         row.append(str(told["time_steps"]))
     left, kind = len(heads), get_task(task_name(told["data"]))
     row += [str(told["images"]), *scores.cells(told, kind)]
-    heads += [named("images", events=is_events(told["data"])), *scores.heads(kind)]
+    heads += [kind_of_spec(told["data"]).nouns, *scores.heads(kind)]
     console.table(heads, [row], left=left)
-    scores.tell_classes(
-        from_json(Evaluation, told, where="the evaluation"),
+    scores.tell_details(
+        from_json(Evaluation, told, where="the evaluation").of(kind),
         kind,
         f"{told['weights']} epoch, {told['split']}",
     )

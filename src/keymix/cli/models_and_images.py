@@ -490,8 +490,8 @@ def _scans_config(loaded: Loaded, spec: str | None) -> DataConfig:
 
 
 def _scans_of_files(loaded: Loaded, words: Sequence[str], limit: int | None) -> Scans:
+    from keymix.data.decode import resized_image
     from keymix.data.segmentation.files import ScanFile
-    from keymix.data.segmentation.table import resized_image
     from keymix.train.runs import image_files
 
     assert loaded.run is not None

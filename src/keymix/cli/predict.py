@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix predict``: classify images or folders with a trained run, or predict their masks."""
+"""``keymix predict``: what a trained run answers to files, such as classes or masks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser, image_size_of
-from keymix.data.specs import is_events, named, task_name
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.report import csv_cells
+from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
-    from keymix.train.runs import Prediction
+    from keymix.train.parts import AnswersPart, Prediction, PredictionRows
 
+OPTIONS = frozenset({"data", "split", "time_steps", "top"})
+"""Options that not every task takes."""
+FOLDER = "predictions"
+"""Where predictions go that are written into a folder."""
 
 EXAMPLES = """\
 examples:
@@ -46,21 +50,19 @@ def main(argv: list[str]) -> int:
     given = _parsed(argv)
     size = image_size_of(given)
 
+    from keymix.train.parts import answers_of
     from keymix.train.runs import load_run, predict
 
     run = load_run(given.run)
-    if task_name(run.recipe.data.spec) == SEGMENTATION.name:
-        from keymix.cli import predict_masks
-
-        return predict_masks.predict(run, given, size)
-    for option, value in (("--data", given.data), ("--split", given.split)):
-        if value is not None:
-            raise UserError(
-                f"{option} {value} is for runs that predict masks; {given.run!r} classifies. Name "
-                "image files or folders, or score it with `keymix eval`."
-            )
+    task = get_task(task_name(run.recipe.data.spec))
+    part = answers_of(task)
+    for name in sorted(OPTIONS - part.predict_options):
+        if (value := getattr(given, name)) is not None:
+            raise UserError(_not_for(name, value, given.run, task))
+    if part.writer:
+        return _into_folder(part, given, size)
     if not given.images:
-        raise UserError(f"no IMAGE: name image files or folders for {given.run!r} to classify.")
+        raise UserError(f"no IMAGE: name image files or folders: {given.run!r} {task.does}.")
     target = None if given.out is None else Path(given.out)
     if target is not None and target.exists() and not given.overwrite:
         raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
@@ -74,15 +76,49 @@ def main(argv: list[str]) -> int:
         time_steps=given.time_steps,
     )
     good = [answer for answer in answers if answer.error is None]
-    broken = [answer for answer in answers if answer.error is not None]
     if given.format == "table" and target is None:
-        _table(good, named("image", events=is_events(run.recipe.data.spec)))
+        _table(part.table(good, kind_of_spec(run.recipe.data.spec).noun))
     else:
-        text = _json(answers) if given.format == "json" else _csv(good)
+        text = _json(part, answers) if given.format == "json" else _csv(part.csv(good))
         _write(text, target)
-    for answer in broken:
-        console.warn(f"keymix: error: {answer.error}")
-    return 2 if broken else 0
+    return console.tell_broken(each.error for each in answers if each.error is not None)
+
+
+def _not_for(name: str, value: object, run: str, task: Task) -> str:
+    """Say that an option is not for a task, and what to do."""
+    option = f"--{name.replace('_', '-')} {value}"
+    remedy = "Leave it out."
+    if name in ("data", "split"):
+        remedy = "Name image files or folders, or score it with `keymix eval`."
+    return f"{option} is not for the run {run!r}, which {task.does}. {remedy}"
+
+
+def _into_folder(part: AnswersPart, given: argparse.Namespace, size: tuple[int, int] | None) -> int:
+    """Write predictions of files, or of a split of data, into a folder."""
+    from keymix.train.parts import Wanted
+
+    answers, written = part.write(
+        Wanted(
+            run=Path(given.run),
+            paths=given.images,
+            out=Path(given.out or FOLDER),
+            data=given.data,
+            split=given.split,
+            which=given.weights,
+            image_size=size,
+            resize=given.resize,
+            overwrite=given.overwrite,
+        )
+    )
+    good = [answer for answer in answers if answer.error is None]
+    if given.format == "json":
+        console.say(_json(part, answers).rstrip("\n"))
+    elif given.format == "csv":
+        console.say(_csv(part.csv(good)).rstrip("\n"))
+    elif good:
+        _table(part.table(good, "image"))
+    console.note(written)
+    return console.tell_broken(each.error for each in answers if each.error is not None)
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
@@ -121,33 +157,17 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     return given
 
 
-def _table(answers: Sequence[Prediction], item: str) -> None:
-    rows = []
-    for answer in answers:
-        pairs = zip(answer.classes, answer.probabilities, strict=True)
-        rows.append([answer.path, ", ".join(f"{name} {share:.1%}" for name, share in pairs)])
-    console.table([item, "classes"], rows, left=2)
+def _table(table: PredictionRows) -> None:
+    rows = [[str(cell) for cell in row] for row in table.rows]
+    console.table(list(table.heads), rows, left=table.left)
 
 
-def _csv(answers: Sequence[Prediction]) -> str:
-    rows = []
-    for answer in answers:
-        pairs = zip(answer.classes, answer.probabilities, strict=True)
-        for rank, (name, share) in enumerate(pairs, start=1):
-            rows.append([answer.path, rank, name, f"{share:.6f}"])
-    return csv_cells.write(["image", "rank", "class", "probability"], rows)
+def _csv(table: PredictionRows) -> str:
+    return csv_cells.write(list(table.heads), [list(row) for row in table.rows])
 
 
-def _json(answers: Sequence[Prediction]) -> str:
-    told: list[dict[str, object]] = []
-    for answer in answers:
-        if answer.error is not None:
-            told.append({"image": answer.path, "error": answer.error})
-            continue
-        pairs = zip(answer.classes, answer.probabilities, strict=True)
-        top = [{"class": name, "probability": share} for name, share in pairs]
-        told.append({"image": answer.path, "top": top})
-    return json.dumps(told, indent=2) + "\n"
+def _json(part: AnswersPart, answers: Sequence[Prediction]) -> str:
+    return json.dumps([part.plain(answer) for answer in answers], indent=2) + "\n"
 
 
 def _write(text: str, target: Path | None) -> None:

@@ -8,12 +8,13 @@ option. jsonargparse shows types and help texts of the recipe's dataclasses in `
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from keymix.errors import UserError, unknown
-from keymix.train.recipe import Recipe, parse_value, paths
+from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.train.recipe import FREE, Recipe, parse_value, paths, renamed_keys
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -32,7 +33,6 @@ SHORT_HELP = "short forms: " + ", ".join(
         *(f"{short} = --{path} true" for short, path in SWITCHES.items()),
     ]
 )
-_FREE = "model.options."  # keys below are the model's own
 _ELSEWHERE = {
     "neuron": "the neurons of a spiking model are --model.options.neuron: lif, if, plif or relu",
     "time_steps": "the time steps of a spiking model are --model.options.time_steps on images, "
@@ -82,6 +82,7 @@ def sort_words(
         UserError: On an unknown option, with the nearest, or one without its value.
     """
     words, fields = Words(), {f"--{path}": path for path in paths()} | dict(short)
+    old = {f"--{path}": new for path, new in renamed_keys().items()}
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -97,7 +98,11 @@ def sort_words(
             else:
                 words.flags.add(name)
             continue
-        free = name.startswith(f"--{_FREE}") and len(name) > len(_FREE) + 2
+        if name in old:
+            text = f"option {name} is now --{old[name]}; the old name works for one more release"
+            warnings.warn(text, KeymixWarning, stacklevel=2)
+            name = f"--{old[name]}"
+        free = any(name.startswith(f"--{start}") and len(name) > len(start) + 2 for start in FREE)
         if name not in options and name not in fields and not free:
             argument = name[2:].rpartition(".")[2].replace("-", "_")
             if argument in _ELSEWHERE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scores of an evaluation as cells of a table, by task, and those of each class of masks."""
+"""The scores of an evaluation as cells of a table, by task, and what the task records besides."""
 
 from __future__ import annotations
 
@@ -7,70 +7,43 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.data.tasks import SEGMENTATION
-from keymix.task import Task
+from keymix.task import LOSS, Score, Task
 
 if TYPE_CHECKING:
     from keymix.train.record import SplitScores
 
-_HEADS = {
-    "loss": "loss",
-    "top1": "top1 %",
-    "top5": "top5 %",
-    "jaccard": "Jaccard %",
-    "weighted_jaccard": "weighted %",
-    "dice": "Dice %",
-}
 
-
-def heads(kind: Task) -> list[str]:
+def heads(task: Task) -> list[str]:
     """Name the columns of a task's scores."""
-    return [_HEADS[name] for name in kind.keys]
+    own = [f"{score.short} {score.unit}".rstrip() for score in task.scores]
+    return [LOSS, *own] if task.validation_loss else own
 
 
-def cells(scores: Mapping[str, float | None], kind: Task) -> list[str]:
-    """Write a task's scores: the loss, and fractions in percent."""
-    return [
-        f"{scores[name]:.4f}" if name == "loss" else percent(scores[name]) for name in kind.keys
-    ]
+def cells(scores: Mapping[str, float | None], task: Task) -> list[str]:
+    """Write a task's scores: the loss, fractions in percent, others without their unit."""
+    own = [cell(scores[score.key], score) for score in task.scores]
+    return [f"{scores[LOSS]:.4f}", *own] if task.validation_loss else own
 
 
-def percent(value: float | None) -> str:
-    """Write a fraction in percent; a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.2f}"
+def cell(value: float | None, score: Score) -> str:
+    """Write a score without its unit; a dash where there is none."""
+    return "–" if value is None else score.digits(value, 2)
 
 
-def tell_classes(test: SplitScores, kind: Task, what: str) -> None:
-    """Print the scores of each class of masks; nothing for another task.
+def tell_details(test: SplitScores, task: Task, what: str) -> None:
+    """Print what a task records next to the scores, such as those of each class.
 
     Args:
         test: What was scored.
-        kind: The task.
+        task: The task.
         what: Whose they are, for the title.
     """
-    if kind is not SEGMENTATION:
+    from keymix.train.parts import answers_of
+
+    table = answers_of(task).details(test)
+    if table is None:
         return
-    rows = [
-        [
-            each.name,
-            percent(each.jaccard),
-            percent(each.dice),
-            distance(each.hausdorff_mm),
-            str(each.missed),
-        ]
-        for each in test.classes or ()
-    ]
-    overall = [percent(test.scores["jaccard"]), percent(test.scores["dice"])]
-    overall += [distance(test.hausdorff_mm), str(test.hausdorff_missed)]
-    rows.append(["all", *overall])
-    columns = ["class", "Jaccard %", "Dice %", f"Hausdorff {test.hausdorff_unit}", "in one alone"]
-    console.table(columns, rows, left=1, title=f"each class, {what}")
-    console.note(
-        "Hausdorff is a mean over the images where truth and prediction both have the class; "
-        "'in one alone' counts those where only one has it."
-    )
-
-
-def distance(value: float | None) -> str:
-    """Write a distance; a dash where there is none."""
-    return "–" if value is None else f"{value:.1f}"
+    rows = [list(row) for row in table.rows]
+    console.table(list(table.heads), rows, left=1, title=f"{table.title}, {what}")
+    if table.note:
+        console.note(table.note)

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,8 +311,8 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     from keymix.data.loaders import Loader
     from keymix.surgery.swap_record import BothScores, TestScores
     from keymix.train.model import device_of_this_machine
+    from keymix.train.parts import answers_of
     from keymix.train.run_data import relabelled
-    from keymix.train.scoring import score
 
     device, told = device_of_this_machine(), {}
     for name, shown in (("before", model), ("after", swapped)):
@@ -323,13 +324,15 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
             workers=source.recipe.data.workers,
             device=device,
         )
-        scored = score(
+        found = answers_of(source.data.task).evaluate(
             shown,
             relabelled(batches, source.numbers),
-            num_classes=len(source.seen.classes),
+            source.data.test,
+            replace(source.data, classes=source.seen.classes),
             device=device,
+            precision="32",
         )
-        metrics: dict[str, Any] = {**scored.metrics, "images": len(scored.index)}
+        metrics: dict[str, Any] = {**found.scores, "images": len(found.answers.index)}
         told[name] = TestScores(**metrics)
     return BothScores(**told)
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from keymix.cli import console, scores
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
-from keymix.data.specs import is_events, named
-from keymix.data.tasks import CLASSIFICATION
+from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.records import to_json
-from keymix.task import get_task, list_tasks
+from keymix.task import LOSS, Task, get_task
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ def main(argv: list[str]) -> int:
     if "--help" in words.flags:
         _help(named)
         return 0
+    _register(words.options.get("--import", []))
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
     out = words.last("--out")
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
-    run = _train(recipe, out, words.options.get("--import", []), "--overwrite" in words.flags)
+    run = _train(recipe, out, "--overwrite" in words.flags)
     _tell(run, as_json="--json" in words.flags)
-    _warn_of_one_answer(run)
+    _warn_of_degenerate(run)
     return 0
 
 
@@ -103,25 +103,32 @@ def _recipe(named: str | None, configs: list[str]) -> Recipe:
     return recipe
 
 
-def _train(recipe: Recipe, out: str, imports: list[str], overwrite: bool) -> Run:
+def _register(files: list[str]) -> None:
+    """Import files before a recipe is read that names what they register."""
+    if not files:
+        return
+    from keymix.mixers.registry import import_file
+
+    for file in files:
+        import_file(file)
+
+
+def _train(recipe: Recipe, out: str, overwrite: bool) -> Run:
     from keymix.train.engine import train
 
-    for file in imports:
-        from keymix.mixers.registry import import_file
-
-        import_file(file)
-    line = partial(_epoch_line, items=named("images", events=is_events(recipe.data.spec)))
+    task = get_task(task_name(recipe.data.spec))
+    line = partial(_epoch_line, task=task, items=kind_of_spec(recipe.data.spec).nouns)
     progress = "bar" if sys.stderr.isatty() else line
     return train(recipe, out, overwrite=overwrite, progress=progress)  # type: ignore[arg-type]
 
 
-def _epoch_line(line: Mapping[str, float | None], *, items: str) -> None:
-    kind = next(kind for kind in map(get_task, list_tasks()) if f"val_{kind.score.key}" in line)
-    epoch = int(line["epoch"] or 0) + 1
+def _epoch_line(line: Mapping[str, float | None], *, task: Task, items: str) -> None:
+    epoch, score = int(line["epoch"] or 0) + 1, task.score
+    val_loss = f"val loss {line[f'val_{LOSS}']:.4f}  " if task.validation_loss else ""
+    value = f"{scores.cell(line[f'val_{score.key}'], score)}{score.unit}"
     console.note(
         f"epoch {epoch}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
-        f"val loss {line['val_loss']:.4f}  val {kind.score.short} "
-        f"{line[f'val_{kind.score.key}']:.2%}  "
+        f"{val_loss}val {score.short} {value}  "
         f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
     )
 
@@ -142,28 +149,16 @@ def _tell(run: Run, *, as_json: bool) -> None:
     mixer = summary.mixer or "its own mixer"
     title = f"{summary.model}, {mixer}, seed {summary.seed}: {run.folder}"
     console.table(["weights", "epoch", *heads], rows, title=title)
-    scores.tell_classes(summary.last.test, kind, "last epoch, test")
+    scores.tell_details(summary.last.test, kind, "last epoch, test")
 
 
-def _warn_of_one_answer(run: Run) -> None:
-    """Warn where the last epoch's weights gave every test image the same answer, or no mask."""
-    last, data = run.summary.last.test, run.summary.data
-    if data.task_kind is not CLASSIFICATION:
-        from keymix.train.one_answer import warn_of_no_overlap
-
-        warn_of_no_overlap("test", data.sizes["test"], last)
-        return
-    from keymix.compare.answers import read_answers
+def _warn_of_degenerate(run: Run) -> None:
+    """Warn where the answers of the last epoch's weights to the test say nothing of the model."""
+    from keymix.train.damage import read_answers
+    from keymix.train.degenerate_predictions import warn_of_degenerate
     from keymix.train.files import PREDICTIONS
-    from keymix.train.one_answer import warn_of_one_answer
 
-    answers = read_answers(run.folder / PREDICTIONS, data)
-    warn_of_one_answer(
-        run.recipe.model,
-        data.classes,
-        "test",
-        answers.predicted["last"].tolist(),
-        answers.target.tolist(),
-        last.scores["loss"],
-        items=named("images", events=is_events(run.recipe.data.spec)),
-    )
+    last, data = run.summary.last.test, run.summary.data
+    answers = read_answers(run.folder / PREDICTIONS, data)["last"]
+    inputs = f"test {data.kind.nouns}"
+    warn_of_degenerate(answers, run.recipe.model, inputs, last.scores.get(LOSS))

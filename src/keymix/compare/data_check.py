@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, cast
 
-from keymix.compare.words import of_data
+from keymix.data.kinds import InputKind
 from keymix.data.record import DataRecord
-from keymix.data.tasks import SEGMENTATION
 from keymix.report.record import Checked, DataCheck, Finding, GradedFinding, Level
+from keymix.report.views.wording import unit_of
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 NARROW = (
-    "Intervals over test {units} are too narrow: images that belong together count as independent."
+    "Intervals over test {units} are too narrow: {inputs} that belong together count as "
+    "independent."
 )
 """What frames of a sequence do to the second question."""
 _NAMED = 3  # places of a finding that the record names
@@ -78,7 +80,7 @@ def narrow(checked: Checked | None, data: DataRecord) -> str:
     """
     if checked is None or not checked.too_narrow:
         return ""
-    return NARROW.format(units="cases" if data.task_kind is SEGMENTATION else "images")
+    return NARROW.format(units=f"{unit_of(data)}s", inputs=data.kind.nouns)
 
 
 def sheet(checked: Checked, data: DataRecord) -> DataCheck:
@@ -99,17 +101,23 @@ def sheet(checked: Checked, data: DataRecord) -> DataCheck:
         not_looked_at=checked.not_looked_at,
         headline="The data falsify results" if falsified else "A warning about the data",
         narrow=narrow(checked, data),
-        missed=of_data(missed, data),
+        missed=_named(missed, data.kind),
     )
+
+
+def _named(text: str, kind: InputKind) -> str:
+    """Call images what they are: the check of the data says images of all."""
+    text = re.sub(r"\b([Aa])n image\b", lambda a: f"{a[1]}{kind.one[1:]}", text)
+    return re.sub(r"\bimage(s?)\b", rf"{kind.noun}\1", text)
 
 
 def _graded(found: Finding, data: DataRecord) -> GradedFinding:
     remedy = found.remedy
     return GradedFinding(
         level=found.level,
-        what=of_data(found.what, data),
+        what=_named(found.what, data.kind),
         count=found.count,
         where=found.where,
-        remedy=of_data(f"{remedy[0].upper()}{remedy[1:]}." if remedy else "", data),
+        remedy=_named(f"{remedy[0].upper()}{remedy[1:]}." if remedy else "", data.kind),
         grade=_LEVELS[found.level],
     )

@@ -16,6 +16,7 @@ from keymix.compare.plan import Plan
 from keymix.data.record import DataRecord
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import to_json
+from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.views.spikes import steps_of
 
@@ -197,7 +198,7 @@ def write_csv(path: Path, record: ComparisonRecord) -> None:
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
     spikes, steps = record.spikes, steps_of(record)
-    in_pixels = {"hausdorff_mm": "hausdorff_px"} if record.hausdorff_unit == "px" else {}
+    named = _named_by_unit(record)
     for run in record.runs:
         if not isinstance(run, DoneRun):
             continue
@@ -212,5 +213,15 @@ def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
             for split, scores in (("val", mark.val), ("test", mark.test)):
                 for name, value in scores.items():
                     if value is not None:
-                        metric = in_pixels.get(name, name)
+                        metric = named.get(name, name)
                         yield [run.mixer, run.seed, epoch, split, metric, value, *costs, *told]
+
+
+def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:
+    """Name scores by the unit that the record tells, where their keys end in another."""
+    named = {}
+    for score in page_of(record.task_kind).test_scores:
+        unit = record.own.values.get(score.unit_key)
+        if unit and score.key.endswith(f"_{score.unit}"):
+            named[score.key] = f"{score.key.removesuffix(score.unit)}{unit}"
+    return named

@@ -5,35 +5,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from keymix.compare import data_check, environments, spike_costs, words
-from keymix.compare.answers import Answers, confusions, counts
-from keymix.compare.mask_answers import MaskAnswers
-from keymix.compare.outcome import MaskScores, Scores, caution, lead, outcome
+from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading, read_run
 from keymix.data.record import DataRecord, SameImages
-from keymix.data.tasks import SEGMENTATION
+from keymix.records import Own
+from keymix.report.part import page_of
 from keymix.report.record import (
     Attention,
     Checked,
-    Classes,
     Collapse,
     ComparedMixer,
     ComparisonRecord,
-    Confusion,
     CostRow,
-    Gallery,
     Measured,
     Outcome,
     OutcomeRow,
     Readout,
     Which,
 )
+from keymix.report.views.wording import unit_of
+from keymix.task import DEFAULT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,11 +37,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """What was read off the models and the images; None where it could not be."""
+    """What was read off the models and the images; None where it could not be.
+
+    Args:
+        attention: Attention maps.
+        collapse: How alike neighbouring blocks are.
+        own: The task's pictures of the models' answers.
+    """
 
     attention: Attention | None = None
     collapse: Collapse | None = None
-    gallery: Gallery | None = None
+    own: Own = field(default_factory=Own)
 
 
 def read_runs(
@@ -107,7 +109,7 @@ def make_record(
             seeds=plan.seeds,
             scores=_scores(plan, done, which),
             task=task,
-            classes=data.classes,
+            unit=unit_of(data),
             narrow=bool(narrow),
         )
 
@@ -115,7 +117,7 @@ def make_record(
     here = environments.lines(environment())
     trained_with, places = environments.distinct([reading.environment for reading in done])
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
-    table = spike_costs.table(plan, readings, spikes, costs)
+    table = spike_costs.table(plan, readings, spikes, costs, inputs=data.kind.nouns)
     method = words.method(
         plan,
         data,
@@ -125,13 +127,13 @@ def make_record(
         device=measured.device,
         narrow=narrow,
     )
-    masks = [reading.answers for reading in done if isinstance(reading.answers, MaskAnswers)]
+    own = Own.of(page_of(task).keep_comparison([reading.tested for reading in done], data))
     return ComparisonRecord(
-        task=task.name if task is SEGMENTATION else None,
+        task=None if task.name == DEFAULT else task.name,
         title=words.title(data),
-        facts=words.of_data(words.facts(plan, data), data),
-        lead=words.of_data(lead(outcomes.last, baseline=plan.baseline, task=task), data),
-        caution=words.of_data(caution(len(plan.seeds), task=task), data),
+        facts=words.facts(plan, data),
+        lead=lead(outcomes.last, baseline=plan.baseline, task=task, inputs=data.kind.nouns),
+        caution=caution(len(plan.seeds), task=task),
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
         command=command,
         environment={key: line for key, line in here.items() if key != "threads"},
@@ -152,18 +154,13 @@ def make_record(
             ComparedMixer(label=e.label, slug=e.slug, control=e.control, note=e.note)
             for e in plan.entrants
         ),
-        outcome=words.of_data(outcomes, data),
+        outcome=outcomes,
         test_images=data.sizes["test"],
-        test_cases=len(np.unique(masks[0].group)) if masks else None,
-        classes=_classes(data, done),
-        confusions=None if task is SEGMENTATION else _confusions(plan, done),
-        hausdorff_unit=_unit(done) if task is SEGMENTATION else None,
-        gallery=pictures.gallery,
         costs=costs,
         measured=measured,
-        spikes=words.of_data(table, data),
-        method=words.of_data(method, data),
-        curves_note=words.of_data(words.curves_note(plan), data),
+        spikes=table,
+        method=method,
+        curves_note=words.curves_note(plan, data),
         runs=tuple(
             replace(r.run, trained_with=place[r.run.mixer, r.run.seed])
             if isinstance(r, Finished)
@@ -172,41 +169,12 @@ def make_record(
         ),
         attention=pictures.attention,
         collapse=pictures.collapse,
+        own=Own({**own.values, **pictures.own.values}),
     )
 
 
-def _scores(
-    plan: Plan, done: Sequence[Finished], which: Which
-) -> dict[str, dict[int, Scores | MaskScores]]:
-    table: dict[str, dict[int, Scores | MaskScores]] = {label: {} for label in plan.labels}
+def _scores(plan: Plan, done: Sequence[Finished], which: Which) -> dict[str, dict[int, Scores]]:
+    table: dict[str, dict[int, Scores]] = {label: {} for label in plan.labels}
     for reading in done:
         table[reading.run.mixer][reading.run.seed] = reading.scores(which)
     return table
-
-
-def _classes(data: DataRecord, done: Sequence[Finished]) -> Classes:
-    """Count the test images of each class that counts, or those that have it."""
-    names = tuple(data.classes[c] for c in data.scored_classes)
-    images: tuple[int, ...] | None = None
-    if done:
-        answers = done[0].answers
-        images = (
-            counts(answers.target, len(names))
-            if isinstance(answers, Answers)
-            else tuple((answers.truth > 0).sum(axis=0).tolist())
-        )
-    return Classes(names=names, test_images=images)
-
-
-def _confusions(plan: Plan, done: Sequence[Finished]) -> dict[str, tuple[Confusion, ...]]:
-    """List what was taken for what, of the mixers with a finished run."""
-    answers = [(r.run.mixer, r.answers) for r in done if isinstance(r.answers, Answers)]
-    return {
-        label: confusions(found for mixer, found in answers if mixer == label)
-        for label in plan.labels
-        if any(mixer == label for mixer, _ in answers)
-    }
-
-
-def _unit(done: Sequence[Finished]) -> str:
-    return next((r.run.hausdorff_unit for r in done if r.run.hausdorff_unit), "mm")

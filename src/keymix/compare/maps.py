@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,21 +31,6 @@ MOST_LAYERS = 12
 """Attention maps of at most so many layers are kept."""
 
 
-def spread_out(split: Split, number: int) -> list[int]:
-    """Return indices of images evenly spread over a split, of different classes while there are.
-
-    The choice is fixed by the data alone.
-    """
-    labels = split.labels.tolist()
-    classes = sorted(set(labels))
-    step = max(1, len(classes) // number)
-    chosen = [labels.index(c) for c in classes[::step][:number]]
-    spare = (i for i in range(len(labels)) if i not in chosen)
-    while len(chosen) < min(number, len(labels)):
-        chosen.append(next(spare))
-    return chosen
-
-
 def evenly(split: Split, number: int) -> list[int]:
     """Return indices of images at equal distances over a split."""
     n = len(split)
@@ -59,13 +44,21 @@ def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
     return data.prepared(torch.stack([split.read(i) for i in chosen]))
 
 
+def listed(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor | list[Tensor]:
+    """Read images as the task's models take a batch: a list where they keep their own sizes."""
+    if data.record().task_kind.whole_images:
+        return [normalised(data, split, [i])[0] for i in chosen]
+    return normalised(data, split, chosen)
+
+
 def attention(
     models: Mapping[str, nn.Module],
     data: ImageData,
     *,
     pooling: str,
     seed: int,
-    chosen: Sequence[int] | None = None,
+    chosen: Sequence[int],
+    label: Callable[[ImageData, int], str],
 ) -> Attention:
     """Record where every mixer's trained model looks on the same few test images.
 
@@ -80,11 +73,11 @@ def attention(
         data: The images.
         pooling: How the models read out, timm's word.
         seed: Whose weights they are, for the record.
-        chosen: Which test images; `spread_out` chooses if None.
+        chosen: Which test images.
+        label: Says of one what it is.
     """
     from keymix.hosts import find_mixers
 
-    chosen = spread_out(data.test, PICTURES) if chosen is None else chosen
     images = normalised(data, data.test, chosen)
     found = [list(find_mixers(model).values()) for model in models.values()]
     depth = max(map(len, found), default=0)
@@ -102,7 +95,7 @@ def attention(
         images=tuple(
             MapImage(
                 png=image_uri(data.test.picture(i).numpy()),
-                label=_label(data, i),
+                label=label(data, i),
                 id=data.test.ids(i),
             )
             for i in chosen
@@ -112,12 +105,6 @@ def attention(
         maps=maps,
         missing=missing,
     )
-
-
-def _label(data: ImageData, i: int) -> str:
-    """Say what a test image is of: its class, or its name where it has a mask of classes."""
-    scans = data.test.scans
-    return data.classes[int(data.test.labels[i])] if scans is None else scans.scan_id(i)
 
 
 def _stages(models: Mapping[str, nn.Module]) -> list[list[int]]:

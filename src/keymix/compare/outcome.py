@@ -5,24 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from keymix.analysis import statistics
-from keymix.analysis.statistics import VERDICT_SEEDS, Interval, Summary
+from keymix.analysis.answers import Answers
+from keymix.analysis.statistics import VERDICT_SEEDS, Summary
 from keymix.compare.verdicts import judge
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
+from keymix.report.part import page_of
 from keymix.report.record import OutcomeRow
 from keymix.task import Task
-
-SUMMARIES = {
-    CLASSIFICATION.name: ("top1", "top5", "val_top1"),
-    SEGMENTATION.name: ("jaccard", "weighted_jaccard", "dice", "hausdorff_mm", "val_jaccard"),
-}
-"""What a row tells over seeds, by task: fields of `Scores` or `MaskScores`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,42 +20,17 @@ class Scores:
     """What one finished run scored with its weights of one epoch (the last, or the best).
 
     Args:
-        val_top1: Accuracy on the validation split, a fraction.
-        top1: Accuracy on the test split.
-        top5: Top-5 accuracy on the test split, ``None`` with too few classes.
-        correct: Whether each test image was right, in the order of the test split, ``[N]``.
+        val: The score that models are compared by, on the validation split.
+        test: Scores on the test split by key, None where one is not defined.
+        answers: What the model answered on the test split.
     """
 
-    val_top1: float
-    top1: float
-    top5: float | None
-    correct: npt.NDArray[np.bool_]
+    val: float
+    test: Mapping[str, float | None]
+    answers: Answers
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskScores:
-    """What one finished run scored where images have masks, with its weights of one epoch.
-
-    Args:
-        val_jaccard: Mean Jaccard index on the validation split, a fraction.
-        jaccard: That on the test split, as are the rest.
-        weighted_jaccard: Each class weighted by its true pixels; None without any.
-        dice: Mean Dice coefficient; None without any.
-        hausdorff_mm: Mean Hausdorff distance, ``None`` where there is none.
-        cases: Pixels of each test case and class, shared, predicted and true, ``[G, K, 3]``.
-        scored: Numbers of the classes that count.
-    """
-
-    val_jaccard: float
-    jaccard: float
-    weighted_jaccard: float | None
-    dice: float | None
-    hausdorff_mm: float | None
-    cases: npt.NDArray[np.int64]
-    scored: tuple[int, ...]
-
-
-Runs = Mapping[int, Scores | MaskScores]
+Runs = Mapping[int, Scores]
 """Scores by seed."""
 Table = Mapping[str, Runs]
 """Mixer's label to seed to scores; failed runs are absent."""
@@ -77,14 +42,14 @@ def outcome(
     baseline: str,
     seeds: Sequence[int],
     scores: Table,
-    task: Task = CLASSIFICATION,
-    classes: Sequence[str] = (),
+    task: Task,
+    unit: str = "",
     narrow: bool = False,
 ) -> tuple[OutcomeRow, ...]:
     """Compute the rows of the result, one a mixer, in the order given.
 
-    Holm's correction takes each question (seeds, images) as one family over all mixers other than
-    the baseline, controls included. Where images have masks, the second is of test cases.
+    Holm's correction takes each question (seeds, units) as one family over all mixers other than
+    the baseline, controls included.
 
     Args:
         labels: The mixers compared.
@@ -92,33 +57,40 @@ def outcome(
         seeds: The seeds that were asked for.
         scores: What the finished runs scored.
         task: What was learned.
-        classes: Names of all classes, which notes tell where images have masks.
-        narrow: Whether test images, or cases, belong together, so that the interval over them is
-            too narrow.
+        unit: What the units of the test split are called; as the task calls them, if empty.
+        narrow: Whether units belong together, so that the interval over them is too narrow.
 
     Returns:
-        The rows; their scores are the task's `SUMMARIES`.
+        The rows; their scores are the task's on the test split, and that on validation.
     """
+    from keymix.train.parts import answers_of
+
+    task = replace(task, unit=unit or task.unit)
+    score, part = task.score, answers_of(task)
     others = [label for label in labels if label != baseline]
     base = scores.get(baseline, {})
     by_seed = statistics.correct_over_mixers(
         [
             statistics.over_seeds(
-                *(_each(runs, task.score.key) for runs in (scores.get(m, {}), base))
+                *(_by_seed(runs, score.key) for runs in (scores.get(m, {}), base))
             )
             for m in others
         ]
     )
-    over_test = partial(_over_cases, classes=classes) if task is SEGMENTATION else _over_images
-    by_image = statistics.correct_over_mixers([over_test(scores.get(m, {}), base) for m in others])
-    unit = "case" if task is SEGMENTATION else "image"
-    compared = dict(zip(others, zip(by_seed, by_image, strict=True), strict=True))
+    by_unit = statistics.correct_over_mixers(
+        [part.interval(task, _answers(scores.get(m, {})), _answers(base)) for m in others]
+    )
+    compared = dict(zip(others, zip(by_seed, by_unit, strict=True), strict=True))
+    keys = [each.key for each in (*task.scores, *page_of(task).test_scores)]
     rows = []
     for label in labels:
         runs = scores.get(label, {})
         row = OutcomeRow(
             mixer=label,
-            scores={key: _summary(runs, key) for key in SUMMARIES[task.name]},
+            scores={
+                **{key: _summary([run.test.get(key) for run in runs.values()]) for key in keys},
+                f"val_{score.key}": _summary([run.val for run in runs.values()]),
+            },
             seeds=None,
             images=None,
             verdict=None,
@@ -126,20 +98,21 @@ def outcome(
             detail="",
         )
         if label in compared:
-            over_seeds, over_images = compared[label]
+            over_seeds, over_units = compared[label]
             judgement = judge(
                 label,
                 baseline,
                 over_seeds,
-                over_images,
+                over_units,
                 planned=len(seeds),
-                unit=unit,
+                score=score,
+                unit=task.unit,
                 narrow=narrow,
             )
             row = replace(
                 row,
                 seeds=over_seeds,
-                images=over_images,
+                images=over_units,
                 verdict=judgement.verdict,
                 headline=judgement.headline,
                 detail=judgement.detail,
@@ -148,19 +121,28 @@ def outcome(
     return tuple(rows)
 
 
-def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task = CLASSIFICATION) -> str:
-    """Say where the baseline stands and which mixers are ahead or behind."""
-    base = next(row for row in rows if row.mixer == baseline).scores[task.score.key]
+def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str = "images") -> str:
+    """Say where the baseline stands and which mixers are ahead or behind.
+
+    Args:
+        rows: The rows of the result.
+        baseline: The mixer that the others are compared with.
+        task: What was learned.
+        inputs: What the images are called.
+    """
+    score = task.score
+    base = next(row for row in rows if row.mixer == baseline).scores[score.key]
     if base.mean is None:
         return f"No run of the baseline {baseline} finished, so there is nothing to compare with."
-    spread = "" if base.sd is None else f" ± {base.sd * 100:.1f}"
+    spread = "" if base.sd is None else f" ± {score.digits(base.sd)}"
     runs = "one seed" if base.n == 1 else f"{base.n} seeds"
-    share = f"{base.mean * 100:.1f}{spread}\u00a0%"
-    if task is CLASSIFICATION:
-        told = f"gets {share} of the test images right"
-    else:
-        told = f"reaches a {task.score.name} of {share} on the test images"
-    text = f"The baseline {baseline} {told} ({runs})."
+    share = f"{score.digits(base.mean)}{spread}"
+    share = f"{share}\u00a0{score.unit}" if score.unit else share
+    article = "an" if score.name[0] in "aeiou" else "a"
+    reaches = page_of(task).reaches or (
+        f"reaches {article} {score.name} of {{score}} on the test {{inputs}}"
+    )
+    text = f"The baseline {baseline} {reaches.format(score=share, inputs=inputs)} ({runs})."
     for word in ("better", "worse"):
         names = [row.mixer for row in rows if row.verdict == word]
         if names:
@@ -173,13 +155,13 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task = CLASSIFICATI
     return text
 
 
-def caution(seeds: int, *, task: Task = CLASSIFICATION) -> str:
+def caution(seeds: int, *, task: Task) -> str:
     """Say what too few seeds leave open, and the remedy; empty from five seeds up."""
     if seeds >= VERDICT_SEEDS:
         return ""
     count = "One seed" if seeds == 1 else f"{seeds} seeds"
     verb = "allows" if seeds == 1 else "allow"
-    score = task.score.name if task is CLASSIFICATION else f"the {task.score.name}"
+    score = page_of(task).phrase or f"the {task.score.name}"
     return (
         f"{count} {verb} no verdict: how much {score} changes from one training to the next "
         f"is hardly known. Run the same command with --seeds {VERDICT_SEEDS} for one; "
@@ -191,21 +173,14 @@ def _listing(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
-def _each(runs: Runs, key: str) -> dict[int, Any]:
-    return {seed: getattr(s, key) for seed, s in runs.items()}
+def _by_seed(runs: Runs, key: str) -> dict[int, float]:
+    found = {seed: run.test[key] for seed, run in runs.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _summary(runs: Runs, key: str) -> Summary:
-    known = [value for value in _each(runs, key).values() if value is not None]
-    return statistics.summarize(known)
+def _answers(runs: Runs) -> dict[int, Answers]:
+    return {seed: run.answers for seed, run in runs.items()}
 
 
-def _over_images(runs: Runs, base: Runs) -> Interval | None:
-    return statistics.over_images(_each(runs, "correct"), _each(base, "correct"))
-
-
-def _over_cases(runs: Runs, base: Runs, *, classes: Sequence[str]) -> Interval | None:
-    scored = next((s.scored for s in base.values() if isinstance(s, MaskScores)), ())
-    return statistics.over_cases(
-        _each(runs, "cases"), _each(base, "cases"), scored, classes=classes
-    )
+def _summary(values: Sequence[float | None]) -> Summary:
+    return statistics.summarize([value for value in values if value is not None])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from keymix.compare import cost_store, folder, gather, manifest, spike_costs
@@ -17,10 +17,13 @@ from keymix.compare.runs import Finished, Reading
 from keymix.compare.worker import reason
 from keymix.data.record import SameImages
 from keymix.errors import UserError, one_line
+from keymix.records import Own
+from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, OpenRun, opened
+from keymix.task import DEFAULT, Task, get_task, list_tasks
 
-PICTURES = ("attention", "collapse", "gallery")
-"""What of the record is read off the models and the images."""
+PICTURES = ("attention", "collapse")
+"""What of the record is read off the models and the images, besides the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,8 @@ def rebuild(
         pictures=pictures,
     )
     if note and record.attention is not None and not _shows(record):
-        record = replace(record, attention=None, collapse=None, gallery=None)
+        kept = {k: v for k, v in record.own.values.items() if k not in _drawn(record.task_kind)}
+        record = replace(record, attention=None, collapse=None, own=Own(kept))
         note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
     if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
         newer = _before(out).record
@@ -146,12 +150,21 @@ def _before(out: Path) -> Before:
         values = read_json(path)
     except UserError:
         return Before()
-    for given in (values, {**values, **dict.fromkeys(PICTURES)}):
+    task = values.get("task", DEFAULT)
+    drawn = _drawn(get_task(task)) if task in list_tasks() else ()
+    without = {key: value for key, value in values.items() if key not in drawn}
+    for given in (values, {**without, **dict.fromkeys(PICTURES)}):
         try:
             return Before(record=opened(given, where=repr(str(path))), damage=damage)
         except UserError as error:
             damage = damage or str(error)
     return Before(damage=damage)
+
+
+def _drawn(task: Task) -> tuple[str, ...]:
+    """Name what of the record is the task's own pictures."""
+    kind = page_of(task).pictures
+    return () if kind is None else tuple(each.name for each in fields(kind))
 
 
 def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
@@ -194,7 +207,6 @@ def _pictures(
     record = before.record
     if record is None or record.attention is None:
         return gather.Pictures(), f"attention maps are left out: {why}"
-    kept = gather.Pictures(
-        attention=record.attention, collapse=record.collapse, gallery=record.gallery
-    )
+    own = {key: record.own.values.get(key) for key in _drawn(record.task_kind)}
+    kept = gather.Pictures(attention=record.attention, collapse=record.collapse, own=Own(own))
     return kept, f"attention maps are kept as they were: {why}"

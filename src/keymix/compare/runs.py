@@ -3,34 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
 
-from keymix.compare import mask_answers
-from keymix.compare.answers import Answers, counts, packed, read_answers
+from keymix.analysis.answers import Answers
 from keymix.compare.environments import lines
-from keymix.compare.mask_answers import MaskAnswers, read_mask_answers
-from keymix.compare.outcome import MaskScores, Scores
+from keymix.compare.outcome import Scores
 from keymix.compare.plan import Entrant, Plan
 from keymix.data.record import DataRecord, SameImages
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
-from keymix.report.record import (
-    DoneRun,
-    HistoryLine,
-    Lines,
-    Mark,
-    MaskScore,
-    Number,
-    OpenRun,
-    Which,
-)
-from keymix.task import Task
-from keymix.train.record import Environment, RunRecord, Tested
+from keymix.records import Own
+from keymix.report.part import Page, RunAnswers, page_of
+from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
+from keymix.task import LOSS, Task
+from keymix.train.record import Environment, Tested
 
 T = TypeVar("T")
 
@@ -44,34 +34,30 @@ class Finished:
 
     Args:
         run: Its part of the record, but for the position of its environment.
-        answers: What it answered.
+        answers: What it answered on the test split, by epoch.
+        details: What the task recorded next to the scores of the last epoch.
         environment: What it was trained with.
         data: Its record of the data.
     """
 
     run: DoneRun
-    answers: Answers | MaskAnswers
+    answers: Mapping[Which, Answers]
+    details: Own
     environment: Lines
     data: DataRecord
 
-    def scores(self, which: Which) -> Scores | MaskScores:
+    @property
+    def tested(self) -> RunAnswers:
+        """What the task reads of it."""
+        return RunAnswers(mixer=self.run.mixer, answers=self.answers["last"], details=self.details)
+
+    def scores(self, which: Which) -> Scores:
         """Return what it scored at one epoch."""
-        mark = self.run.mark(which)
-        if isinstance(self.answers, MaskAnswers):
-            return MaskScores(
-                val_jaccard=_needed(mark.val["jaccard"]),
-                jaccard=_needed(mark.test["jaccard"]),
-                weighted_jaccard=mark.test["weighted_jaccard"],
-                dice=mark.test["dice"],
-                hausdorff_mm=mark.test["hausdorff_mm"],
-                cases=self.answers.cases(which),
-                scored=self.answers.scored,
-            )
+        mark, key = self.run.mark(which), self.data.task_kind.score.key
         return Scores(
-            val_top1=_needed(mark.val["top1"]),
-            top1=_needed(mark.test["top1"]),
-            top5=mark.test["top5"],
-            correct=self.answers.correct(which),
+            val=_needed(mark.val[key]),
+            test={**mark.test, key: _needed(mark.test[key])},
+            answers=self.answers[which],
         )
 
 
@@ -128,7 +114,12 @@ def read_run(
 
 
 def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> Finished:
-    from keymix.train.damage import check_metrics, read_environment, read_summary
+    from keymix.train.damage import (
+        check_metrics,
+        read_answers,
+        read_environment,
+        read_summary,
+    )
     from keymix.train.files import METRICS, PREDICTIONS, read_metrics
 
     folder = plan.folder(entrant, seed)
@@ -141,13 +132,14 @@ def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> F
             f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "
             "away to train it anew."
         )
+    page = page_of(task)
+    validated = (LOSS, task.score.key) if task.validation_loss else (task.score.key,)
     history = tuple(
         HistoryLine(
             epoch=line.epoch + 1,
             values={
-                "train_loss": _finite(line.train.get("loss")),
-                "val_loss": _finite(line.val.get("loss")),
-                f"val_{task.score.key}": _finite(line.val.get(task.score.key)),
+                f"train_{LOSS}": _finite(line.train.get(LOSS)),
+                **{f"val_{key}": _finite(line.val.get(key)) for key in validated},
             },
         )
         for line in read_metrics(folder / METRICS)
@@ -167,27 +159,20 @@ def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> F
         status="done",
         reason=None,
         seconds=summary.seconds,
-        last=_mark(summary.last, task),
-        best=_mark(summary.best, task),
+        last=_mark(summary.last, task, page),
+        best=_mark(summary.best, task, page),
         notes=tuple(notes) or None,
         history=history,
         trained_with=0,
     )
-    answers: Answers | MaskAnswers
-    if task is SEGMENTATION:
-        answers = _read(folder, lambda: read_mask_answers(folder / PREDICTIONS, data))
-        run = replace(
-            _with_masks(run, summary), overlaps=mask_answers.packed(answers.images("last"))
-        )
-    else:
-        answers = _read(folder, lambda: read_answers(folder / PREDICTIONS, data))
-        correct = answers.correct("last")
-        run = replace(
-            run,
-            correct=packed(correct),
-            class_correct=counts(answers.target[correct], len(data.classes)),
-        )
-    return Finished(run=run, answers=answers, environment=lines(environment), data=data)
+    found = Finished(
+        run=run,
+        answers=_read(folder, lambda: read_answers(folder / PREDICTIONS, data)),
+        details=summary.last.test.own,
+        environment=lines(environment),
+        data=data,
+    )
+    return replace(found, run=replace(run, own=Own.of(page.keep_run(found.tested, data))))
 
 
 def _read(folder: Path, read: Callable[[], T]) -> T:
@@ -242,12 +227,12 @@ def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
     return f"it is not finished: {done} of {plan.recipe.schedule.epochs} epochs are done"
 
 
-def _mark(tested: Tested, task: Task) -> Mark:
-    keys = (*task.keys[1:], task.keys[0])
+def _mark(tested: Tested, task: Task, page: Page) -> Mark:
+    keys = [*(score.key for score in task.scores), *([LOSS] if task.validation_loss else [])]
     test: dict[str, Number | None] = {key: _finite(tested.test.scores.get(key)) for key in keys}
-    if task is SEGMENTATION:
-        test["hausdorff_mm"] = _finite(tested.test.hausdorff_mm)
-        test["hausdorff_missed"] = tested.test.hausdorff_missed
+    for key in (*(score.key for score in page.test_scores), *page.test_numbers):
+        value = tested.test.own.values.get(key)
+        test[key] = _finite(value) if isinstance(value, int | float) else None
     return Mark(
         epoch=None if tested.epoch is None else tested.epoch + 1,
         val={key: _finite(tested.val.get(key)) for key in keys},
@@ -255,25 +240,7 @@ def _mark(tested: Tested, task: Task) -> Mark:
     )
 
 
-def _with_masks(run: DoneRun, summary: RunRecord) -> DoneRun:
-    """Add what a summary has of each class, last epoch, and the unit of its distances."""
-    test = summary.last.test
-    return replace(
-        run,
-        classes=tuple(
-            MaskScore(
-                jaccard=each.jaccard,
-                dice=each.dice,
-                hausdorff_mm=each.hausdorff_mm,
-                missed=each.missed,
-            )
-            for each in test.classes or ()
-        ),
-        hausdorff_unit=test.hausdorff_unit,
-    )
-
-
-def _finite(value: float | None) -> float | None:
+def _finite(value: Number | None) -> Number | None:
     return value if value is not None and np.isfinite(value) else None
 
 

@@ -111,6 +111,8 @@ def table(
     readings: Sequence[Reading],
     runs: Mapping[str, Row] | None,
     costs: Mapping[str, CostRow],
+    *,
+    inputs: str = "images",
 ) -> Spikes | None:
     """Make what the record has of spikes: the mean of each mixer over its seeds.
 
@@ -119,6 +121,7 @@ def table(
         readings: Its runs.
         runs: What `settled` or `known` returned.
         costs: Every mixer's cost, for the multiply-adds of the twin.
+        inputs: What the images are called.
 
     Returns:
         ``None`` where the model has no spikes.
@@ -148,7 +151,7 @@ def table(
         )
     each = {name: twins.get(label, runs.get(name)) for name, label in finished.items()}
     read = [row.images for found in rows.values() for row in found]
-    text = _text(cost.mac, cost.ac, images=read[0] or IMAGES if read else IMAGES)
+    text = _text(cost.mac, cost.ac, images=read[0] or IMAGES if read else IMAGES, inputs=inputs)
     known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
     return Spikes(text=text, mixers=mixers, runs=known_rows)
 
@@ -179,12 +182,13 @@ def _notes(rows: Sequence[RunSpikes]) -> list[str]:
     return [note for row in rows for note in row.notes or ()]
 
 
-def _text(mac: float, ac: float, *, images: int) -> str:
+def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
     return (
-        f"Read from the weights of the last epoch on {images} validation images, the same for all; "
-        "of several seeds the mean. A spike costs an addition for each weight that it meets (a "
-        f"synaptic operation), {ac:g} pJ; a layer with real-valued input, such as the first, makes "
-        f"all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz 2014). "
+        f"Read from the weights of the last epoch on {images} validation {inputs}, the same for "
+        "all; of several seeds the mean. A spike costs an addition for each weight that it meets "
+        f"(a synaptic operation), {ac:g} pJ; a layer with real-valued input, such as the first, "
+        f"makes all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz "
+        "2014). "
         "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
         "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
         "same network making every multiply-add at one step; the multiply-adds of the cost table "

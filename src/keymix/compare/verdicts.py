@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from keymix.analysis.statistics import LEVEL, VERDICT_SEEDS, Interval, Verdict
+from keymix.analysis.statistics import FEW_CASES, LEVEL, VERDICT_SEEDS, Interval, Verdict
+from keymix.task import FRACTION, Score
 
 _ALPHA = 1 - LEVEL
 
@@ -26,19 +28,11 @@ class Judgement:
     detail: str
 
 
-def points(value: float, *, sign: bool = True) -> str:
-    """Write a difference of fractions in percentage points, e.g. ``+1.2`` or ``−0.4``."""
-    text = f"{abs(value) * 100:.1f}"
-    if not sign or text == "0.0":
-        return text
-    return ("−" if value < 0 else "+") + text
-
-
-def span(interval: Interval) -> str:
+def span(interval: Interval, score: Score) -> str:
     """Write an interval's ends, e.g. ``−0.4 to +1.2``."""
     if interval.low is None or interval.high is None:
         return "no interval"
-    return f"{points(interval.low)} to {points(interval.high)}"
+    return f"{score.change(interval.low)} to {score.change(interval.high)}"
 
 
 def _p(value: float) -> str:
@@ -51,29 +45,25 @@ def _clear(interval: Interval | None) -> bool:
     return interval is not None and interval.p_holm is not None and interval.p_holm < _ALPHA
 
 
-def _size(difference: float) -> str:
-    return f"{points(difference, sign=False)} points"
+def _direction(score: Score, difference: float) -> Literal["better", "worse"]:
+    return "better" if score.ahead(difference) else "worse"
 
 
-def _direction(difference: float) -> str:
-    return "better" if difference > 0 else "worse"
-
-
-def _images_sentence(images: Interval | None, unit: str, *, narrow: bool) -> str:
-    if images is None:
+def _units_sentence(units: Interval | None, score: Score, unit: str, *, narrow: bool) -> str:
+    if units is None:
         return f"There is no pair of runs to compare {unit} by {unit}."
-    over = f"the {images.n} test {unit}s" if images.n > 1 else f"the one test {unit}"
-    text = f"Over {over} the difference is {points(images.difference)} points"
-    if images.low is None:
-        return f"{text}: {images.note}."
-    rough = "; few cases, so it is rough" if unit == "case" and images.note else ""
+    over = f"the {units.n} test {unit}s" if units.n > 1 else f"the one test {unit}"
+    text = f"Over {over} the difference is {score.changed(units.difference)}"
+    if units.low is None:
+        return f"{text}: {units.note}."
+    rough = f"; few {unit}s, so it is rough" if units.n < FEW_CASES else ""
     too = f"; too narrow, as {unit}s belong together" if narrow else ""
-    text += f" (95\u00a0% interval {span(images)}{rough}{too})"
+    text += f" (95\u00a0% interval {span(units, score)}{rough}{too})"
     if narrow:
         return f"{text}."
-    if _clear(images):
+    if _clear(units):
         return f"{text}, more than the choice of {unit}s explains."
-    if images.low is not None and images.high is not None and images.low * images.high > 0:
+    if units.low is not None and units.high is not None and units.low * units.high > 0:
         return (
             f"{text}; the interval leaves out zero by itself, but not after correction for the "
             "number of mixers."
@@ -81,11 +71,11 @@ def _images_sentence(images: Interval | None, unit: str, *, narrow: bool) -> str
     return f"{text}, which the choice of {unit}s alone could explain."
 
 
-def _seeds_sentence(seeds: Interval) -> str:
-    text = f"Over {seeds.n} seeds the difference is {points(seeds.difference)} points"
+def _seeds_sentence(seeds: Interval, score: Score) -> str:
+    text = f"Over {seeds.n} seeds the difference is {score.changed(seeds.difference)}"
     if seeds.low is None or seeds.p_holm is None:
         return f"{text}: {seeds.note}."
-    text += f" (95\u00a0% interval {span(seeds)}, Holm-corrected {_p(seeds.p_holm)})"
+    text += f" (95\u00a0% interval {span(seeds, score)}, Holm-corrected {_p(seeds.p_holm)})"
     if seeds.note:
         text += f"; {seeds.note}"
     return f"{text}."
@@ -98,6 +88,7 @@ def judge(
     images: Interval | None,
     *,
     planned: int,
+    score: Score = FRACTION,
     unit: str = "image",
     narrow: bool = False,
 ) -> Judgement:
@@ -110,9 +101,10 @@ def judge(
         mixer: The mixer's label.
         baseline: The baseline's label.
         seeds: The paired difference over seeds, ``None`` if no pair of runs finished.
-        images: The paired difference over test images, or cases.
+        images: The paired difference over the units of the test split.
         planned: Seeds that the comparison asked for.
-        unit: What the second question is of: ``image`` or ``case``.
+        score: The score of which these are differences.
+        unit: What the units are, such as ``image`` or ``case``.
         narrow: Whether these belong together, so that the interval over them is too narrow.
     """
     if seeds is None:
@@ -122,31 +114,35 @@ def judge(
             detail="",
         )
     if seeds.n < VERDICT_SEEDS:
-        about = _images_sentence(images, unit, narrow=narrow)
+        about = _units_sentence(images, score, unit, narrow=narrow)
         trusted = None if narrow else images
-        return _no_verdict(mixer, baseline, seeds, trusted, planned=planned, about=about)
-    both = f"{_seeds_sentence(seeds)} {_images_sentence(images, unit, narrow=narrow)}"
-    retrained, more_images = _clear(seeds), _clear(images) and not narrow
+        return _no_verdict(
+            mixer, baseline, seeds, trusted, planned=planned, score=score, about=about
+        )
+    about = _units_sentence(images, score, unit, narrow=narrow)
+    both = f"{_seeds_sentence(seeds, score)} {about}"
+    retrained, more_units = _clear(seeds), _clear(images) and not narrow
     agree = images is not None and seeds.difference * images.difference > 0
-    if retrained and more_images and agree:
-        word: Verdict = "better" if seeds.difference > 0 else "worse"
+    if retrained and more_units and agree:
+        word = _direction(score, seeds.difference)
+        size = score.changed(seeds.difference, sign=False)
         return Judgement(
             verdict=word,
-            headline=f"{mixer} is {word} than {baseline} by {_size(seeds.difference)}.",
+            headline=f"{mixer} is {word} than {baseline} by {size}.",
             detail=both,
         )
     if retrained:
         why = (
-            f"retrained models would again be {_direction(seeds.difference)} on these test {unit}s,"
-            f" but other test {unit}s might not show it"
+            f"retrained models would again be {_direction(score, seeds.difference)} on these test "
+            f"{unit}s, but other test {unit}s might not show it"
         )
-    elif more_images and images is not None:
+    elif more_units and images is not None:
         why = (
-            f"these trained models are {_direction(images.difference)}, but models trained again "
-            "might not be"
+            f"these trained models are {_direction(score, images.difference)}, but models trained "
+            "again might not be"
         )
     elif seeds.low is not None and seeds.high is not None:
-        why = f"it may lie anywhere from {span(seeds)} points"
+        why = f"it may lie anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
     else:
         why = "the seeds do not vary"
     return Judgement(
@@ -163,6 +159,7 @@ def _no_verdict(
     images: Interval | None,
     *,
     planned: int,
+    score: Score,
     about: str,
 ) -> Judgement:
     count = "1 seed" if seeds.n == 1 else f"{seeds.n} seeds"
@@ -170,18 +167,18 @@ def _no_verdict(
         count += f" of {planned} finished"
     if _clear(images) and images is not None:
         headline = (
-            f"{mixer}, as trained here, is {_direction(images.difference)} than {baseline} by "
-            f"{_size(images.difference)}; whether it would hold if retrained cannot be said "
-            f"({count})."
+            f"{mixer}, as trained here, is {_direction(score, images.difference)} than {baseline} "
+            f"by {score.changed(images.difference, sign=False)}; whether it would hold if "
+            f"retrained cannot be said ({count})."
         )
     else:
         headline = (
-            f"{mixer} cannot be told from {baseline} here ({points(seeds.difference)} points, "
+            f"{mixer} cannot be told from {baseline} here ({score.changed(seeds.difference)}, "
             f"{count})."
         )
     seeds_text = f"{count}: whether it would hold if retrained cannot be said"
     if seeds.low is not None:
-        seeds_text += f" (the interval over seeds, {span(seeds)}, rests on too few)"
+        seeds_text += f" (the interval over seeds, {span(seeds, score)}, rests on too few)"
     seeds_text += "."
     if seeds.note and "one seed has" not in seeds.note:
         seeds_text += f" Note: {seeds.note}."

@@ -1,56 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report in words: title, facts, what was held equal, what the intervals mean."""
+"""The report in words: title, facts, what was equal, what the intervals mean.
+
+What is said of a task's scores, splits and intervals is its page's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
 
 from keymix.analysis.statistics import VERDICT_SEEDS
 from keymix.compare.plan import Plan
-from keymix.compare.words_masks import SCORE, over_cases, split_by
 from keymix.data.record import DataRecord
-from keymix.data.specs import named
-from keymix.data.tasks import SEGMENTATION
+from keymix.report.part import Page, page_of
 from keymix.report.record import Paragraph
-
-T = TypeVar("T")
-
-_OVER_IMAGES = (
-    "The interval over test images: for each image how often mixer minus baseline gets it right, "
-    "averaged over seeds; the mean with a normal interval, 95 %, adjusted after Bonett and Price "
-    "(2012) so that it stays honest when few images are in dispute. It covers other images of the "
-    "same kind, for these trained models."
-)
+from keymix.report.views.wording import unit_of
 
 
 def title(data: DataRecord) -> str:
     """Name the comparison."""
     return f"Token mixers compared on {_place(data)}"
-
-
-def of_data(value: T, data: DataRecord) -> T:
-    """Call images recordings in all that is said of data of events.
-
-    Args:
-        value: Text, or records, tuples and mappings of it; mixers' names stay.
-        data: The data's record.
-    """
-    return cast(T, _of_recordings(value)) if data.events else value
-
-
-def _of_recordings(value: Any) -> Any:
-    if isinstance(value, str):
-        return named(value, events=True)
-    if isinstance(value, tuple):
-        return tuple(map(_of_recordings, value))
-    if isinstance(value, dict):
-        return {key: _of_recordings(each) for key, each in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in fields(value) if each.name != "mixer"]
-        return replace(value, **{name: _of_recordings(getattr(value, name)) for name in names})
-    return value
 
 
 def _place(data: DataRecord) -> str:
@@ -65,14 +33,17 @@ def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
     sizes = data.sizes
     height, width = data.image_size
     left_out = data.left_out_count
+    noun, size = data.kind.noun, f"{height}×{width} px"
+    size = f"up to {size}" if data.task_kind.whole_images else size
+    about = page_of(data.task_kind).about_data(data)
     return (
         plan.recipe.model.name,
         f"{len(plan.entrants)} mixers × {_plural(seeds, 'seed')}",
         _plural(epochs, "epoch"),
-        f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test images",
-        f"{height}×{width} px, {_plural(len(data.scored_classes), 'class', 'classes')}"
-        + (" of masks" if data.task_kind is SEGMENTATION else ""),
-        *([f"{_plural(left_out, 'broken image')} left out"] if left_out else []),
+        f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test "
+        f"{data.kind.nouns}",
+        f"{size}, {about}" if about else size,
+        *([f"{_plural(left_out, f'broken {noun}')} left out"] if left_out else []),
     )
 
 
@@ -81,7 +52,7 @@ def data_line(data: DataRecord) -> str:
     return f"{'; '.join((data.spec, *data.notes))}; fingerprint {data.fingerprint[:16]}"
 
 
-def curves_note(plan: Plan) -> str:
+def curves_note(plan: Plan, data: DataRecord) -> str:
     """Warn where training and validation loss are not of one kind."""
     loss, augment = plan.recipe.loss, plan.recipe.augment
     softened = [
@@ -93,8 +64,8 @@ def curves_note(plan: Plan) -> str:
         )
         if used
     ]
-    text = "Training loss is of augmented images"
-    if softened:
+    text = f"Training loss is of augmented {data.kind.nouns}"
+    if softened and data.task_kind.validation_loss:
         return f"{text}, with {', '.join(softened)}; it does not compare with validation loss."
     changed = augment != type(augment)()
     return f"{text}, averaged over the epoch." if changed else ""
@@ -119,31 +90,33 @@ def method(
         threads: Threads of each.
         done: Runs that are finished.
         device: Where they were measured.
-        narrow: Why the intervals over test images are too narrow; empty if they are not.
+        narrow: Why the intervals over the test split are too narrow; empty if they are not.
     """
     sizes = data.sizes
-    left_out = data.left_out_count
-    masks = data.task_kind is SEGMENTATION
+    left_out, inputs = data.left_out_count, data.kind.nouns
+    task, unit = data.task_kind, unit_of(data)
+    page = page_of(task)
     items = [
         (
             "What was held equal.",
             "Every mixer was trained with the same recipe: optimiser, schedule, augmentation, "
-            "number of epochs and evaluation. At one seed all mixers see the same images in the "
+            f"number of epochs and evaluation. At one seed all mixers see the same {inputs} in the "
             "same order with the same augmentation, and the weights and dropout draw from that "
             "seed; so runs are paired by seed. Nothing was tuned for any one mixer.",
         ),
-        ("Readout.", _readout(plan)),
+        ("Readout.", _readout(plan, page)),
         (
             "Splits.",
-            f"{sizes['train']:,} images train, {sizes['val']:,} validate, {sizes['test']:,} test. "
-            "Validation is apart from the test images and its split has a seed of its own "
-            f"({data.split_seed}). The test images were touched once, at the end of each "
+            f"{sizes['train']:,} {inputs} train, {sizes['val']:,} validate, {sizes['test']:,} "
+            f"test. Validation is apart from the test {inputs} and its split has a seed of its own "
+            f"({data.split_seed}). The test {inputs} were touched once, at the end of each "
             "run. The headline is the last epoch, which needs no choice; the epoch that was best "
             "on validation is told beside it."
-            + (split_by(plan.recipe.data.split_by) if masks else "")
+            + (f" {about}" if (about := page.about_splits(data)) else "")
             + (
-                f" {_plural(left_out, 'broken image')} {'was' if left_out == 1 else 'were'} left "
-                "out; the splits stayed as they were chosen, and every mixer saw the same images."
+                f" {_plural(left_out, f'broken {data.kind.noun}')} "
+                f"{'was' if left_out == 1 else 'were'} left out; the splits stayed as they were "
+                f"chosen, and every mixer saw the same {inputs}."
                 if left_out
                 else ""
             ),
@@ -151,12 +124,12 @@ def method(
         (
             "Would it hold if trained again?",
             "The interval over seeds: the mean of the differences at shared seeds with Student's "
-            "t, 95 %. It covers new weights and new data order, on these same test images. From "
+            f"t, 95 %. It covers new weights and new data order, on these same test {inputs}. From "
             "two or three seeds it is wide, and rightly so.",
         ),
         (
-            f"Would it hold on more {'cases' if masks else 'images'}?",
-            " ".join(filter(None, (over_cases() if masks else _OVER_IMAGES, narrow))),
+            f"Would it hold on more {unit}s?",
+            " ".join(filter(None, (page.about_interval(task, unit=unit, inputs=inputs), narrow))),
         ),
         (
             "Verdicts.",
@@ -166,8 +139,8 @@ def method(
             "mean equal: the interval says how large a difference could hide.",
         ),
     ]
-    if masks:
-        items.insert(2, ("Score.", SCORE))
+    if page.about_score:
+        items.insert(2, ("Score.", page.about_score))
     if plan.match == "params":
         items.insert(
             1,
@@ -198,7 +171,7 @@ def method(
     return tuple(Paragraph(title=title, text=text) for title, text in items)
 
 
-def _readout(plan: Plan) -> str:
+def _readout(plan: Plan, page: Page) -> str:
     if plan.unheard:
         verb = "brings" if len(plan.unheard) == 1 else "bring"
         return (
@@ -211,7 +184,7 @@ def _readout(plan: Plan) -> str:
     if plan.pooling == "token":
         return "Every model reads out by its class token."
     if not plan.pooling:
-        return "Every model reads out all of its patch tokens, to answer every pixel."
+        return page.readout
     return f"Every model reads out in the same way (pooling: {plan.pooling})."
 
 

@@ -10,6 +10,16 @@ import re
 from dataclasses import dataclass
 
 from keymix.data.bounds import check_numbers
+from keymix.data.kinds import (
+    CLASS,
+    IMAGE,
+    KINDS,
+    MASK,
+    RECORDING,
+    TARGETS,
+    InputKind,
+    TargetKind,
+)
 from keymix.errors import UserError, unknown
 
 _TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
@@ -22,8 +32,6 @@ _OFF = {  # as they are typed
     "rand_augment": "0,0",
 }
 """Augmentations of images alone, and the value of each that does nothing."""
-_OF_MASKS = ("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")
-"""Augmentations of images with masks, which take ``flip`` besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +85,7 @@ class Augment:
     brightness_contrast: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("flip", "rand_augment_first", "snn_wide", *_OF_MASKS):
+        for field in ("flip", "rand_augment_first", *RECORDING.augment, *MASK.augment):
             if not isinstance(getattr(self, field), bool):
                 raise _bad(field, getattr(self, field), "true or false")
         check_numbers(self, "augment.")
@@ -94,53 +102,66 @@ class Augment:
             raise unknown("augment.erasing_fill", str(self.erasing_fill), FILLS)
 
 
-def check_augment(augment: Augment, *, events: bool = False, masks: bool = False) -> None:
-    """Refuse the augmentation of images for frames of events or masks, and the other way round.
+def check_augment(
+    augment: Augment,
+    kind: InputKind = IMAGE,
+    target: TargetKind = CLASS,
+    *,
+    moves: bool = True,
+    whole: bool = False,
+) -> None:
+    """Refuse augmentation that is not for a kind of input, or would tear targets from their place.
 
     Args:
-        augment: What may happen to a training image or recording.
-        events: Whether the data are recordings of events.
-        masks: Whether the images have masks.
+        augment: What may happen to a training input.
+        kind: The kind of the inputs.
+        target: The kind of the targets.
+        moves: Whether targets that have a place in the image can be moved with it.
+        whole: Whether images keep their own sizes.
 
     Raises:
         UserError: Naming the field.
     """
-    if augment.snn_wide and not events:
+    for other in KINDS.values():
+        for name in other.augment:
+            if getattr(augment, name) and name not in kind.augment:
+                raise UserError(
+                    f"augment.{name}=True is for {other.shown}, and this data has {kind.shown}. "
+                    f"Set it to false, or take {kind.instead}."
+                )
+    for stands in TARGETS.values():
+        for name in stands.augment:
+            if getattr(augment, name) and name not in target.augment:
+                raise UserError(
+                    f"augment.{name}=True is for images with {stands.nouns}, and this data has "
+                    f"none. Set it to false, or take {stands.data}."
+                )
+    if augment.flip and target.placed and not moves:
         raise UserError(
-            "augment.snn_wide=True is for frames of events, and this data has images. Set it "
-            "to false, or take a recipe for images, such as digits_vit or small_images_vit."
+            f"augment.flip=True moves images, and this data has {target.nouns}, which it would not "
+            "move along. Set it to false, or make the targets tv_tensors of torchvision."
         )
-    for name in _OF_MASKS:
-        if getattr(augment, name) and not masks:
-            raise UserError(
-                f"augment.{name}=True is for images with masks, and this data has none. Set it to "
-                "false, or take data for segmentation, such as masks:PATH."
-            )
-    if not (events or masks):
+    why = _images_alone(kind, target, whole)
+    if why is None:
         return
-    has, instead = _INSTEAD["events" if events else "masks"]
     for name, off in _OFF.items():
         value = getattr(augment, name)
-        if not (value[0] if name == "rand_augment" else value):
-            continue
-        raise UserError(
-            f"augment.{name}={value!r} changes images, and this data has {has}. Set it to {off}, "
-            f"or take {instead}."
-        )
+        if value[0] if name == "rand_augment" else value:
+            raise UserError(
+                f"augment.{name}={value!r} {why[0]}. Set it to {off}, or take {why[1]}."
+            )
 
 
-_INSTEAD = {
-    "events": (
-        "frames of events",
-        "a recipe for events, such as moving_digits_qkformer; augment.flip and augment.snn_wide "
-        "are for frames",
-    ),
-    "masks": (
-        "masks, which it would not move along",
-        "a recipe for segmentation, such as small_masks_setr; augment.flip, "
-        f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
-    ),
-}
+def _images_alone(kind: InputKind, target: TargetKind, whole: bool) -> tuple[str, str] | None:
+    """Say why what changes images alone is refused, and what to take for it."""
+    if kind.augment:
+        return f"changes images, and this data has {kind.shown}", kind.instead
+    if target.placed:
+        moved = f"changes images, and this data has {target.nouns}, which it would not move along"
+        return moved, target.instead
+    if whole:
+        return "needs images of one size, and here they keep their own", "data of one size"
+    return None
 
 
 def _bad(field: str, value: object, wanted: str) -> UserError:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,14 +39,16 @@ class Batch(NamedTuple):
 
     Args:
         images: float32 ``[B, C, H, W]``, normalised by the training split's mean and deviation; of
-            events, frames ``[B, T, C, H, W]`` of counts.
+            events, frames ``[B, T, C, H, W]`` of counts. A list of B images ``[C, h, w]`` where a
+            task keeps images at their own sizes.
         targets: Class numbers, int64 ``[B]``; of masks, int64 ``[B, H, W]`` class numbers, or
-            ``[B, K, H, W]`` of 0 and 1 where a pixel may have several; 255 is ignored.
+            ``[B, K, H, W]`` of 0 and 1 where a pixel may have several; 255 is ignored. Of other
+            targets, numbers ``[B, ...]``, or a list of B tensors where shapes differ.
         index: Positions in the split, int64 ``[B]``.
     """
 
-    images: Tensor
-    targets: Tensor
+    images: Any  # a tensor or a list of them: which one, the task of the data says
+    targets: Any
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
@@ -54,13 +56,13 @@ class Made(NamedTuple):
     """A batch on the device, before it is normalised.
 
     Args:
-        pixels: uint8 ``[B, C, H, W]``; frames ``[B, T, C, H, W]``.
+        pixels: uint8 ``[B, C, H, W]``; frames ``[B, T, C, H, W]``; or a list of images.
         index: Positions in the split, int64 ``[B]``.
         boxes: Rectangles to erase, int64 ``[B, 4]``; None for none.
-        masks: uint8 ``[B, H, W]`` or ``[B, K, H, W]``; None without.
+        targets: The targets, where they were read with their inputs.
     """
 
-    pixels: Tensor
+    pixels: Tensor | list[Tensor]
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     boxes: Tensor | None
-    masks: Tensor | None = None
+    targets: Tensor | list[Tensor] | None = None

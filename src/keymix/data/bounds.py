@@ -127,7 +127,6 @@ BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
     "loss.similarity_blocks": _whole(0, 1_024),
     "loss.distill": _SHARE,
     "loss.distill_temperature": Bound(least=0.01, most=1_000),
-    "loss.dice": _SHARE,
     "ema": _BELOW_ONE,
     "seed": _SEED,
 }

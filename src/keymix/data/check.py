@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from keymix.data import contents
 from keymix.data.carve import carve
 from keymix.data.findings import FAULTS, STOPS, WARNING, Finding, Report
+from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import (
@@ -117,10 +118,10 @@ def check(
         _add_faults(report, faults, kinds)
         _check_images(report, source, tables, faults, count, time_steps)
     remedy = "they are not read: move them, or give them an image's ending"
-    if source.events:
+    if source.kind is RECORDING:
         remedy = "they are not read: move them, or store them as .npz"
     report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
-    if source.events:
+    if source.kind is RECORDING:
         report.findings = [_of_recordings(found) for found in report.findings]
     return report
 
@@ -143,7 +144,7 @@ def _check_images(
 ) -> None:
     """Look at every image or recording that has a class."""
     splits = _splits(report, tables, source if not faults.found else None)
-    if source.events:
+    if source.kind is RECORDING:
         from keymix.data.events.loading import TIME_STEPS
         from keymix.data.events.survey import survey_events
 
@@ -153,7 +154,7 @@ def _check_images(
         surveys = {name: survey(table, source.in_chans, count) for name, table in tables.items()}
     images = contents.Images(source.classes, tables, surveys, splits)
     contents.add_broken(report, images)
-    if source.events:
+    if source.kind is RECORDING:
         contents.add_sparse(report, images, steps)
     contents.add_copies(report, images)
     known = {fault.kind for fault in faults.found}

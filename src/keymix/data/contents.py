@@ -86,7 +86,7 @@ class Images:
     def place(self, k: int) -> dict[str, Any]:
         """Tell origin, split and class of image ``k``."""
         label = int(self.labels[k])
-        name = self.classes[label] if label >= 0 else None
+        name = self.classes[label] if label >= 0 and self.classes else None
         return {"id": self.id(k), "split": str(self.splits[k]), "class": name}
 
     def sized(self, k: int) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
         for name, table in images.tables.items()
     }
     train = counts["train"]
-    if not train.any():
-        return  # no label could be read
+    if not names or not train.any():
+        return  # there are no labels, or none could be read
     report.facts["classes"] = {
         name: {split: int(counts[split][i]) for split in counts} for i, name in enumerate(names)
     }

@@ -4,65 +4,102 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from keymix.data.decode import Size, convert, evaluation_array, reading
-from keymix.data.kinds import IMAGE, RECORDING, SLICES, InputKind
-from keymix.data.measure import REMEDY
-from keymix.data.pixels import picture_of
+from keymix.data.decode import Size
+from keymix.data.events.serve import RecordedFrames
+from keymix.data.events.store import Frames
+from keymix.data.inputs import Inputs
+from keymix.data.kinds import InputKind
 from keymix.data.record import DataFacts, DataRecord
+from keymix.data.segmentation.serve import SplitMasks
+from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
 from keymix.data.sources.base import Table
 from keymix.data.splits import digest
 from keymix.data.streams import IntArray
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION, MaskKind
+from keymix.data.targets import ClassTargets, Targets
+from keymix.data.tasks import MaskKind
+from keymix.errors import UserError
 from keymix.task import Task
-
-if TYPE_CHECKING:
-    from keymix.data.events.store import Frames
-    from keymix.data.segmentation.table import ScanTable, Unlisted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Split:
-    """Labelled images of one split, in memory or read one by one.
+    """The inputs of one split with their targets.
 
     Args:
         name: ``train``, ``val`` or ``test``.
-        labels: Class numbers, int64 ``[N]``.
-        images: uint8 ``[N, C, H, W]`` if the set is held in memory, else None.
+        inputs: Images, frames of recordings or stacks of slices, by position.
+        targets: What a model is to learn of each, by position.
         rows: Rows of the source's table ``origin`` that the split consists of, ascending.
         origin: The table: the source's train, val or test.
-        table: Where the images are opened.
-        image_size: Height and width in pixels.
-        in_chans: Channels.
-        crop_pct: Share of the resized image's side that the evaluation crop keeps.
-        frames: The frames of the whole set, where the images are recordings of events.
-        scans: The table as one of images with masks, where the task is segmentation; labels are
-            0 then.
+        table: Where the inputs are opened.
     """
 
     name: str
-    labels: Tensor
-    images: Tensor | None
+    inputs: Inputs
+    targets: Targets
     rows: IntArray
     origin: str
     table: Table
-    image_size: Size
-    in_chans: int
-    crop_pct: float
-    frames: Frames | None = None
-    scans: ScanTable | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
+
+    @property
+    def kind(self) -> InputKind:
+        """The kind of input."""
+        return self.inputs.kind
+
+    @property
+    def image_size(self) -> Size:
+        """Height and width in pixels."""
+        return self.inputs.image_size
+
+    @property
+    def in_chans(self) -> int:
+        """Channels."""
+        return self.inputs.in_chans
+
+    @property
+    def crop_pct(self) -> float:
+        """Share of the resized image's side that the evaluation crop keeps."""
+        return self.inputs.crop_pct
+
+    @property
+    def images(self) -> Tensor | None:
+        """uint8 ``[N, C, H, W]`` if the set is in memory, else None."""
+        return self.inputs.images
+
+    @property
+    def labels(self) -> Tensor:
+        """Class numbers, int64 ``[N]``.
+
+        Raises:
+            UserError: If the targets are no classes.
+        """
+        if not isinstance(self.targets, ClassTargets):
+            raise UserError(
+                f"the {self.inputs.kind.nouns} of {self.name} have {self.targets.kind.nouns}, no "
+                "class each: this works on data for classification."
+            )
+        return self.targets.values
+
+    @property
+    def frames(self) -> Frames | None:
+        """The frames of the whole set, where inputs are recordings of events."""
+        return self.inputs.frames if isinstance(self.inputs, RecordedFrames) else None
+
+    @property
+    def scans(self) -> ScanTable | None:
+        """The table as one of images with masks, where it is."""
+        return self.table if isinstance(self.table, ScanTable) else None
 
     def ids(self, i: int) -> str:
-        """Say where image ``i`` comes from: its file, or its file and row."""
+        """Say where input ``i`` comes from: its file, or its file and row."""
         return self.table.name(i)
 
     def read(self, i: int) -> Tensor:
@@ -71,15 +108,7 @@ class Split:
         Raises:
             UserError: If the image is damaged; it is named.
         """
-        if self.frames is not None:
-            return self.frames_of(np.array([i], dtype=np.int64))[0]
-        if self.scans is not None:
-            return self.scans.read(i, self.image_size)[0]
-        if self.images is not None:
-            return self.images[i].clone()
-        with reading(self.ids(i), REMEDY), self.table.open(i) as image:
-            array = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
-        return torch.from_numpy(array.copy())
+        return self.inputs.read(i)
 
     def frames_of(self, index: IntArray) -> Tensor:
         """Copy the frames of some recordings, counts ``[n, T, C, H, W]``.
@@ -87,9 +116,9 @@ class Split:
         Raises:
             ValueError: If the split has images.
         """
-        if self.frames is None:
+        if not isinstance(self.inputs, RecordedFrames):
             raise ValueError(f"the split {self.name!r} has images, no frames")
-        return self.frames.tensor(self.table.set_rows(index))
+        return self.inputs.batch(index)
 
     def mask(self, i: int) -> Tensor:
         """Read the mask of image ``i`` at the size of the images, uint8.
@@ -101,9 +130,9 @@ class Split:
             UserError: If image or mask is damaged; it is named.
             ValueError: If the split has no masks.
         """
-        if self.scans is None:
+        if not isinstance(self.targets, MaskTargets):
             raise ValueError(f"the split {self.name!r} has no masks")
-        return self.scans.read(i, self.image_size)[1]
+        return self.targets.read(i)
 
     def picture(self, i: int) -> Tensor:
         """Read image ``i`` for a person to look at, uint8 ``[C, H, W]``.
@@ -111,10 +140,7 @@ class Split:
         Of frames, red where it became darker and blue where brighter, over all time; of a stack of
         slices, the middle one.
         """
-        image = self.read(i)
-        if self.scans is not None and self.scans.stacked:
-            return image[self.in_chans // 2][None]
-        return image if self.frames is None else picture_of(image)
+        return self.inputs.picture(i)
 
     def decoded(self, i: int) -> Image.Image:
         """Decode image ``i`` at its own size, for transforms that crop before they resize.
@@ -122,8 +148,7 @@ class Split:
         Raises:
             UserError: If the image is damaged; it is named.
         """
-        with reading(self.ids(i), REMEDY), self.table.open(i) as image:
-            return convert(image, self.in_chans)
+        return self.inputs.decoded(i)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,8 +157,9 @@ class ImageData:
 
     Args:
         spec: The data spec it was loaded from.
-        classes: Names of the classes, by label.
-        image_size: Height and width of the images in pixels.
+        classes: Names of the classes, by label; none where targets are others.
+        image_size: Height and width of the images in pixels; the largest of each where they keep
+            their own.
         in_chans: Channels, 1 or 3; 2, the polarities, of frames of events.
         mean: Mean of each channel over train, of values 0..1; 0 of frames.
         std: Standard deviation of each channel over train; 1 of frames.
@@ -141,9 +167,7 @@ class ImageData:
         val: The split to choose by; carved from train unless the source brings one.
         test: The split that is read once, at the end.
         facts: What loading found and did.
-        time_steps: Frames of a recording, where the images are recordings of events; else None.
-        masks: What the masks are, where the task is segmentation; else None.
-        unlisted: Slices for which the table of masks lacks rows.
+        task: What is learned from it.
     """
 
     spec: str
@@ -156,21 +180,29 @@ class ImageData:
     val: Split
     test: Split
     facts: DataFacts
-    time_steps: int | None = None
-    masks: MaskKind | None = None
-    unlisted: tuple[Unlisted, ...] = ()
-
-    @property
-    def task(self) -> Task:
-        """What is learned from it."""
-        return CLASSIFICATION if self.masks is None else SEGMENTATION
+    task: Task
 
     @property
     def kind(self) -> InputKind:
         """The kind of input."""
-        if self.time_steps is not None:
-            return RECORDING
-        return IMAGE if self.facts.stack in (None, 1) else SLICES
+        return self.train.kind
+
+    @property
+    def time_steps(self) -> int | None:
+        """Frames of a recording, where the inputs are recordings of events; else None."""
+        return self.facts.time_steps
+
+    @property
+    def masks(self) -> MaskKind | None:
+        """What the masks are, where targets are masks; else None."""
+        targets = self.train.targets
+        return targets.masks if isinstance(targets, SplitMasks) else None
+
+    @property
+    def unlisted(self) -> tuple[Unlisted, ...]:
+        """Slices for which the table of masks lacks rows."""
+        targets = self.train.targets
+        return targets.unlisted if isinstance(targets, SplitMasks) else ()
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:
@@ -187,7 +219,7 @@ class ImageData:
 
         Images are normalised. Frames ``[B, T, C, H, W]`` stay the counts that they are.
         """
-        if self.time_steps is not None:
+        if not self.kind.normalised:
             return pixels.float()
         mean = torch.tensor(self.mean, dtype=torch.float64).view(1, -1, 1, 1)
         std = torch.tensor(self.std, dtype=torch.float64).view(1, -1, 1, 1)
@@ -196,7 +228,7 @@ class ImageData:
     def record(self) -> DataRecord:
         """Everything about the data that a result depends on.
 
-        ``index_sha256`` hashes the rows of every split; ``fingerprint`` hashes images and labels,
+        ``index_sha256`` hashes the rows of every split; ``fingerprint`` hashes inputs and targets,
         as ``fingerprint_of`` says. `keymix.records.to_json` gives plain data.
         """
         return DataRecord(

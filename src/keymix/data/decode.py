@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
@@ -230,3 +231,17 @@ def _centre(whole: tuple[int, int], width: float, height: float) -> Box:
     width, height = min(width, whole[0]), min(height, whole[1])
     left, top = (whole[0] - width) / 2, (whole[1] - height) / 2
     return (left, top, left + width, top + height)
+
+
+def resized_image(pixels: NDArray[np.uint8], size: Size) -> Tensor:
+    """Resize an image (bilinear, antialiased) to height and width, proportions or not.
+
+    Shape: uint8 ``[C, h, w]`` -> the same at ``size``.
+    """
+    image = torch.from_numpy(pixels.copy())
+    if image.shape[-2:] == size:
+        return image
+    small = F.interpolate(
+        image[None].float(), size, mode="bilinear", antialias=True, align_corners=False
+    )
+    return small[0].round().clamp(0, 255).to(torch.uint8)

@@ -20,6 +20,7 @@ import numpy as np
 from keymix.data import contents
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import DAMAGE, convert
+from keymix.data.events.serve import RecordedFrames
 from keymix.data.findings import Report
 from keymix.data.sequences import sequences_of
 from keymix.data.streams import IntArray
@@ -140,9 +141,8 @@ def _chunks(data: ImageData) -> Iterator[list[tuple[str, int]]]:
 
 
 def _see(split: Split, i: int, look: _Look, *, whole: bool = False) -> None:
-    if split.frames is not None:
-        (row,) = split.table.set_rows(np.array([i], dtype=np.int64)).tolist()
-        look.hashes[i] = np.void(bytes.fromhex(split.frames.digests[row])[:HASH])
+    if isinstance(split.inputs, RecordedFrames):
+        look.hashes[i] = np.void(split.inputs.hash_of(i)[:HASH])
     elif split.scans is not None:
         image, mask = (part.numpy() for part in split.scans.read(i, split.image_size))
         if split.scans.stacked:

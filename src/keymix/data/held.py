@@ -16,10 +16,14 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.batches import Made
+from keymix.data.decode import Size
 from keymix.data.draws import crop_corners, erased_boxes, flips
+from keymix.data.inputs import Inputs
 from keymix.data.pixels import shift_and_flip
 from keymix.data.rand_augment import Plan, RandAugment, plans
+from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray
+from keymix.data.targets import Targets
 from keymix.errors import UserError
 
 _GROUP_BYTES = 4 << 20  # pixels augmented at once: few kernels for many batches, little memory
@@ -35,6 +39,37 @@ class _Drawn:
     plans: list[Plan] | None
 
 
+class ImagesInMemory(Inputs):
+    """Images that are decoded in memory at one size.
+
+    Args:
+        table: Where they come from.
+        images: uint8 ``[N, C, H, W]``.
+        crop_pct: Share of the resized image's side that was kept.
+    """
+
+    def __init__(self, table: Table, images: Tensor, crop_pct: float = 1.0) -> None:
+        size: Size = (images.shape[-2], images.shape[-1])
+        super().__init__(table, size, images.shape[1], crop_pct)
+        self.images: Tensor = images
+
+    def read(self, i: int) -> Tensor:
+        """Copy image ``i``."""
+        return self.images[i].clone()
+
+    def server(
+        self,
+        targets: Targets,
+        augment: Augment | None,
+        seed: int,
+        workers: int,
+        device: torch.device,
+    ) -> HeldImages:
+        """Make what serves them, in this process: the device does the work."""
+        del targets, workers
+        return HeldImages(self.images, augment, seed, device)
+
+
 class HeldImages:
     """Makes batches of a set held in memory.
 
@@ -47,6 +82,8 @@ class HeldImages:
     Raises:
         UserError: If timm's RandAugment is asked for, which takes images one by one.
     """
+
+    workers = 0
 
     def __init__(
         self, images: Tensor, augment: Augment | None, seed: int, device: torch.device

@@ -1,11 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of input that data have, and how each is called. Reading this costs no heavy import."""
+"""The kinds of input and of target, and how each is called. Reading this costs no heavy import."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from keymix.errors import unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a data set that only some data have.
+
+    Args:
+        names: Their names, as of ``data.NAME``.
+        lacks: What data without them are like, such as ``holds no masks``.
+        instead: Which data to take for them; empty where nobody would change the data for it.
+        notes: What else to do in place of one of them, by its name.
+    """
+
+    names: tuple[str, ...]
+    lacks: str
+    instead: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +35,35 @@ class InputKind:
         noun: What one input is called in a sentence.
         holds: What data of it are called, such as ``recordings of events``.
         axes: Shape of a batch, such as ``[B, C, H, W]``.
+        normalised: Whether a model is given values by mean and deviation; else as they are.
+        shown: What a model is given of it, in the plural, such as ``frames of events``.
+        stored: How to store a file so that it is read as one.
+        settings: Settings that only data of this kind have.
+        augment: Fields of `keymix.data.augment.Augment` for this kind alone, ``flip`` besides.
+            Where there are any, those of images are refused.
+        instead: Which recipes to take for another augmentation.
     """
 
     name: str
     noun: str
     holds: str
     axes: str
+    normalised: bool = True
+    shown: str = "images"
+    stored: str = "give them an image's ending"
+    settings: Settings | None = None
+    augment: tuple[str, ...] = ()
+    instead: str = "a recipe for images, such as digits_vit or small_images_vit"
 
     @property
     def nouns(self) -> str:
         """What several inputs are called."""
         return f"{self.noun}s"
+
+    @property
+    def one(self) -> str:
+        """What one input is called with its article: ``an image``."""
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
 
     def count(self, number: int) -> str:
         """Write a number of inputs: ``1 image``, ``1,200 images``."""
@@ -36,7 +72,21 @@ class InputKind:
 
 IMAGE = InputKind(name="image", noun="image", holds="images", axes="[B, C, H, W]")
 RECORDING = InputKind(
-    name="recording", noun="recording", holds="recordings of events", axes="[B, T, C, H, W]"
+    name="recording",
+    noun="recording",
+    holds="recordings of events",
+    axes="[B, T, C, H, W]",
+    normalised=False,
+    shown="frames of events",
+    stored="store them as .npz",
+    settings=Settings(
+        names=("time_steps", "frames_by", "event_split"),
+        lacks="holds images, not events",
+        notes={"time_steps": "a spiking model's steps on images are model.options.time_steps"},
+    ),
+    augment=("snn_wide",),
+    instead="a recipe for events, such as moving_digits_qkformer; augment.flip and "
+    "augment.snn_wide are for frames",
 )
 SLICES = InputKind(name="slices", noun="image", holds="stacks of slices", axes="[B, C, H, W]")
 KINDS = {kind.name: kind for kind in (IMAGE, RECORDING, SLICES)}
@@ -51,3 +101,61 @@ def get_kind(name: str) -> InputKind:
     if name not in KINDS:
         raise unknown("kind of input", name, KINDS)
     return KINDS[name]
+
+
+def recorded_kind(time_steps: int | None, stack: int | None) -> InputKind:
+    """Tell the kind of input by what a record keeps: frames of a recording, slices of a stack."""
+    if time_steps is not None:
+        return RECORDING
+    return IMAGE if stack in (None, 1) else SLICES
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetKind:
+    """A kind of target: what stands beside an input for a model to learn.
+
+    Args:
+        name: Its name, in data specs.
+        noun: What one is called in a sentence.
+        nouns: What several are called.
+        placed: Whether it says where something is in the image, so that what moves the image must
+            move it too.
+        settings: Settings that only data with such targets have.
+        augment: Fields of `keymix.data.augment.Augment` for such targets alone, ``flip`` besides.
+        data: Which data have such targets.
+        instead: Which recipes to take for another augmentation.
+    """
+
+    name: str
+    noun: str
+    nouns: str
+    placed: bool = False
+    settings: Settings | None = None
+    augment: tuple[str, ...] = ()
+    data: str = ""
+    instead: str = "targets that have no place in the image"
+
+
+_OF_MASKS = ("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")
+CLASS = TargetKind(name="class", noun="class", nouns="labels")
+MASK = TargetKind(
+    name="mask",
+    noun="mask",
+    nouns="masks",
+    placed=True,
+    settings=Settings(
+        names=("masks", "stack", "split_by", "test_fraction"),
+        lacks="holds no masks",
+        instead="data for segmentation, such as masks:PATH",
+    ),
+    augment=_OF_MASKS,
+    data="data for segmentation, such as masks:PATH",
+    instead="a recipe for segmentation, such as small_masks_setr; augment.flip, "
+    f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
+)
+VALUE = TargetKind(name="value", noun="value", nouns="values")
+PLACE = TargetKind(name="place", noun="place", nouns="places", placed=True)
+TARGETS = {kind.name: kind for kind in (CLASS, MASK, VALUE, PLACE)}
+
+CELLS = Settings(names=("cell_mib",), lacks="has no parquet files")
+"""Settings of data whose images are cells of parquet files."""

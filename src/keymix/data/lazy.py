@@ -24,11 +24,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from keymix.data.augment import Augment
 from keymix.data.auto_augment import AutoAugment
 from keymix.data.batches import Made
-from keymix.data.dataset import Split
-from keymix.data.decode import resize, to_array
+from keymix.data.decode import evaluation_array, reading, resize, to_array
 from keymix.data.draws import erased_boxes, flips, resized_crop
+from keymix.data.inputs import Inputs
+from keymix.data.measure import REMEDY
 from keymix.data.rand_augment import RandAugment, plans
 from keymix.data.streams import IntArray
+from keymix.data.targets import Targets
 from keymix.errors import UserError
 
 Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
@@ -54,10 +56,10 @@ class LazyBatches:
     """
 
     def __init__(self, maker: Maker, workers: int, device: torch.device) -> None:
-        self.device = device
+        self.device, self.workers = device, workers
         self._maker = maker
         self._orders: list[Order] = []
-        self._workers: list[multiprocessing.process.BaseProcess] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
         self._ahead = self._start(workers) if workers else None
         # In a cycle, as of an error's traceback, PyTorch's iterator is freed after its queues:
         # it cannot ask its workers to end, and waits five seconds for each.
@@ -84,23 +86,23 @@ class LazyBatches:
         """Serve what workers make; a signal that ends the wait ends them too."""
         before = multiprocessing.active_children()
         made = iter(ahead)
-        self._workers += [p for p in multiprocessing.active_children() if p not in before]
+        self._processes += [p for p in multiprocessing.active_children() if p not in before]
         try:
             yield from made
         except KeyboardInterrupt:
-            for process in self._workers:
+            for process in self._processes:
                 process.terminate()
             raise
 
     def _moved(self, made: Made | UserError) -> Made:
         if isinstance(made, UserError):
             raise made
-        pixels, index, boxes, masks = (
-            None if part is None else part.to(self.device, non_blocking=True) for part in made
+        return Made(
+            on_device(made.pixels, self.device),
+            made.index.to(self.device, non_blocking=True),
+            None if made.boxes is None else made.boxes.to(self.device, non_blocking=True),
+            None if made.targets is None else on_device(made.targets, self.device),
         )
-        assert pixels is not None
-        assert index is not None
-        return Made(pixels, index, boxes, masks)
 
     def _start(self, workers: int) -> DataLoader[Made | UserError]:
         return DataLoader(
@@ -116,11 +118,40 @@ class LazyBatches:
         )
 
 
+def on_device(batch: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    """Move a batch, without waiting for it."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    return [each.to(device, non_blocking=True) for each in batch]
+
+
+class ImagesOneByOne(Inputs):
+    """Images that are decoded when they are needed."""
+
+    def read(self, i: int) -> Tensor:
+        """Decode image ``i`` through the evaluation transform."""
+        with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
+            pixels = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
+        return torch.from_numpy(pixels.copy())
+
+    def server(
+        self,
+        targets: Targets,
+        augment: Augment | None,
+        seed: int,
+        workers: int,
+        device: torch.device,
+    ) -> LazyImages:
+        """Make what serves them."""
+        del targets
+        return LazyImages(self, augment, seed, workers, device)
+
+
 class LazyImages(LazyBatches):
     """Makes batches of a set that is read one by one.
 
     Args:
-        split: The images.
+        inputs: The images.
         augment: What may happen to them; None shows them as evaluation does.
         seed: Seed of the augmentation.
         workers: Processes that work ahead; 0 works in this one.
@@ -132,7 +163,7 @@ class LazyImages(LazyBatches):
 
     def __init__(
         self,
-        split: Split,
+        inputs: Inputs,
         augment: Augment | None,
         seed: int,
         workers: int,
@@ -141,11 +172,13 @@ class LazyImages(LazyBatches):
         if augment is not None and augment.rand_augment[0] and augment.rand_augment_first:
             raise UserError(
                 "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
-                f"a side or less); {split.name} is read one by one and cropped first. Leave it out."
+                "a side or less); this set is read one by one and cropped first. Leave it out."
             )
         if augment is not None and augment.auto_augment:
-            _auto_augment(augment.auto_augment, split.in_chans, *split.image_size)  # or refuse now
-        super().__init__(_Maker(split, augment, seed), workers, device)
+            _auto_augment(
+                augment.auto_augment, inputs.in_chans, *inputs.image_size
+            )  # or refuse now
+        super().__init__(_Maker(inputs, augment, seed), workers, device)
 
 
 def _let_go(ahead: DataLoader[Made | UserError] | None) -> None:
@@ -165,7 +198,7 @@ def _one_ahead(batches: Iterator[Made]) -> Iterator[Made]:
 class _Maker:
     """Makes the pixels of a batch; small enough to be sent to a worker."""
 
-    split: Split
+    inputs: Inputs
     augment: Augment | None
     seed: int
 
@@ -179,7 +212,7 @@ class _Maker:
     def _pixels(self, index: IntArray, epoch: int) -> tuple[Tensor, Tensor | None]:
         augment, seed = self.augment, self.seed
         if augment is None:
-            return torch.stack([self.split.read(int(i)) for i in index]), None
+            return self.inputs.batch(index), None
         pixels = self._cropped(index, augment.random_resized_crop, epoch)
         if augment.flip:
             flipped = flips(index, seed=seed, epoch=epoch)
@@ -189,7 +222,7 @@ class _Maker:
             pixels = change(pixels, index, seed=seed, epoch=epoch)
         images = torch.from_numpy(pixels)
         count, bin_ = augment.rand_augment
-        height, width = self.split.image_size
+        height, width = self.inputs.image_size
         if count:
             (plan,) = plans(index, count, len(index), seed=seed, epoch=epoch, device=_CPU)
             images = _rand_augment(bin_, height, width)(images, plan)
@@ -202,15 +235,15 @@ class _Maker:
         self, index: IntArray, area: tuple[float, float], epoch: int
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Cut a box out of each image and resize it."""
-        split = self.split
-        pixels = np.empty((len(index), split.in_chans, *split.image_size), dtype=np.uint8)
-        shape = split.image_size[1] / split.image_size[0]
+        inputs = self.inputs
+        pixels = np.empty((len(index), inputs.in_chans, *inputs.image_size), dtype=np.uint8)
+        shape = inputs.image_size[1] / inputs.image_size[0]
         for k, i in enumerate(index.tolist()):
-            image = split.decoded(i)
+            image = inputs.decoded(i)
             top, left, h, w = resized_crop(
                 i, image.height, image.width, area, shape=shape, seed=self.seed, epoch=epoch
             )
-            pixels[k] = to_array(resize(image, split.image_size, (left, top, left + w, top + h)))
+            pixels[k] = to_array(resize(image, inputs.image_size, (left, top, left + w, top + h)))
         return pixels
 
 

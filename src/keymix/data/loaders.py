@@ -8,15 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from keymix.data.augment import Augment, check_augment
 from keymix.data.batches import Batch, Made, Normaliser
 from keymix.data.dataset import ImageData, Split
-from keymix.data.events.serve import LazyFrames
-from keymix.data.held import HeldImages
-from keymix.data.lazy import LazyImages
+from keymix.data.lazy import on_device
 from keymix.data.pixels import Noise, erase
-from keymix.data.segmentation.serve import LazyScans
 from keymix.data.streams import IntArray, Stream, hash64
 from keymix.errors import UserError
 
@@ -93,30 +91,24 @@ class Loader:
                 f"{batch_size=} leaves no full batch of the {len(split)} images of {split.name} on "
                 f"{world_size} rank(s). Make it smaller."
             )
-        self._normalised = Normaliser(data.mean, data.std, self.device)
-        self._labels = split.labels.to(self.device)
+        inputs, targets = split.inputs, split.targets
+        self._normaliser = Normaliser(data.mean, data.std, self.device)
+        values = targets.values
+        self._values = None if values is None else values.to(self.device)
         self._noise = None
         if self.augment is not None and self.augment.erasing_fill == "noise":
             size = (split.in_chans, *split.image_size)
             self._noise = Noise(*size, seed, self.device)
-        held = split.images is not None and split.scans is None  # masks are augmented on the host
-        self.workers = 0 if held else workers
         if self.augment is not None:
             check_augment(
-                self.augment, events=split.frames is not None, masks=split.scans is not None
+                self.augment,
+                inputs.kind,
+                targets.kind,
+                moves=targets.moves,
+                whole=inputs.listed,
             )
-        self._images = self._serving(data)
-
-    def _serving(self, data: ImageData) -> LazyFrames | LazyImages | LazyScans | HeldImages:
-        split, augment = self.split, self.augment
-        if split.scans is not None:
-            assert data.masks is not None
-            return LazyScans(split, data.masks, augment, self.seed, self.workers, self.device)
-        if split.frames is not None:
-            return LazyFrames(split, augment, self.seed, self.workers, self.device)
-        if split.images is None:
-            return LazyImages(split, augment, self.seed, self.workers, self.device)
-        return HeldImages(split.images, augment, self.seed, self.device)
+        self._server = inputs.server(targets, self.augment, seed, workers, self.device)
+        self.workers = self._server.workers
 
     def __len__(self) -> int:
         count = self._count()
@@ -141,7 +133,7 @@ class Loader:
         if not 0 <= start <= len(self):
             raise ValueError(f"{start=} is not in 0 … {len(self)}, the batches of an epoch.")
         rest = self.order()[start * self.batch_size : len(self) * self.batch_size]
-        made = self._images.batches(rest, self.batch_size, epoch=self.epoch)
+        made = self._server.batches(rest, self.batch_size, epoch=self.epoch)
         return map(self._finished, made)
 
     def order(self) -> IntArray:
@@ -162,12 +154,30 @@ class Loader:
         return total // ranks if self.drop_last else math.ceil(total / ranks)
 
     def _finished(self, made: Made) -> Batch:
-        if self.split.frames is not None:
-            return Batch(made.pixels.float(), self._labels.index_select(0, made.index), made.index)
-        images = self._normalised(made.pixels)
-        if made.boxes is not None:
-            noise = None if self._noise is None else self._noise(made.index, self.epoch)
-            erase(images, made.boxes, noise)
-        if made.masks is not None:
-            return Batch(images, made.masks.long(), made.index)
-        return Batch(images, self._labels.index_select(0, made.index), made.index)
+        images: Tensor | list[Tensor]
+        if isinstance(made.pixels, list):
+            images = [self._normalised(each[None])[0] for each in made.pixels]
+        else:
+            images = self._normalised(made.pixels)
+            if made.boxes is not None:
+                noise = None if self._noise is None else self._noise(made.index, self.epoch)
+                erase(images, made.boxes, noise)
+        return Batch(images, self._targets(made), made.index)
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        normalised = self.split.inputs.kind.normalised
+        return self._normaliser(pixels) if normalised else pixels.float()
+
+    def _targets(self, made: Made) -> Tensor | list[Tensor]:
+        """Take the targets that were read with their inputs, or those at their positions."""
+        if made.targets is None and self._values is not None:
+            return self._values.index_select(0, made.index)
+        found = made.targets
+        if found is None:
+            found = on_device(self.split.targets.batch(made.index.cpu().numpy()), self.device)
+        return [_whole(each) for each in found] if isinstance(found, list) else _whole(found)
+
+
+def _whole(target: Tensor) -> Tensor:
+    """Make whole numbers int64."""
+    return target if target.is_floating_point() else target.long()

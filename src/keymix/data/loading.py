@@ -3,29 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+import hashlib
+import importlib
+from collections.abc import Mapping
+from typing import cast
 
 from keymix.data.carve import carve
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import Size, checked_size
-from keymix.data.measure import decode_all, header_size, header_sizes
-from keymix.data.measure import fingerprint as fingerprint_of_pixels
+from keymix.data.inputs import HASHED
+from keymix.data.kinds import CLASS
+from keymix.data.prepare import Options, Pairs, Preparation
 from keymix.data.record import DataFacts
 from keymix.data.sieve import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
-from keymix.data.sources.base import Faults, Table
-from keymix.data.specs import parse
-from keymix.data.statistics import statistics_of
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.sources.base import Faults, Source
+from keymix.data.specs import OF_ONE_KIND, parse
+from keymix.data.streams import IntArray
 from keymix.errors import UserError
+from keymix.task import Task, get_task
 
-CACHE_SIDE = 96  # pixels: images up to this side are kept decoded in memory …
-CACHE_BYTES = 2 << 30  # … if all splits together stay below this
-LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
-_DEFAULT_SIZE = (224, 224)
+OPENED_BY = ("masks", "stack", "split_by", "cell_mib")
+"""Settings that a source is opened with."""
 
 
 def load(
@@ -80,122 +78,109 @@ def load(
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
     """
+    options = Options(
+        image_size=None if image_size is None else checked_size(image_size),
+        crop_pct=crop_pct,
+        limit=limit,
+        val_fraction=val_fraction,
+        split_seed=split_seed,
+        skip_corrupt=skip_corrupt,
+        time_steps=time_steps,
+        frames_by=frames_by,
+        event_split=event_split,
+        masks=masks,
+        stack=stack,
+        split_by=split_by,
+        test_fraction=test_fraction,
+        cell_mib=cell_mib,
+    )
     entry, argument = parse(spec)
-    size = None if image_size is None else checked_size(image_size)
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
-    of_events: dict[str, Any] = {
-        "time_steps": time_steps,
-        "frames_by": frames_by,
-        "event_split": event_split,
-    }
-    of_masks: dict[str, Any] = {
-        "masks": masks,
-        "stack": stack,
-        "split_by": split_by,
-        "test_fraction": test_fraction,
-    }
-    entry.check_settings(spec, of_events | of_masks | {"cell_mib": cell_mib})
-    shared: dict[str, Any] = {
-        "image_size": size,
-        "limit": limit,
-        "val_fraction": val_fraction,
-        "split_seed": split_seed,
-        "skip_corrupt": skip_corrupt,
-    }
-    if entry.task == SEGMENTATION.name:
-        from keymix.data.segmentation.loading import load_masks
-
-        return load_masks(entry, argument, spec, **of_masks, **shared)
-    source = entry.open(argument, Faults(), cell_mib=cell_mib)
-    if source.events:
-        from keymix.data.events.loading import load_events
-
-        return load_events(source, spec, **of_events, **shared)
-    parts, notes = carve(source, spec, limit, val_fraction, split_seed)
+    entry.check_settings(spec, {name: getattr(options, name) for name in OF_ONE_KIND})
+    settings = {name: getattr(options, name) for name in OPENED_BY}
+    source = entry.open(argument, Faults(), **settings)
+    if source.train.targets.kind is CLASS and not source.classes:
+        raise UserError(f"data {spec} have class numbers, but no classes. Name them in the source.")
+    task = get_task(entry.task)
+    preparation = _preparation(source, spec, options, task)
+    source = preparation.source
+    parts, notes = carve(
+        source,
+        spec,
+        limit,
+        val_fraction,
+        split_seed,
+        split_by=split_by,
+        test_fraction=test_fraction,
+    )
     tables = {name: part.table.select(part.rows) for name, part in parts.items()}
+    preparation.look(tables)
     left_out: list[LeftOut] = []
     if skip_corrupt:
-        parts, tables, left_out = sieve(parts, tables, source, spec)
+        parts, tables, left_out = sieve(parts, tables, source, spec, find=preparation.broken)
         notes += left_out_note(left_out, source)
-    size, pixels = _pixels(tables, source.in_chans, size or source.image_size, crop_pct or 1.0)
-    notes += _resized(tables, size)
+    preparation.check(tables)
+    pairs = preparation.pairs(tables)
+    notes += preparation.notes(parts)
     made = {
         name: Split(
             name=name,
-            labels=torch.from_numpy(table.labels.copy()),
-            images=None if (kept := pixels[name]) is None else torch.from_numpy(kept),
+            inputs=inputs,
+            targets=targets,
             rows=parts[name].rows,
             origin=parts[name].origin,
-            table=table,
-            image_size=size,
-            in_chans=source.in_chans,
-            crop_pct=crop_pct or (LAZY_CROP_PCT if kept is None else 1.0),
+            table=inputs.table,
         )
-        for name, table in tables.items()
+        for name, (inputs, targets) in pairs.items()
     }
-    mean, std, measured_on = statistics_of(made["train"])
-    fingerprint, fingerprint_of = fingerprint_of_pixels(tables, pixels, rows_left_out(left_out))
+    train = made["train"].inputs
+    mean, std, measured_on = train.statistics()
+    fingerprint, fingerprint_of = _fingerprint(pairs, rows_left_out(left_out))
+    facts = DataFacts(
+        split_seed=split_seed,
+        val_fraction=val_fraction,
+        limit=limit,
+        mean_std_of=measured_on,
+        fingerprint=fingerprint,
+        fingerprint_of=fingerprint_of,
+        notes=tuple(notes),
+        left_out=named_left_out(left_out),
+        left_out_count=len(left_out),
+    )
     return ImageData(
         spec=spec,
         classes=source.classes,
-        image_size=size,
+        image_size=train.image_size,
         in_chans=source.in_chans,
         mean=mean,
         std=std,
         train=made["train"],
         val=made["val"],
         test=made["test"],
-        facts=DataFacts(
-            split_seed=split_seed,
-            val_fraction=val_fraction,
-            limit=limit,
-            mean_std_of=measured_on,
-            fingerprint=fingerprint,
-            fingerprint_of=fingerprint_of,
-            notes=tuple(notes),
-            left_out=named_left_out(left_out),
-            left_out_count=len(left_out),
-        ),
+        facts=preparation.facts(facts),
+        task=task,
     )
 
 
-def _pixels(
-    tables: dict[str, Table], in_chans: int, wanted: Size | None, crop_pct: float
-) -> tuple[Size, dict[str, NDArray[np.uint8] | None]]:
-    """Decode all images of a small set; check the headers of a large one."""
-    count = sum(map(len, tables.values()))
-
-    def small(size: Size) -> bool:
-        return max(size) <= CACHE_SIDE and count * in_chans * size[0] * size[1] < CACHE_BYTES
-
-    size = wanted
-    if (
-        size is None
-    ):  # the common size; where all are small, decoding finds out whether there is one
-        size = header_size(tables["train"], 0)
-        if small(size):
-            pixels = {
-                name: decode_all(table, size, in_chans, crop_pct=crop_pct, only_this_size=True)
-                for name, table in tables.items()
-            }
-            if all(kept is not None for kept in pixels.values()):
-                return size, pixels
-        sizes = header_sizes(list(tables.values()))
-        size = sizes.pop() if len(sizes) == 1 else _DEFAULT_SIZE
-    elif not small(size):
-        header_sizes(list(tables.values()))
-    if not small(size):
-        return size, dict.fromkeys(tables)
-    return size, {
-        name: decode_all(table, size, in_chans, crop_pct=crop_pct) for name, table in tables.items()
-    }
+def _preparation(source: Source, spec: str, options: Options, task: Task) -> Preparation:
+    """Open what loading does for a source."""
+    module, _, name = source.preparation.partition(":")
+    opened = cast("type[Preparation]", getattr(importlib.import_module(module), name))
+    return opened(source, spec, options, task)
 
 
-def _resized(tables: dict[str, Table], size: Size) -> list[str]:
-    """Note that images which a source has as pixels got another size."""
-    own = {kept.shape[2:] for table in tables.values() if (kept := table.held) is not None}
-    return [
-        f"images of {own_size[0]}x{own_size[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
-        for own_size in own - {size}
-    ]
+def _fingerprint(pairs: Pairs, left_out: Mapping[str, IntArray]) -> tuple[str, str]:
+    """Hash inputs and targets of all splits (sha256), and say what of an input went into it."""
+    whole = hashlib.sha256()
+    hashed = []
+    for name, (inputs, targets) in pairs.items():
+        whole.update(f"{name} {len(inputs)}\n".encode())
+        targets.update_digest(whole)
+        if len(left_out.get(name, ())):
+            whole.update(b"left out " + left_out[name].astype("<i8").tobytes())
+        hashed.append(inputs.update_digest(whole))
+    every = [targets for _, targets in pairs.values()]
+    loosest = max(hashed, key=lambda what: HASHED.index(what) if what in HASHED else 0)
+    what = loosest.format(targets=every[0].kind.nouns)
+    return every[0].sealed(whole.hexdigest(), every), what

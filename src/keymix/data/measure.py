@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -19,9 +18,6 @@ _T = TypeVar("_T")
 
 STATISTICS_SAMPLE = 2000
 LARGE = 100_000  # images: of a larger table, headers and contents are read of a sample only
-_OF_ALL = "length and first 64 KiB of the encoded images, and labels"
-_OF_SAMPLE = "name and length of all image files, 64 KiB of a fixed sample of 2,000 a split, labels"
-_WHATS = ("pixels and labels", _OF_ALL, _OF_SAMPLE)  # from the strictest to the loosest
 REMEDY = (
     "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
     "`keymix data check` names them all."
@@ -52,7 +48,7 @@ def header_sizes(tables: Sequence[Table]) -> set[Size]:
     """
     sizes: set[Size] = set()
     for table in tables:
-        rows = sample(len(table)).tolist() if len(table) > LARGE else range(len(table))
+        rows = sample(len(table)).tolist() if is_large(len(table)) else range(len(table))
 
         def check(some: range, table: Table = table, rows: Sequence[int] = rows) -> set[Size]:
             return {header_size(table, rows[k]) for k in some}
@@ -147,6 +143,11 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
     return {i: why for part in in_chunks(len(table), find) for i, why in part.items()}
 
 
+def is_large(count: int) -> bool:
+    """Whether headers and contents of so many images are read of a sample only."""
+    return count > LARGE
+
+
 def sample(count: int) -> IntArray:
     """Choose up to 2,000 of ``count`` positions, always the same, ascending."""
     rows = np.arange(count, dtype=np.int64)
@@ -174,45 +175,6 @@ def mean_std(images: Sequence[NDArray[np.uint8]]) -> tuple[tuple[float, ...], tu
     variance = np.maximum(counts @ value**2 / total - mean**2, 0.0)
     std = np.maximum(np.sqrt(variance), 1 / 255)  # a flat channel must not divide by zero
     return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def fingerprint(
-    tables: Mapping[str, Table],
-    pixels: Mapping[str, NDArray[np.uint8] | None],
-    left_out: Mapping[str, IntArray],
-) -> tuple[str, str]:
-    """Hash images and labels of all splits (sha256).
-
-    Args:
-        tables: The images of each split.
-        pixels: The same decoded, where the set is held in memory.
-        left_out: Rows of each split that were left out as broken.
-
-    Returns:
-        The hash, and what of an image went into it.
-    """
-    whole = hashlib.sha256()
-    what = _WHATS[0]
-    for name, table in tables.items():
-        held = pixels[name]
-        whole.update(f"{name} {len(table)}\n".encode())
-        whole.update(table.labels.astype("<i8").tobytes())
-        if len(left_out.get(name, ())):
-            whole.update(b"left out " + left_out[name].astype("<i8").tobytes())
-        if held is not None:
-            whole.update(f"{held.shape}\n".encode())
-            whole.update(held.data)
-            continue
-        large = len(table) > LARGE
-        read = frozenset(sample(len(table)).tolist()) if large else range(len(table))
-        what = max(what, _OF_ALL if not large else _OF_SAMPLE, key=_WHATS.index)
-
-        def digests(rows: range, table: Table = table, read: Container[int] = read) -> bytes:
-            return b"".join(table.digest(i, content=i in read) for i in rows)
-
-        for digest in in_chunks(len(table), digests):
-            whole.update(digest)
-    return whole.hexdigest(), what
 
 
 def in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:

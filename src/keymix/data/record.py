@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from keymix.data.kinds import IMAGE, RECORDING, SLICES, InputKind
-from keymix.data.tasks import BACKGROUND, CLASSIFICATION, SEGMENTATION
+from keymix.data.kinds import RECORDING, InputKind, recorded_kind
+from keymix.data.tasks import BACKGROUND
 from keymix.errors import UserError
-from keymix.task import Task, get_task, list_tasks
+from keymix.task import DEFAULT, Task, get_task, list_tasks
 
 _OF_MASKS = (
-    *("task", "multilabel", "test_fraction", "split_by", "masks", "stack"),
+    *("multilabel", "test_fraction", "split_by", "masks", "stack"),
     *("cases", "empty", "grouped", "class_images"),
 )
 _OF_EVENTS = ("time_steps", "frames_by", "sensor_size")
@@ -45,7 +45,7 @@ class _Shape:
     cached: bool = False
     sizes: Mapping[str, int]
     index_sha256: Mapping[str, str]
-    task: str = CLASSIFICATION.name
+    task: str = DEFAULT
     multilabel: bool | None = None
 
 
@@ -108,8 +108,9 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
 
     Args:
         spec: The data spec it was loaded from.
-        classes: Names of the classes, by label.
-        image_size: Height and width of the images in pixels.
+        classes: Names of the classes, by label; none where targets are others.
+        image_size: Height and width of the images in pixels; the largest of each where they keep
+            their own.
         in_chans: Channels.
         mean: Mean of each channel over train, of values 0..1.
         std: Standard deviation of each channel over train.
@@ -121,13 +122,11 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
         multilabel: Of masks, whether a pixel may belong to several classes.
 
     Raises:
-        UserError: If there are no classes, a split is missing from `sizes` or `index_sha256`, or
+        UserError: If a split is missing from `sizes` or `index_sha256`, or
             this keymix has no such task.
     """
 
     def __post_init__(self) -> None:
-        if not self.classes:
-            raise UserError("classes is empty")
         for split in ("train", "val", "test"):
             for name, of in (("sizes", self.sizes), ("index_sha256", self.index_sha256)):
                 if split not in of:
@@ -145,25 +144,24 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
     @property
     def kind(self) -> InputKind:
         """The kind of input."""
-        if self.time_steps is not None:
-            return RECORDING
-        return IMAGE if self.stack in (None, 1) else SLICES
+        return recorded_kind(self.time_steps, self.stack)
 
     @property
     def events(self) -> bool:
         """Whether the data are recordings of events."""
-        return self.time_steps is not None
+        return self.kind is RECORDING
 
     @property
     def scored_classes(self) -> tuple[int, ...]:
         """The classes over which scores are averaged: all but the background of masks."""
-        whole = self.task_kind is not SEGMENTATION or bool(self.multilabel)
+        whole = self.multilabel is not False  # None: there are no masks
         return tuple(i for i, name in enumerate(self.classes) if whole or name != BACKGROUND)
 
     def omitted(self) -> tuple[str, ...]:
         """The fields that are not written, since they are of other kinds of data."""
         return (
-            *(_OF_MASKS if self.task_kind is not SEGMENTATION else ()),
+            *(_OF_MASKS if self.multilabel is None else ()),
+            *(("task",) if self.task == DEFAULT else ()),
             *(_OF_EVENTS if not self.events else ()),
             *(name for name in ("unfit", "event_split") if getattr(self, name) is None),
         )

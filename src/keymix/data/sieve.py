@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from keymix.data.carve import Part
-from keymix.data.measure import broken
 from keymix.data.record import LeftOutImage
 from keymix.data.sources.base import Source, Table, some
 from keymix.data.streams import IntArray
@@ -25,14 +24,14 @@ class LeftOut:
     Args:
         split: The split it was meant for.
         row: Its row in the source's table.
-        label: Its class number.
+        stratum: Its class number, or whatever it was chosen by.
         id: Where it comes from: a file, or a file and a row.
         reason: What is wrong with it.
     """
 
     split: str
     row: int
-    label: int
+    stratum: int
     id: str
     reason: str
 
@@ -43,9 +42,9 @@ def sieve(
     source: Source,
     spec: str,
     *,
-    find: Callable[[Table], Mapping[int, str]] | None = None,
+    find: Callable[[str, Table], Mapping[int, str]],
 ) -> tuple[dict[str, Part], dict[str, Table], list[LeftOut]]:
-    """Decode every image once and drop those that are broken.
+    """Drop the inputs that are broken.
 
     The splits stay as they were chosen, so a broken file moves no other image.
 
@@ -54,7 +53,7 @@ def sieve(
         tables: The same rows, opened.
         source: Where they come from.
         spec: The data spec as typed, for messages.
-        find: Says what is wrong with a table's images, by position; None decodes them.
+        find: Says what is wrong with the inputs of a split's table, by position.
 
     Returns:
         Parts and tables of what is left, and what was left out.
@@ -64,12 +63,12 @@ def sieve(
     """
     left_parts, left_tables, left_out = dict(parts), dict(tables), []
     for name, table in tables.items():
-        reasons = broken(table, source.in_chans) if find is None else find(table)
+        reasons = find(name, table)
         if not reasons:
             continue
-        part = parts[name]
+        part, strata = parts[name], table.targets.strata
         left_out += [
-            LeftOut(name, int(part.rows[i]), int(table.labels[i]), table.name(i), why)
+            LeftOut(name, int(part.rows[i]), int(strata[i]), table.name(i), why)
             for i, why in reasons.items()
         ]
         left_parts[name] = part.without(np.fromiter(reasons, dtype=np.int64))
@@ -78,7 +77,7 @@ def sieve(
                 f"data {spec}: all {source.items} of {name} are broken: {_example(left_out, name)}."
             )
         left_tables[name] = part.table.select(left_parts[name].rows)
-    gone = np.setdiff1d(parts["train"].labels, left_parts["train"].labels)
+    gone = np.setdiff1d(parts["train"].strata, left_parts["train"].strata)
     if len(gone):
         names = some([repr(source.classes[i]) for i in gone])
         raise UserError(
@@ -118,8 +117,8 @@ def rows_left_out(left_out: Sequence[LeftOut]) -> dict[str, IntArray]:
     }
 
 
-def _example(left_out: Sequence[LeftOut], split: str, label: int | None = None) -> str:
+def _example(left_out: Sequence[LeftOut], split: str, stratum: int | None = None) -> str:
     """Name the first image left out of a split, or of one class there."""
-    of = (each for each in left_out if each.split == split and label in (None, each.label))
+    of = (each for each in left_out if each.split == split and stratum in (None, each.stratum))
     first = next(of)
     return f"{first.id}: {first.reason}"

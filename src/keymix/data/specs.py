@@ -1,17 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of data specs, ``NAME`` or ``NAME:ARGUMENT``. Reading it costs no heavy import."""
+"""The table of data specs, ``NAME`` or ``NAME:ARGUMENT``. Reading it costs no heavy import.
+
+The built-in specs are `SPECS`; `register_source` adds one's own, which then works wherever a data
+spec is taken.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from keymix.data.kinds import IMAGE, RECORDING, InputKind
+from keymix.data.kinds import (
+    CELLS,
+    IMAGE,
+    KINDS,
+    RECORDING,
+    TARGETS,
+    InputKind,
+    Settings,
+    TargetKind,
+    get_kind,
+)
 from keymix.errors import UserError, unknown
+from keymix.task import DEFAULT
 
 if TYPE_CHECKING:
     from keymix.data.sources.base import Faults, Source
@@ -19,12 +34,17 @@ if TYPE_CHECKING:
 FRAMES_BY = ("number", "time")  # of events: equally many, or equally long
 MASKS = ("exclusive", "multilabel")  # one class a pixel, or any number of them
 SPLIT_BY = ("case", "slice")
-OF_ONE_KIND = {
-    **dict.fromkeys(("time_steps", "frames_by", "event_split"), "events"),
-    **dict.fromkeys(("masks", "stack", "split_by", "test_fraction"), "masks"),
-    "cell_mib": "cells",
+OF_ONE_KIND: Mapping[str, Settings] = {
+    name: settings
+    for settings in (
+        *(kind.settings for kind in KINDS.values()),
+        *(kind.settings for kind in TARGETS.values()),
+        CELLS,
+    )
+    if settings is not None
+    for name in settings.names
 }
-"""Settings that only one kind of data has, and which."""
+"""Settings that only some data have, and which."""
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -38,22 +58,61 @@ class DataSpec:
             (``"[ROOT]"``), or nothing.
         summary: One line of help.
         module: The module that opens it.
-        function: Its function there, which takes the argument and a `sources.base.Faults`.
+        function: Its function there, which takes the argument and a `sources.base.Faults`, and by
+            name those of the settings that are given.
+        open_with: Such a function itself, in place of module and function.
         downloads: Whether it comes from the network the first time.
-        events: Whether it holds recordings of events.
-        task: What is learned from it: ``classification``, or ``segmentation`` where it has masks.
-        cells: Whether its images are cells of parquet files.
+        on_disk: Whether the argument is a path to what it is made of.
+        says_where: Whether it says itself what is wrong with a path where nothing is.
+        kind: Name of its kind of input, of `keymix.data.kinds.KINDS`.
+        target: Name of its kind of target, of `keymix.data.kinds.TARGETS`; empty for that of its
+            task: ``class`` of classification, otherwise ``value``.
+        task: Name of the task that it sets, such as ``classification``.
+        settings: Settings of `OF_ONE_KIND` that it takes besides those of its
+            kinds.
     """
 
     name: str
-    argument: str
     summary: str
-    module: str
+    argument: str = ""
+    module: str = ""
     function: str = "open_source"
+    open_with: Callable[..., Source] | None = None
     downloads: bool = False
-    events: bool = False
-    task: str = "classification"
-    cells: bool = False
+    on_disk: bool = False
+    says_where: bool = False
+    kind: str = "image"
+    target: str = ""
+    task: str = DEFAULT
+    settings: tuple[str, ...] = ()
+
+    @property
+    def input_kind(self) -> InputKind:
+        """The kind of its inputs."""
+        return get_kind(self.kind)
+
+    @property
+    def target_kind(self) -> TargetKind:
+        """The kind of its targets, as far as its name tells."""
+        return TARGETS[self.target or ("class" if self.task == DEFAULT else "value")]
+
+    @property
+    def events(self) -> bool:
+        """Whether it holds recordings of events."""
+        return self.input_kind is RECORDING
+
+    @property
+    def cells(self) -> bool:
+        """Whether its images are cells of parquet files."""
+        return "cell_mib" in self.settings
+
+    def takes(self, setting: str) -> bool:
+        """Whether a setting of `OF_ONE_KIND` is one of this data."""
+        own = OF_ONE_KIND[setting]
+        return setting in self.settings or own in (
+            self.input_kind.settings,
+            self.target_kind.settings,
+        )
 
     @property
     def optional(self) -> bool:
@@ -72,48 +131,42 @@ class DataSpec:
     def check_settings(
         self, spec: str, settings: Mapping[str, object], *, remedy: str = "Leave it out"
     ) -> None:
-        """Refuse settings of events, masks or parquet files for data that have none.
+        """Refuse settings that only other kinds of data have.
 
         Args:
             spec: The data as typed, for the message.
             settings: Such settings by name, None where they are not given.
-            remedy: What to do about those of events.
+            remedy: What to do about one for which no other data are named.
 
         Raises:
             UserError: Naming the first that is given.
         """
         for name, value in settings.items():
-            if value is None:
+            if value is None or self.takes(name):
                 continue
-            if OF_ONE_KIND[name] == "masks" and self.task != "segmentation":
-                raise UserError(
-                    f"data.{name} = {value!r}: data {spec} holds no masks. Leave it out, or take "
-                    "data for segmentation, such as masks:PATH."
-                )
-            if OF_ONE_KIND[name] == "cells" and not self.cells:
-                raise UserError(
-                    f"data.{name} = {value!r}: data {spec} has no parquet files. Leave it out."
-                )
-            if OF_ONE_KIND[name] == "events" and not self.events:
-                own = "a spiking model's steps on images are model.options.time_steps"
-                raise UserError(
-                    f"data.{name} = {value!r}: data {spec} holds images, not events. {remedy}"
-                    + (f"; {own}." if name == "time_steps" else ".")
-                )
+            own = OF_ONE_KIND[name]
+            told = f"Leave it out, or take {own.instead}" if own.instead else "Leave it out"
+            if own is RECORDING.settings:
+                told = remedy
+            if name in own.notes:
+                told += f"; {own.notes[name]}"
+            raise UserError(f"data.{name} = {value!r}: data {spec} {own.lacks}. {told}.")
 
     def open(self, argument: str, faults: Faults, **settings: object) -> Source:
-        """Open the images.
+        """Open the data.
 
         Args:
             argument: What stood after the colon.
             faults: What to do about faults of the data: raise, or collect them.
-            settings: Of data with masks, ``masks``, ``stack`` and ``split_by``; of parquet files
-                ``cell_mib``; None is the source's own default.
+            settings: Settings of `OF_ONE_KIND` that opening depends on; None is the source's own
+                default.
 
         Raises:
             UserError: If nothing can be opened, or on a fault that is not collected.
         """
-        opener = getattr(importlib.import_module(self.module), self.function)
+        opener = self.open_with
+        if opener is None:
+            opener = getattr(importlib.import_module(self.module), self.function)
         given = {name: value for name, value in settings.items() if value is not None}
         return cast("Source", opener(argument, faults, **given))
 
@@ -165,12 +218,14 @@ SPECS: tuple[DataSpec, ...] = (
         argument="PATH",
         summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
         module="keymix.data.sources.folder",
+        on_disk=True,
     ),
     DataSpec(
         name="imagenet",
         argument="PATH",
         summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
         module="keymix.data.sources.imagenet",
+        on_disk=True,
     ),
     DataSpec(
         name="moving_digits",
@@ -178,7 +233,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
         "pixels, the first N of them; no download",
         module="keymix.data.sources.moving_digits",
-        events=True,
+        kind="recording",
     ),
     DataSpec(
         name="cifar10dvs",
@@ -186,7 +241,9 @@ SPECS: tuple[DataSpec, ...] = (
         summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
         "and tebn",
         module="keymix.data.sources.cifar10dvs",
-        events=True,
+        kind="recording",
+        on_disk=True,
+        says_where=True,
     ),
     DataSpec(
         name="dvs128",
@@ -194,7 +251,9 @@ SPECS: tuple[DataSpec, ...] = (
         summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
         "trials",
         module="keymix.data.sources.dvs128",
-        events=True,
+        kind="recording",
+        on_disk=True,
+        says_where=True,
     ),
     DataSpec(
         name="events",
@@ -202,7 +261,8 @@ SPECS: tuple[DataSpec, ...] = (
         summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, "
         "y, p",
         module="keymix.data.sources.event_folder",
-        events=True,
+        kind="recording",
+        on_disk=True,
     ),
     DataSpec(
         name="uwgi",
@@ -211,6 +271,9 @@ SPECS: tuple[DataSpec, ...] = (
         "PATH/train/case*/; masks of three organs",
         module="keymix.data.segmentation.uwgi",
         task="segmentation",
+        target="mask",
+        on_disk=True,
+        says_where=True,
     ),
     DataSpec(
         name="masks",
@@ -219,6 +282,9 @@ SPECS: tuple[DataSpec, ...] = (
         "PATH/classes.txt, or the same in PATH/{train,val,test}/",
         module="keymix.data.segmentation.folder",
         task="segmentation",
+        target="mask",
+        on_disk=True,
+        says_where=True,
     ),
     DataSpec(
         name="parquet",
@@ -226,7 +292,8 @@ SPECS: tuple[DataSpec, ...] = (
         summary="Hugging Face image layout: a parquet file, or a folder of train-*.parquet, "
         "test-*.parquet, validation-*.parquet",
         module="keymix.data.sources.parquet",
-        cells=True,
+        settings=CELLS.names,
+        on_disk=True,
     ),
     DataSpec(
         name="hf",
@@ -234,26 +301,67 @@ SPECS: tuple[DataSpec, ...] = (
         summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
         module="keymix.data.sources.hf",
         downloads=True,
-        cells=True,
+        settings=CELLS.names,
     ),
 )
 
 
+_OWN: dict[str, DataSpec] = {}
+
+
+def list_specs() -> list[DataSpec]:
+    """Return all data specs, built-in and registered."""
+    return [*SPECS, *_OWN.values()]
+
+
+def register_source(spec: DataSpec) -> DataSpec:
+    """Add a data spec of one's own; the same name again replaces it.
+
+    Args:
+        spec: Its facts; ``open_with``, or ``module`` and ``function``, returns a
+            `keymix.data.sources.base.Source`.
+
+    Raises:
+        UserError: If a built-in spec has the name, nothing opens it, or a kind or setting is
+            unknown.
+    """
+    if spec.name in {each.name for each in SPECS}:
+        raise UserError(f"data {spec.name!r} is keymix's own: choose another name")
+    if not spec.name or ":" in spec.name:
+        raise UserError(f"data {spec.name!r}: a name has no colon and is not empty")
+    if spec.open_with is None and not spec.module:
+        raise UserError(f"data {spec.name!r}: nothing opens it: give open_with=")
+    get_kind(spec.kind)
+    if spec.target and spec.target not in TARGETS:
+        raise unknown("kind of target", spec.target, TARGETS)
+    for name in spec.settings:
+        if name not in OF_ONE_KIND:
+            raise unknown("setting of data", name, OF_ONE_KIND)
+    _OWN[spec.name] = spec
+    return spec
+
+
+def find_spec(name: str | None) -> DataSpec | None:
+    """Return the spec that a data spec as typed names, whatever its argument; None if none does."""
+    known = {row.name: row for row in list_specs()}
+    return None if name is None else known.get(name.partition(":")[0])
+
+
 def is_events(spec: str | None) -> bool:
     """Tell whether a data spec names recordings of events."""
-    name = "" if spec is None else spec.partition(":")[0]
-    return any(row.events for row in SPECS if row.name == name)
+    return kind_of_spec(spec) is RECORDING
 
 
 def kind_of_spec(spec: str | None) -> InputKind:
     """Tell the kind of input that a data spec names, by its name alone; images if it names none."""
-    return RECORDING if is_events(spec) else IMAGE
+    row = find_spec(spec)
+    return IMAGE if row is None else row.input_kind
 
 
 def task_name(spec: str | None) -> str:
     """Tell the task that a data spec sets, by its name alone."""
-    name = "" if spec is None else spec.partition(":")[0]
-    return next((row.task for row in SPECS if row.name == name), "classification")
+    row = find_spec(spec)
+    return DEFAULT if row is None else row.task
 
 
 def named(text: str, *, events: bool) -> str:
@@ -276,7 +384,7 @@ def parse(spec: str) -> tuple[DataSpec, str]:
         UserError: If the name is unknown, or a path is missing or not wanted.
     """
     name, colon, argument = spec.partition(":")
-    known = {s.name: s for s in SPECS}
+    known = {s.name: s for s in list_specs()}
     if name not in known:
         if Path(spec).expanduser().exists():
             kind = kind_of(Path(spec).expanduser())

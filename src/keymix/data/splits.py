@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stratified choice of rows, the same for ever: a function of labels, number and seed alone."""
+"""Choice of rows, the same for ever: a function of labels or groups, number and seed alone."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,49 @@ def choose(
     first = np.cumsum(counts) - counts
     rank = np.arange(len(labels)) - first[labels[order]]
     return np.sort(order[rank < quota[labels[order]]]).astype(np.int64)
+
+
+def choose_groups(
+    groups: Sequence[str], share: float, *, seed: int, stream: Stream, leave: int = 1
+) -> IntArray:
+    """Choose whole groups so that they hold about a share of the rows.
+
+    Groups are gone through in the order of a hash of their names and the seed. One is taken if that
+    brings the number of rows nearer to the one wanted; if none would, the smallest is.
+
+    Args:
+        groups: The group of each row.
+        share: Share of the rows wanted.
+        seed: The seed of the split.
+        stream: What the choice is for.
+        leave: Groups that stay untaken at least.
+
+    Returns:
+        The rows of the groups taken, ascending.
+    """
+    names, index, counts = np.unique(
+        np.asarray(groups, dtype=object), return_inverse=True, return_counts=True
+    )
+    order = np.argsort(hash64(seed, stream, keys(names.tolist())), kind="stable")
+    wanted = share * len(groups)
+    taken = np.zeros(len(names), dtype=bool)
+    have = 0
+    for group in order.tolist():
+        if int(taken.sum()) >= len(names) - leave:
+            break
+        count = int(counts[group])
+        if abs(have + count - wanted) < abs(have - wanted):
+            taken[group] = True
+            have += count
+    if not have:
+        taken[order[np.argmin(counts[order])]] = True
+    return np.flatnonzero(taken[index]).astype(np.int64)
+
+
+def keys(names: Sequence[str]) -> IntArray:
+    """Make a number of each name, the same for ever."""
+    digests = [hashlib.sha256(name.encode()).digest()[:8] for name in names]
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
 
 def rest(count: int, taken: IntArray) -> IntArray:

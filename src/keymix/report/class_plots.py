@@ -18,6 +18,9 @@ NAME = 118.0
 
 ROW, HISTOGRAM, FOOT = 22.0, 46.0, 40.0
 
+FEW = 20
+"""Up to so many classes each has a row of its own."""
+
 BIN = 4.0
 """Width of a histogram's bar, px."""
 
@@ -36,6 +39,17 @@ class Spread:
     def known(self) -> list[tuple[str, float]]:
         """Return the classes that have a difference."""
         return [(name, value) for name, value in self.values if value is not None]
+
+
+def draw(spreads: Sequence[Spread], *, baseline: str) -> Markup:
+    """Draw `dots` of few classes, `histograms` of many.
+
+    Args:
+        spreads: One a mixer.
+        baseline: The label that the differences are from.
+    """
+    few = len(spreads[0].values) <= FEW
+    return (dots if few else histograms)(spreads, baseline=baseline)
 
 
 def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:

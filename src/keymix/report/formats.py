@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from keymix.task import Score
+
 if TYPE_CHECKING:
     from keymix.analysis.statistics import Interval
 
@@ -24,9 +26,21 @@ def points(value: float | None) -> str:
     return body if body == "0.0" else ("−" if value < 0 else "+") + body
 
 
-def span(low: float | None, high: float | None) -> str:
-    """Write an interval of a difference in percentage points."""
-    return MISSING if low is None or high is None else f"{points(low)} to {points(high)}"
+def scored(value: float | None, score: Score, places: int = 1) -> str:
+    """Write a score without its unit."""
+    return MISSING if value is None else score.digits(value, places)
+
+
+def changed(difference: float | None, score: Score) -> str:
+    """Write a difference of scores without its unit, with a true minus sign."""
+    return MISSING if difference is None else score.change(difference)
+
+
+def span(low: float | None, high: float | None, score: Score) -> str:
+    """Write an interval of a difference of scores, without its unit."""
+    return (
+        MISSING if low is None or high is None else f"{score.change(low)} to {score.change(high)}"
+    )
 
 
 def no_spread(interval: Interval) -> str:

@@ -2,7 +2,7 @@
 """One comparison as one offline HTML page: from the record of ``results.json``, no torch.
 
 The page's script sorts tables, picks attention maps and compares two runs; `keymix.report.page`
-says what holds for every page.
+says what holds for every page, and `keymix.report.part` what a task adds to this one.
 """
 
 from __future__ import annotations
@@ -10,28 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keymix.data.tasks import SEGMENTATION
 from keymix.records import to_json
 from keymix.report import plots
-from keymix.report.page import render_page
+from keymix.report.page import Script, render_page
+from keymix.report.part import Page, page_of
 from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.report.views import (
-    attention,
-    classes,
-    gallery,
-    learning,
-    mask_classes,
-    outcome,
-    runs,
-    spikes,
-)
+from keymix.report.views import attention, learning, outcome, runs, spikes
 from keymix.report.views.payload import payload
 from keymix.report.views.wording import columns, wording
 
-SCRIPTS = ("core", "tables", "attention", "answers", "pair")
+SCRIPTS = ("core", "tables", "attention")
 """Files of ``templates/script``, in the order they are joined."""
-MASK_SCRIPTS = tuple("overlaps" if name == "answers" else name for name in SCRIPTS)
-"""Those where images have masks."""
 
 
 def render(record: ComparisonRecord) -> str:
@@ -48,19 +37,21 @@ def render(record: ComparisonRecord) -> str:
     """
     controls = [mixer.label for mixer in record.mixers if mixer.control]
     looks = plots.looks(record.labels, baseline=record.baseline, controls=controls)
-    masks = record.task_kind is SEGMENTATION
+    page = page_of(record.task_kind)
+    own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
+    view = _view(record, looks, page)
     return render_page(
         "report.html.j2",
-        _view(record, looks),
-        payload=payload(record, looks),
-        scripts=MASK_SCRIPTS if masks else SCRIPTS,
+        view,
+        payload=payload(record, looks, page),
+        scripts=(*SCRIPTS, *own, "pair"),
+        package=page.package if view["own_sections"] else "",
     )
 
 
-def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look]) -> dict[str, Any]:
+def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look], page: Page) -> dict[str, Any]:
     dense, at = spikes.dense_over(record)
     task = record.task_kind
-    masks = task is SEGMENTATION
     done = [run for run in record.runs if isinstance(run, DoneRun)]
     return {
         "r": record,
@@ -77,10 +68,12 @@ def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look]) -> dict[str
         "checked": record.data_check,
         "status": runs.STATUS,
         "environments": runs.environments(record),
-        "masks": masks,
-        "score": task.score.key,
-        "w": wording(task),
+        "score": task.score,
+        "w": wording(record),
         "columns": columns(record),
+        "about_table": page.about_table(record),
+        "pair_note": page.pair_note,
+        "label_is": page.label_is,
         "forest": outcome.forest(record, looks),
         "scatters": outcome.scatters(record, looks),
         "spikes": spikes.sheet(record),
@@ -88,8 +81,7 @@ def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look]) -> dict[str
         "at": at,
         "curves": learning.curves(record, looks),
         "collapse": learning.collapse(record, looks),
-        "classes": (mask_classes if masks else classes).by_class(record, looks),
-        "gallery": gallery.sheet(record),
+        "own_sections": page.sections(record, looks),
         "attention": attention.sheet(record),
         "seconds": sum(run.seconds for run in done),
     }

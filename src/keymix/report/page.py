@@ -21,9 +21,17 @@ from markupsafe import Markup
 
 from keymix.report import formats
 
+Script = str | tuple[str, str]
+"""A file of ``templates/script``, or a package and a file of its ``script``."""
+
 
 def render_page(
-    template: str, view: Mapping[str, Any], *, payload: Markup, scripts: Sequence[str]
+    template: str,
+    view: Mapping[str, Any],
+    *,
+    payload: Markup,
+    scripts: Sequence[Script],
+    package: str = "",
 ) -> str:
     """Render a template that extends ``page.html.j2``.
 
@@ -31,21 +39,30 @@ def render_page(
         template: Its name in the folder of templates.
         view: What it reads.
         payload: The JSON that its script reads.
-        scripts: Files of ``templates/script``, in the order they are joined.
+        scripts: The script's files, in the order they are joined.
+        package: A package whose ``templates`` the page includes as ``own/…``; empty for none.
 
     Returns:
         The HTML document.
     """
     code = script(scripts)
     shared = {"script": Markup(code), "digest": digest(code), "payload": payload}
-    return environment().get_template(template).render({**view, **shared})
+    return environment(package).get_template(template).render({**view, **shared})
 
 
 @functools.cache  # a template is compiled once a process, which takes longer than a page
-def environment() -> jinja2.Environment:
-    """Make the environment of the templates, with the filters that write quantities."""
+def environment(package: str = "") -> jinja2.Environment:
+    """Make the environment of the templates, with the filters that write quantities.
+
+    Args:
+        package: A package with ``templates`` of its own; empty for none.
+    """
+    loader: jinja2.BaseLoader = jinja2.PackageLoader("keymix.report", "templates")
+    if package:
+        own = jinja2.PrefixLoader({"own": jinja2.PackageLoader(package, "templates")})
+        loader = jinja2.ChoiceLoader([own, loader])
     env = jinja2.Environment(
-        loader=jinja2.PackageLoader("keymix.report", "templates"),
+        loader=loader,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -54,6 +71,8 @@ def environment() -> jinja2.Environment:
     filters: dict[str, Callable[..., Any]] = {
         "percent": formats.percent,
         "points": formats.points,
+        "scored": formats.scored,
+        "changed": formats.changed,
         "distance": formats.distance,
         "count": formats.count,
         "ms": formats.milliseconds,
@@ -71,10 +90,16 @@ def environment() -> jinja2.Environment:
     return env
 
 
-def script(names: Sequence[str]) -> str:
+def script(names: Sequence[Script]) -> str:
     """Return a page's script: its files, joined into one function that shares no names."""
-    folder = files("keymix.report") / "templates" / "script"
-    parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in names]
+    shared = files("keymix.report") / "templates" / "script"
+    places = [
+        shared / f"{name}.js"
+        if isinstance(name, str)
+        else files(name[0]) / "script" / f"{name[1]}.js"
+        for name in names
+    ]
+    parts = [place.read_text(encoding="utf-8") for place in places]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 

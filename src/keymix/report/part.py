@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task brings to a report: sections of its own, their scripts and what these read."""
+"""What a task brings to a comparison's record and report: see `Page`. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from keymix.analysis.answers import Answers
+from keymix.data.record import DataRecord
+from keymix.records import Own
 from keymix.report.plots import Look
-from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.task import Task
+from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow
+from keymix.task import Score, Task
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+
+Output = Any
+"""What a task's model returns: a tensor, a list, a mapping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,24 +26,187 @@ class Section:
     """A section of a task.
 
     Args:
-        template: Its template, below the task's folder.
+        template: Its template, in the ``templates`` of the task's package.
         view: What the template reads, under the name ``view``.
+        styles: Template of rules that it adds to the page's style sheet, with the same view.
     """
 
     template: str
     view: object
+    styles: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAnswers:
+    """A finished run, as a task reads it for the record.
+
+    Args:
+        mixer: Label of its mixer.
+        answers: What the weights of the last epoch answered on the test split.
+        details: What the task recorded of that evaluation next to its scores.
+    """
+
+    mixer: str
+    answers: Answers
+    details: Own
 
 
 class Page:
-    """What a task shows in a comparison's report; a task without a page of its own has this one.
+    """What a task keeps in a comparison's record and shows in its report.
 
-    ``package`` is the package in which ``templates`` and ``script`` lie; empty for none.
-    ``scripts`` names files of ``script``, which follow the page's own; one of them defines
-    ``contrast(a, b)`` for two runs side by side.
+    All of it may be left out: a task without a page of its own has this one, and its report the
+    sections that all tasks share.
+
+    Attributes:
+        package: The package in which ``templates`` and ``script`` lie; empty for none.
+        scripts: Files of ``script``; one of them defines ``contrast(a, b)`` for two runs next to
+            each other. Without any, their scores and curves are compared.
+        run: The dataclass of what the record keeps of a finished run; None for nothing.
+        comparison: That of what it keeps of the comparison.
+        pictures: That of what it keeps of the models' answers in pictures.
+        test_scores: Further scores of the test split, which the task's details of it hold.
+        terminal: Keys of the scores that the table at the terminal shows next to the first.
+        test_numbers: Further numbers of these details that stand among a run's scores.
+        heading: The score as a heading; its name, if empty.
+        phrase: The score in a sentence, with its article; ``the`` and its name, if empty.
+        reaches: What a model with a score does, with ``{score}`` and ``{inputs}``; that it reaches
+            it, if empty.
+        label_is: What `label` gives.
+        pair_note: What stands over two runs next to each other.
+        about_score: A paragraph on the scores in the report's method; empty for none.
+        readout: How models without a choice of readout read out.
     """
 
-    package: str = ""
-    scripts: Sequence[str] = ()
+    package: ClassVar[str] = ""
+    scripts: ClassVar[Sequence[str]] = ()
+    run: ClassVar[type[Any] | None] = None
+    comparison: ClassVar[type[Any] | None] = None
+    pictures: ClassVar[type[Any] | None] = None
+    test_scores: ClassVar[Sequence[Score]] = ()
+    terminal: ClassVar[Sequence[str]] = ()
+    test_numbers: ClassVar[Sequence[str]] = ()
+    heading: ClassVar[str] = ""
+    phrase: ClassVar[str] = ""
+    reaches: ClassVar[str] = ""
+    label_is: ClassVar[str] = "name"
+    pair_note: ClassVar[str] = (
+        "It does not ask what two trainings would do: for that, see the interval over seeds above."
+    )
+    about_score: ClassVar[str] = ""
+    readout: ClassVar[str] = "Every model reads out all of its patch tokens."
+
+    # ---- what the record keeps ---------------------------------------------------------------
+
+    def keep_run(self, tested: RunAnswers, data: DataRecord) -> object:
+        """Make what the record keeps of a finished run: a `run`, or None for nothing."""
+        del tested, data
+        return None
+
+    def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> object:
+        """Make what the record keeps of the comparison: a `comparison`, or None for nothing.
+
+        Args:
+            tested: The finished runs, mixer by mixer.
+            data: The data.
+        """
+        del tested, data
+        return None
+
+    def chosen(self, answers: Answers, number: int) -> Sequence[int]:
+        """Choose test images on which attention is shown: evenly spread, as far as there are.
+
+        Args:
+            answers: Of any run, for the truth, on which alone the choice rests.
+            number: At most so many.
+        """
+        images = len(answers.index)
+        return sorted({i * images // number for i in range(number)} if images else ())
+
+    def label(self, data: ImageData, i: int) -> str:
+        """Say under a test image what it is."""
+        return data.test.ids(i)
+
+    def drawn(self, answers: Answers) -> Sequence[int]:
+        """Choose test images of which the models' answers are drawn; none to draw nothing."""
+        del answers
+        return ()
+
+    def draw(
+        self,
+        data: ImageData,
+        chosen: Sequence[int],
+        outputs: Mapping[str, Output],
+        missing: Mapping[str, str],
+        *,
+        seed: int,
+    ) -> object:
+        """Draw the models' answers to some test images: a `pictures`, or None for nothing.
+
+        Args:
+            data: The data.
+            chosen: The images, as `drawn` chose them.
+            outputs: What each mixer's model returned for them, by label.
+            missing: Why a model returned nothing, by label.
+            seed: Whose weights they are.
+        """
+        del data, chosen, outputs, missing, seed
+        return None
+
+    def check(self, record: ComparisonRecord, *, where: str) -> None:
+        """Refuse a record whose own parts do not fit.
+
+        Raises:
+            UserError: Naming the key.
+        """
+        for kind in (self.comparison, self.pictures):
+            if kind is not None:
+                record.own.read(kind, where=where)
+        for run in record.runs:
+            if self.run is not None and isinstance(run, DoneRun):
+                run.own.read(self.run, where=f"{where}: {run.folder}")
+
+    # ---- what the report says ----------------------------------------------------------------
+
+    def about_data(self, data: DataRecord) -> str:
+        """Say what there is to answer, behind the size of the images: ``10 classes``."""
+        del data
+        return ""
+
+    def about_splits(self, data: DataRecord) -> str:
+        """Say what the splits keep together; empty for nothing."""
+        del data
+        return ""
+
+    def about_interval(self, task: Task, *, unit: str, inputs: str) -> str:
+        """Say how the interval over the units of the test split is made.
+
+        Args:
+            task: The task.
+            unit: What one unit is called.
+            inputs: What the images are called.
+        """
+        del inputs
+        return (
+            f"The interval over test {unit}s: the difference of the {task.score.name}, averaged "
+            f"over seeds, is taken again without each {unit} in turn; the spread of these "
+            "(delete-one jackknife) with Student's t, 95 %. It covers other "
+            f"{unit}s of the same kind, for these trained models."
+        )
+
+    def about_table(self, record: ComparisonRecord) -> str:
+        """Say what one must know to read the table of scores; empty for nothing."""
+        del record
+        return ""
+
+    def failing(self, record: ComparisonRecord, row: OutcomeRow) -> str:
+        """Say that a mixer's models do not work, such as ``right no more often than by chance``.
+
+        Empty if they do, and where nobody can tell.
+        """
+        del record, row
+        return ""
+
+    # ---- what the report shows ---------------------------------------------------------------
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Make the task's sections, in order."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from keymix.report import formats
 from keymix.report.labels import short_labels
 from keymix.report.svg import (
     Box,
@@ -25,6 +24,7 @@ from keymix.report.svg import (
     text_width,
     ticks,
 )
+from keymix.task import FRACTION, Score
 
 WIDTH, HEIGHT = 400.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 12.0, 44.0
@@ -64,7 +64,7 @@ def looks(labels: Sequence[str], *, baseline: str, controls: Sequence[str] = ())
 
 @dataclass(frozen=True)
 class Point:
-    """One mixer in an accuracy–cost chart; `spread` is the standard deviation of y."""
+    """One mixer in a chart of score and cost; `spread` is the standard deviation of y."""
 
     label: str
     look: Look
@@ -96,11 +96,11 @@ class Row:
     images: tuple[float, float] | None
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other beats in both cost (lower) and accuracy (higher)."""
+def pareto(points: Sequence[Point], *, score: Score = FRACTION) -> list[Point]:
+    """Return the points that no other beats in both cost (lower) and score (better)."""
     front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.x, -p.y)):
-        if not front or point.y > front[-1].y:
+    for point in sorted(points, key=lambda p: (p.x, -score.rank(p.y))):
+        if not front or score.ahead(point.y - front[-1].y):
             front.append(point)
     return front
 
@@ -120,12 +120,17 @@ def _tick_format(values: Sequence[float]) -> Callable[[float], str]:
     return lambda v: f"{v:.{decimals}f}"
 
 
+def _writer(values: Sequence[float], *, percent: bool) -> Callable[[float], str]:
+    """Return what writes the ticks of an axis."""
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    return (lambda value: _percent(value, step)) if percent else _tick_format(values)
+
+
 def _rows(y: Scale, *, percent: bool) -> list[tuple[float, str]]:
     """Return the grid lines of a y axis and what stands at them."""
     values = ticks(y.low, y.high, 5)
-    step = values[1] - values[0] if len(values) > 1 else 1.0
-    plain = _tick_format(values)
-    return [(value, _percent(value, step) if percent else plain(value)) for value in values]
+    write = _writer(values, percent=percent)
+    return [(value, write(value)) for value in values]
 
 
 def _left(y: Scale, *, percent: bool) -> float:
@@ -184,38 +189,49 @@ def _along(steps: Sequence[tuple[float, float]]) -> list[Box]:
     return boxes
 
 
-def _stragglers(values: Sequence[float], removable: Sequence[bool]) -> set[int]:
-    """Return removable values so far below the others that they would squash the axis."""
-    kept = [v for v, gone in zip(values, removable, strict=True) if not gone]
+def _stragglers(values: Sequence[float], removable: Sequence[bool], score: Score) -> set[int]:
+    """Return removable values so much worse than the others that they would squash the axis."""
+    kept = [score.rank(v) for v, gone in zip(values, removable, strict=True) if not gone]
     if not kept:
         return set()
     low, high = min(kept), max(kept)
-    room = max(high - low, 0.01) * 2
-    return {i for i, v in enumerate(values) if removable[i] and v < low - room}
+    room = max(high - low, _point(score, kept)) * 2
+    return {i for i, v in enumerate(values) if removable[i] and score.rank(v) < low - room}
 
 
-def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -> Markup:
-    """Draw accuracy against a cost, with the Pareto front and every point named.
+def _point(score: Score, values: Sequence[float]) -> float:
+    """Return a difference that is small: a point of a fraction, else a hundredth of the values."""
+    return 0.01 if score.unit == "%" else 0.01 * max(map(abs, values), default=0.0)
 
-    A control far below the rest would squash the axis: it is drawn as an arrow at the foot of the
-    chart with its value beside its name.
+
+def scatter(
+    points: Sequence[Point], *, x_label: str, y_label: str, name: str, score: Score = FRACTION
+) -> Markup:
+    """Draw a score against a cost, with the Pareto front and every point named.
+
+    A control far worse than the rest would squash the axis: it is drawn as an arrow at the edge of
+    the chart with its value next to its name.
 
     Args:
         points: One a mixer.
         x_label: The cost and its unit.
-        y_label: The accuracy and its unit (percent).
+        y_label: The score and its unit.
         name: What the chart shows, for readers who cannot see it.
+        score: What y is.
     """
-    below = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points])
-    inside = [p for i, p in enumerate(points) if i not in below]
+    percent = score.unit == "%"
+    outside = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points], score)
+    inside = [p for i, p in enumerate(points) if i not in outside]
     reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
-    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if below else 0.12)
-    left = _left(y, percent=True)
+    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if outside else 0.12)
+    left = _left(y, percent=percent)
     x = Scale.around([p.x for p in points], left, WIDTH - RIGHT, pad=0.12)
-    parts = _frame(x, y, x_label, y_label, percent=True)
-    # the arrow at the foot stands for a point below, in the front too
-    marks = [(x(p.x), y.start - 9 if i in below else y(p.y)) for i, p in enumerate(points)]
-    steps = [marks[points.index(p)] for p in pareto(points)]
+    parts = _frame(x, y, x_label, y_label, percent=percent)
+    # the arrow at the edge stands for a point beyond it, in the front too; it points up where less
+    # is better
+    edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
+    marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
+    steps = [marks[points.index(p)] for p in pareto(points, score=score)]
     if len(steps) > 1:
         parts.append(el("path", d=path(steps), class_="front"))
     bars = _along(steps)
@@ -223,13 +239,19 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -
     for i, p in enumerate(points):
         px, py = marks[i]
         short = shorten(p.look.short, LABEL)
-        labels.append(f"{short} ({p.y * 100:.1f} %)" if i in below else short)
-        if i in below:
-            arrow = path([(px - 4, y.start - 7), (px, y.start - 2), (px + 4, y.start - 7)])
+        value = f"{score.digits(p.y)} {score.unit}".rstrip()
+        labels.append(f"{short} ({value})" if i in outside else short)
+        if i in outside:
+            tip = [
+                (px - 4, edge + 7 * inward),
+                (px, edge + 2 * inward),
+                (px + 4, edge + 7 * inward),
+            ]
+            tail = f"M{number(px)} {number(edge + 14 * inward)}V{number(edge + 3 * inward)}"
             parts.append(
                 el(
                     "path",
-                    d=f"M{number(px)} {number(y.start - 14)}V{number(y.start - 3)}{arrow}",
+                    d=f"{tail}{path(tip)}",
                     class_=f"bar {p.look.colour}",
                 )
             )
@@ -238,7 +260,7 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str, name: str) -
             top, foot = y(p.y + p.spread), y(p.y - p.spread)
             parts.append(el("line", x1=px, x2=px, y1=top, y2=foot, class_=f"bar {p.look.colour}"))
             bars.append((px - 2, top, px + 2, foot))
-        hint = el("title", f"{p.label}: {p.y * 100:.2f} %")
+        hint = el("title", f"{p.label}: {score.digits(p.y, 2)} {score.unit}".rstrip())
         parts.append(el("g", hint, marker(p.look.marker, px, py, class_=f"dot {p.look.colour}")))
     frame = (left + 2, TOP - 8, WIDTH - 2, y.start)
     for (px, py), label, spot, p in zip(
@@ -314,8 +336,15 @@ def curves(
     return canvas(WIDTH, HEIGHT, name, *parts)
 
 
-def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
-    """Draw every difference from the baseline with its interval over seeds and over images.
+def forest(
+    rows: Sequence[Row],
+    *,
+    baseline: str,
+    name: str,
+    score: Score = FRACTION,
+    units: str = "images",
+) -> Markup:
+    """Draw every difference from the baseline with its interval over seeds and over units.
 
     A control whose difference would squash the axis is drawn at the edge, its value in the text.
 
@@ -323,16 +352,21 @@ def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
         rows: One a mixer other than the baseline.
         baseline: Its label.
         name: What the chart shows, for readers who cannot see it.
+        score: What the differences are of.
+        units: What the second interval is over.
     """
     row_height, top = 46.0, 6.0
     height = top + row_height * len(rows) + 42
     far = _stragglers(
-        [r.difference for r in rows] + [0.0], [r.look.colour == "ctl" for r in rows] + [False]
+        [r.difference for r in rows] + [0.0],
+        [r.look.colour == "ctl" for r in rows] + [False],
+        score,
     )
     inside = [row for i, row in enumerate(rows) if i not in far]
     # Intervals over two or three seeds are so wide that they would hide the rest: they go on
     # beyond the axis, with an arrow.
-    limit = max([0.02, *(3 * abs(r.difference) for r in inside)])
+    differences = [r.difference for r in inside]
+    limit = max([2 * _point(score, differences), *(3 * abs(d) for d in differences)])
     limit = max([limit, *(abs(e) for r in inside for e in r.images or ())])
     ends = [0.0, *(e for r in inside for e in (r.difference, *(r.seeds or ()), *(r.images or ())))]
     ends = [max(-limit, min(limit, e)) for e in ends]
@@ -341,54 +375,67 @@ def forest(rows: Sequence[Row], *, baseline: str, name: str) -> Markup:
     foot = top + row_height * len(rows)
     parts: list[Markup] = []
     values = ticks(x.low, x.high, 6)
-    step = values[1] - values[0] if len(values) > 1 else 1.0
+    write = _writer(values, percent=score.unit == "%")
     for value in values:
         kind = "zero" if abs(value) < 1e-12 else "grid"
         parts.append(el("line", x1=x(value), x2=x(value), y1=top, y2=foot, class_=kind))
-        label = _percent(value, step).replace("-", "−")
+        label = write(value).replace("-", "−")
         parts.append(text(x(value), foot + 15, label, anchor="middle", class_="tick"))
     parts.append(
         text(
             WIDTH / 2,
             foot + 33,
-            f"difference from {shorten(baseline, 190)}, percentage points",
+            ", ".join(filter(None, (f"difference from {shorten(baseline, 190)}", _unit_of(score)))),
             anchor="middle",
             class_="title",
         )
     )
     for i, row in enumerate(rows):
-        parts += _forest_row(row, x, top + i * row_height, outside=i in far)
+        parts += _forest_row(row, x, top + i * row_height, score, units, outside=i in far)
     return canvas(WIDTH, height, name, *parts)
 
 
-def _forest_row(row: Row, x: Scale, y: float, *, outside: bool) -> list[Markup]:
+def _unit_of(score: Score) -> str:
+    """What stands behind the title of an axis of differences: the unit, and which way is better."""
+    unit = "percentage points" if score.unit == "%" else score.unit
+    return ", ".join(filter(None, (unit, "less is better" if score.better == "less" else "")))
+
+
+def _forest_row(
+    row: Row, x: Scale, y: float, score: Score, units: str, *, outside: bool
+) -> list[Markup]:
     colour = row.look.colour
     label = row.look.short
     parts = [
         el("rect", x=8, y=y + 2, width=text_width(label) + 4, height=14, class_="ground"),
         el("rect", x=WIDTH - 46, y=y + 2, width=40, height=14, class_="ground"),
         el("g", el("title", row.label), text(8, y + 13, label, class_=f"label t-{colour}")),
-        text(WIDTH - 8, y + 13, formats.points(row.difference), anchor="end", class_="label num"),
+        text(WIDTH - 8, y + 13, score.change(row.difference), anchor="end", class_="label num"),
     ]
     if outside:
-        at = x.start
-        arrow = [(at + 7, y + 23), (at, y + 28), (at + 7, y + 33)]
+        left = row.difference < 0
+        at, inward = (x.start, 1) if left else (x.end, -1)
+        arrow = [(at + 7 * inward, y + 23), (at, y + 28), (at + 7 * inward, y + 33)]
         parts.append(el("path", d=path(arrow), class_=f"bar {colour}"))
-        parts.append(text(at + 13, y + 32, "outside the axis", class_="tick"))
+        anchor = "start" if left else "end"
+        told = text(at + 13 * inward, y + 32, "outside the axis", anchor=anchor, class_="tick")
+        parts.append(told)
         return parts
 
     def clip(v: float) -> float:
         return max(x.start, min(x.end, x(v)))
 
-    for ends, dy, kind in ((row.seeds, 24.0, "seeds"), (row.images, 34.0, "images")):
+    for ends, dy, kind in ((row.seeds, 24.0, "seeds"), (row.images, 34.0, units)):
         at_y = y + dy
         if ends is not None:
             a, b = clip(ends[0]), clip(ends[1])
-            hint = el(
-                "title", f"{row.label}, over {kind}: {ends[0] * 100:+.2f} to {ends[1] * 100:+.2f}"
+            low, high = (
+                f"{100 * end:+.2f}" if score.unit == "%" else score.change(end) for end in ends
             )
+            hint = el("title", f"{row.label}, over {kind}: {low} to {high}")
+            line = "seeds" if kind == "seeds" else "images"
             parts.append(
-                el("g", hint, el("line", x1=a, x2=b, y1=at_y, y2=at_y, class_=f"{kind} {colour}"))
+                el("g", hint, el("line", x1=a, x2=b, y1=at_y, y2=at_y, class_=f"{line} {colour}"))
             )
             for end, edge in ((ends[0], x.start), (ends[1], x.end)):
                 if abs(clip(end) - x(end)) > 0.5:  # goes on beyond the axis

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from keymix.analysis.statistics import Interval, Summary, Verdict
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
-from keymix.records import from_json, spread
+from keymix.records import Own, from_json, spread
 from keymix.task import Task
 from keymix.train.recipe import Recipe, from_record
 
@@ -82,16 +82,6 @@ class HistoryLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskScore:
-    """How well a run finds one class of masks: last epoch, test split."""
-
-    jaccard: float | None
-    dice: float | None
-    hausdorff_mm: float | None
-    missed: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DoneRun(Sparse):
     """A run that is finished.
 
@@ -105,13 +95,9 @@ class DoneRun(Sparse):
         last: Scores of the last epoch.
         best: Scores of the epoch that was best on validation.
         notes: What its files lack, a sentence each.
-        correct: Of classes, right and wrong by test image: base64 of bits, last epoch.
-        class_correct: Of classes, number of test images of each that are right.
-        classes: Of masks, scores of each class that counts.
-        hausdorff_unit: Of masks, ``mm`` or ``px``.
-        overlaps: Of masks, the Jaccard index by test image: base64 of uint16.
         history: Its epochs.
         trained_with: Position of its environment in the record's ``trained_with``.
+        own: What the task keeps of it: its page's ``run``.
     """
 
     mixer: str
@@ -122,14 +108,10 @@ class DoneRun(Sparse):
     seconds: Number
     last: Mark
     best: Mark
-    classes: tuple[MaskScore, ...] | None = None
-    hausdorff_unit: str | None = None
-    overlaps: str | None = None
-    correct: str | None = None
-    class_correct: tuple[int, ...] | None = None
     notes: tuple[str, ...] | None = None
     history: tuple[HistoryLine, ...]
     trained_with: int
+    own: Own = field(default_factory=Own, metadata=spread())
 
     def mark(self, which: Which) -> Mark:
         """Return the scores of an epoch."""
@@ -179,23 +161,6 @@ class Outcome:
 
     last: tuple[OutcomeRow, ...]
     best: tuple[OutcomeRow, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Classes:
-    """The classes that count, and how many test images have each; None if no run is finished."""
-
-    names: tuple[str, ...]
-    test_images: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confusion:
-    """How often a class was taken for another, by their numbers, over all seeds."""
-
-    true: int
-    predicted: int
-    count: int
 
 
 # ---- costs ----------------------------------------------------------------------------------
@@ -399,59 +364,6 @@ class Collapse:
     missing: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LegendEntry:
-    """A class of masks and its colour, ``#rrggbb``."""
-
-    name: str
-    colour: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GallerySlice:
-    """A test image with its true mask, both PNG data URIs; ``area`` counts true pixels."""
-
-    id: str
-    case: str
-    png: str
-    truth: str
-    area: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedMask:
-    """A predicted mask, a PNG data URI, its Jaccard index on the image, and its pixels."""
-
-    png: str
-    jaccard: float
-    found: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """What the trained models find on the same few test images.
-
-    Args:
-        seed: Whose weights they are.
-        size: Height and width in pixels.
-        legend: The classes.
-        ignored: Whether there are pixels that count nowhere.
-        slices: The images.
-        predictions: Masks on each of them, by mixer's label.
-        missing: Why there are none, by label.
-        names: Names of all test images, in order.
-    """
-
-    seed: int
-    size: tuple[int, int]
-    legend: tuple[LegendEntry, ...]
-    ignored: bool
-    slices: tuple[GallerySlice, ...]
-    predictions: Mapping[str, tuple[PredictedMask, ...]]
-    missing: Mapping[str, str]
-    names: tuple[str, ...]
-
-
 # ---- the rest -------------------------------------------------------------------------------
 
 
@@ -564,11 +476,6 @@ class ComparisonRecord(Sparse):
         mixers: The mixers, in the order of every table.
         outcome: Scores, intervals and verdicts.
         test_images: Number of test images.
-        test_cases: Of masks, number of test cases; None if no run is finished.
-        classes: The classes that count.
-        confusions: Of classes, the most frequent, by mixer's label.
-        hausdorff_unit: Of masks, ``mm`` or ``px``.
-        gallery: Of masks, some predictions.
         costs: By mixer's label.
         measured: How costs were measured.
         spikes: Of spiking models, what spikes cost.
@@ -577,6 +484,7 @@ class ComparisonRecord(Sparse):
         runs: The runs, mixer by mixer.
         attention: Attention maps; None where they could not be read.
         collapse: How alike neighbouring blocks are; None where that could not be read.
+        own: What the task keeps of it: its page's ``comparison`` and ``pictures``.
     """
 
     format: Literal[2] = FORMAT
@@ -604,11 +512,6 @@ class ComparisonRecord(Sparse):
     mixers: tuple[ComparedMixer, ...]
     outcome: Outcome
     test_images: int
-    test_cases: int | None = None
-    classes: Classes
-    confusions: Mapping[str, tuple[Confusion, ...]] | None = None
-    hausdorff_unit: str | None = None
-    gallery: Gallery | None = None
     costs: Mapping[str, CostRow]
     measured: Measured
     spikes: Spikes | None = None
@@ -617,6 +520,7 @@ class ComparisonRecord(Sparse):
     runs: tuple[OpenRun | DoneRun, ...]
     attention: Attention | None
     collapse: Collapse | None
+    own: Own = field(default_factory=Own, metadata=spread())
 
     @property
     def task_kind(self) -> Task:
@@ -651,7 +555,10 @@ def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         values = {**values, "recipe": from_record(recipe).to_dict()}
-    return from_json(ComparisonRecord, values, where=where)
+    record = from_json(ComparisonRecord, values, where=where)
+    if record.task_kind.has("page"):
+        record.task_kind.load("page").check(record, where=where)
+    return record
 
 
 def _of_format_1(values: Mapping[str, Any]) -> Mapping[str, Any]:

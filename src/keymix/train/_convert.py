@@ -29,14 +29,23 @@ _PLURALS = {int: "whole numbers", float: "finite numbers"}
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 
 
+DERIVED = {"derived": True}
+"""Metadata of a field that follows from others and is no key of a recipe."""
+
+
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def keys(cls: type) -> list[Field[Any]]:
+    """The fields of a dataclass that are keys of a recipe."""
+    return [item for item in fields(cls) if not item.metadata.get("derived")]
+
+
 def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Each dotted key of nested dataclasses with its type, in reading order."""
-    for item in fields(cls):
+    for item in keys(cls):
         hint = _hints(cls)[item.name]
         if is_dataclass(hint):
             yield from leaves(typing.cast(type, hint), f"{prefix}{item.name}.")
@@ -85,7 +94,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         UserError: Naming the dotted key, on unknown or missing keys and unfit values.
     """
     kind = typing.cast(type, cls)
-    own: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
+    own: dict[str, Field[Any]] = {item.name: item for item in keys(kind)}
     whole = [prefix + name for name in own]
     if not prefix:
         whole += [path for path, _ in leaves(kind)]

@@ -9,23 +9,26 @@ holds without them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
+from keymix.analysis.answers import Answers, Arrays
 from keymix.data.record import DataRecord
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import from_json
+from keymix.task import Task
 from keymix.train import files
 from keymix.train.checkpoints import usable
+from keymix.train.parts import answers_of
 from keymix.train.recipe import Recipe, from_record
 from keymix.train.record import Environment, RunRecord, run_from_json
 
+Which = Literal["last", "best"]
+WEIGHTS: tuple[Which, ...] = ("last", "best")
+"""Of which epochs a run keeps weights and answers."""
 RETESTED = (files.SUMMARY, files.PREDICTIONS, files.weights_file("last"))
 """Files that only another test of the weights can give; the others are records of the training."""
 
@@ -50,10 +53,11 @@ def damage(folder: Path) -> dict[str, str]:
     if summary is not None:
         look(
             files.PREDICTIONS,
-            partial(read_predictions, folder / files.PREDICTIONS, summary.data),
+            partial(read_answers, folder / files.PREDICTIONS, summary.data),
         )
         if not summary.lost:  # which says what metrics cannot be had any more
-            look(files.METRICS, partial(check_metrics, folder, summary.epochs))
+            task = summary.task_kind
+            look(files.METRICS, partial(check_metrics, folder, summary.epochs, task))
     look(files.ENVIRONMENT, partial(read_environment, folder))
     wrong = _last_weights(folder)
     return found | ({files.weights_file("last"): wrong} if wrong else {})
@@ -89,30 +93,37 @@ def read_summary(folder: Path, *, whole: bool = False) -> RunRecord:
     return run_from_json(files.read_json(path), where=repr(str(path)), whole=whole)
 
 
-def read_predictions(path: Path, data: DataRecord) -> dict[str, np.ndarray[Any, Any]]:
-    """Read what a run answered on the test images, in the order of their index.
+def read_answers(path: Path, data: DataRecord) -> Mapping[Which, Answers]:
+    """Read what a run answered on the test split, inputs in the order of their index.
 
     Args:
         path: The run's ``predictions_test.npz``.
         data: Its record of the data.
 
     Returns:
-        ``target``, ``last_pred`` and ``best_pred``; or of masks ``group``, ``last_counts`` and
-        ``best_counts``.
+        The answers with the weights of the ``last`` and the ``best`` epoch.
 
     Raises:
         UserError: If the file is missing or damaged, or is of other data.
     """
-    arrays = files.read_arrays(path)
-    masks = data.task_kind is SEGMENTATION
-    names = (
-        ("group", "last_counts", "best_counts") if masks else ("target", "last_pred", "best_pred")
-    )
-    wrong = next(_faults_with(arrays, names, data), "")
+    stored, part = files.read_arrays(path), answers_of(data.task_kind)
+    wrong = next(part.faults(stored, data), "")
     if wrong:
         raise UserError(f"cannot read {str(path)!r}: {wrong}")
-    order = np.argsort(arrays["index"], kind="stable")
-    return {name: arrays[name][order] for name in names}
+    return {which: part.read(stored, which, data) for which in WEIGHTS}
+
+
+def read_predictions(path: Path, data: DataRecord) -> Arrays:
+    """Read what a run answered as arrays by name; see `read_answers`.
+
+    Raises:
+        UserError: If the file is missing or damaged, or is of other data.
+    """
+    found = read_answers(path, data)
+    arrays = dict(found["last"].shared())
+    for which, answers in found.items():
+        arrays |= answers.arrays(which)
+    return arrays
 
 
 def read_environment(folder: Path) -> Environment:
@@ -171,18 +182,19 @@ def _of_weights(folder: Path) -> list[Recipe]:
     return found
 
 
-def check_metrics(folder: Path, epochs: int) -> None:
+def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
     """Refuse metrics that lack an epoch, or tell of one that was not trained.
 
     Args:
         folder: The run's folder.
         epochs: Epochs that are done.
+        task: By whose scores epochs are ranked.
 
     Raises:
         UserError: If they do.
     """
     path = folder / files.METRICS
-    there = {line.epoch for line in files.read_metrics(path)}
+    there = {line.epoch for line in files.read_metrics(path, task=task)}
     planned = set(range(epochs))
     for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
         if wrong:
@@ -196,26 +208,3 @@ def epochs_told(epochs: list[int]) -> str:
     more = ", …" if len(epochs) > len(numbers) else ""
     lines = "the line of epoch" if len(epochs) == 1 else "the lines of epochs"
     return f"{lines} {', '.join(numbers)}{more}"
-
-
-def _faults_with(
-    arrays: Mapping[str, np.ndarray[Any, Any]], names: Sequence[str], data: DataRecord
-) -> Iterator[str]:
-    classes = len(data.classes)
-    for name in ("index", *names):
-        if name not in arrays:
-            yield f"{name} is not in it"
-        if not np.issubdtype(arrays[name].dtype, np.integer):
-            yield f"{name} is {arrays[name].dtype}, no whole numbers"
-    images = len(np.unique(arrays["index"]))
-    wanted = data.sizes["test"]
-    if images != wanted:
-        yield f"index names {images:,} images, and the run was tested on {wanted:,}"
-    for name in ("index", *names):
-        shape = (images, classes, 3) if name.endswith("_counts") else (images,)
-        if arrays[name].shape != shape:
-            yield f"{name} is {arrays[name].shape}, not {shape}"
-        most = classes if name == "target" or name.endswith("_pred") else None
-        numbers = arrays[name]
-        if numbers.min(initial=0) < 0 or (most is not None and numbers.max(initial=0) >= most):
-            yield f"{name} holds numbers that are no class and no count"

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from keymix.data.bounds import check_numbers
-from keymix.data.specs import FRAMES_BY, MASKS, SPLIT_BY
+from keymix.data.specs import FRAMES_BY, SPLIT_BY
 from keymix.errors import unknown
 from keymix.train._checks import require, sides
+from keymix.train._convert import DERIVED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +35,15 @@ class DataConfig:
             None for ``number``.
         event_split: A published split by its name (``first90`` or ``tebn`` of CIFAR10-DVS); None
             for the first.
-        masks: ``exclusive`` for one class a pixel, ``multilabel`` for any number of them; None for
-            what the folders of ``masks:PATH`` tell, else ``exclusive``. Like the next three, for
-            data with masks alone.
         stack: Neighbouring slices of a scan that become the channels of an image (2.5-D), an odd
-            number; None for the image alone.
+            number; None for the image alone. Like the next two, for data with masks alone.
         split_by: ``case`` keeps all images of a case in one split, ``slice`` does not, and leaks;
             None for ``case``.
         test_fraction: Share of a set without a test split of its own that becomes test, in (0, 1);
             None for 0.04.
         cell_mib: Most MiB that an encoded image of a parquet file may take, against files that
             would fill the memory; None for 64. For ``parquet:PATH`` and ``hf:OWNER/NAME`` alone.
+        task_options: Those of ``task.options`` that loading takes; a recipe sets them.
     """
 
     spec: str
@@ -58,11 +58,11 @@ class DataConfig:
     time_steps: int | None = None
     frames_by: str | None = None
     event_split: str | None = None
-    masks: str | None = None
     stack: int | None = None
     split_by: str | None = None
     test_fraction: float | None = None
     cell_mib: int | None = None
+    task_options: Mapping[str, str | int | float] = field(default_factory=dict, metadata=DERIVED)
 
     def __post_init__(self) -> None:
         require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
@@ -71,10 +71,12 @@ class DataConfig:
         check_numbers(self, "data.")
         if self.frames_by is not None and self.frames_by not in FRAMES_BY:
             raise unknown("data.frames_by", self.frames_by, FRAMES_BY)
-        if self.masks is not None and self.masks not in MASKS:
-            raise unknown("data.masks", self.masks, MASKS)
         if self.stack is not None:
             odd = self.stack % 2 == 1
             require(odd, "data.stack", self.stack, "must be an odd number of slices, such as 3")
         if self.split_by is not None and self.split_by not in SPLIT_BY:
             raise unknown("data.split_by", self.split_by, SPLIT_BY)
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that are not written: those that follow from the rest of a recipe."""
+        return ("task_options",)

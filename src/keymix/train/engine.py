@@ -16,42 +16,41 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from keymix.data.specs import named
 from keymix.errors import UserError, WriteError
+from keymix.task import Task
 from keymix.train import files
 from keymix.train.checkpoints import read, standing
 from keymix.train.damage import read_environment
-from keymix.train.distill import Teacher, make_teacher
+from keymix.train.distill import make_teacher
 from keymix.train.environment import environment
 from keymix.train.epochs import EpochRecord, Report
 from keymix.train.fits import check_recipe, training_batches
 from keymix.train.folder import clear, is_done, recorded_in
 from keymix.train.lock import locked
 from keymix.train.loop import Saver, fit
-from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
 from keymix.train.model import (
-    build_model,
     device_of_this_machine,
     find_weights,
     load_data,
     mixer_label,
+    model_for,
     settled,
     start_from,
     warn_of_data,
     warn_of_unlisted,
 )
 from keymix.train.nonfinite import Losses
+from keymix.train.parts import Evaluated, training_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
 from keymix.train.resume import Progress, mend, progress_of, tell_lost, weights_told
 from keymix.train.runs import Run, load_run
-from keymix.train.score_split import eval_loader, score_split
-from keymix.train.scoring import Scored
-from keymix.train.segmentation import SegmentationTask
+from keymix.train.score_split import eval_loader, record_of, score_split
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
-from keymix.train.task import ClassificationTask, TrainingTask
+from keymix.train.task import TrainingTask
+from keymix.train.teacher import Teacher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -114,13 +113,7 @@ def train(
         if overwrite or not _has_begun(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
         images = data if data is not None else _opened(recipe)
-        model = build_model(
-            recipe,
-            num_classes=len(images.classes),
-            in_chans=images.in_chans,
-            image_size=images.image_size,
-            time_steps=images.time_steps,
-        )
+        model = model_for(recipe, images.record())
         _refuse_deaf(model)
         params = sum(p.numel() for p in model.parameters() if p.requires_grad)
         batches = training_batches(recipe, images)  # or refuse, before anything is written
@@ -248,17 +241,10 @@ def make_task(
         folder,
         late=device_of_this_machine().type != "cpu",
         scaled=recipe.precision == "16",
-        items=named("images", events=data.time_steps is not None),
+        items=data.kind.nouns,
     )
-    if data.masks is not None:
-        return SegmentationTask(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
-    return ClassificationTask(
-        recipe,
-        model,
-        num_classes=len(data.classes),
-        steps_per_epoch=steps,
-        losses=losses,
-        teacher=teacher,
+    return training_of(data.task).make(
+        recipe, model, data, steps=steps, losses=losses, teacher=teacher
     )
 
 
@@ -299,14 +285,13 @@ def _finish(
         files.write_bytes(folder / files.weights_file("best"), path.read_bytes())
         record.best = last
 
-    def test(which: str) -> Scored | MaskScored:
+    def test(which: str) -> Evaluated:
         model.load_state_dict(files.read_weights(folder / files.weights_file(which))[0])
         return score_split(
             model,
             eval_loader(recipe, data, "test"),
             data.test,
             data,
-            num_classes=len(data.classes),
             precision=recipe.precision,
         )
 
@@ -314,9 +299,9 @@ def _finish(
     mine, other = (folder / files.weights_file(which) for which in ("last", "best"))
     one = filecmp.cmp(mine, other, shallow=False)  # an epoch that is trained again may differ
     scored["best"] = scored["last"] if one else test("best")
-    arrays: dict[str, Any] = dict(scored["last"].shared())
-    for which, answers in scored.items():
-        arrays |= answers.arrays(which)
+    arrays: dict[str, Any] = dict(scored["last"].answers.shared())
+    for which, found in scored.items():
+        arrays |= found.answers.arrays(which)
     tell_lost(folder, record.lost)
     files.write_arrays(folder / files.PREDICTIONS, arrays)
     files.write_json(
@@ -329,8 +314,8 @@ def _finish(
             params=params,
             epochs=recipe.schedule.epochs,
             seconds=math.fsum(line.seconds or 0.0 for line in record.lines),
-            last=_tested(last, scored["last"]),
-            best=_tested(record.best, scored["best"]),
+            last=_tested(last, scored["last"], data.task),
+            best=_tested(record.best, scored["best"], data.task),
             data=data.record(),
             task=data.task.name,
             lost=tuple(record.lost),
@@ -338,6 +323,6 @@ def _finish(
     )
 
 
-def _tested(epoch: Validated, test: Scored | MaskScored) -> Tested:
-    val = {name: epoch.val[name] for name in test.metrics}
-    return Tested(epoch=epoch.epoch, val=val, test=test.record)
+def _tested(epoch: Validated, test: Evaluated, task: Task) -> Tested:
+    val = {name: epoch.val[name] for name in task.keys}
+    return Tested(epoch=epoch.epoch, val=val, test=record_of(test))

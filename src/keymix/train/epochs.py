@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keymix.records import from_json, to_json
+from keymix.task import Task
 from keymix.train import files
 from keymix.train.record import EpochLine, EpochsDone, SameData, Validated, WeightsFacts
 from keymix.train.task import TrainingTask
@@ -20,16 +21,16 @@ from keymix.train.task import TrainingTask
 Report = Callable[[Mapping[str, float | None]], None]
 
 
-def is_better(one: Validated, than: Validated | None) -> bool:
-    """Whether an epoch validates better than another: by its task's score, then by loss."""
-    return than is None or one.rank > than.rank
+def is_better(one: Validated, than: Validated | None, task: Task) -> bool:
+    """Whether an epoch validates better than another: by the task's score, then by loss if any."""
+    return than is None or one.rank(task) > than.rank(task)
 
 
-def best_of(lines: Iterable[EpochLine]) -> Validated | None:
+def best_of(lines: Iterable[EpochLine], task: Task) -> Validated | None:
     """The epoch that validated best."""
     best: Validated | None = None
     for line in lines:
-        if is_better(line.validated, best):
+        if is_better(line.validated, best, task):
             best = line.validated
     return best
 
@@ -116,7 +117,7 @@ class EpochRecord:
             seconds=self._elapsed(),
             images_per_s=self.images / max(self._trained, 1e-9),
         )
-        if is_better(line.validated, self.best):
+        if is_better(line.validated, self.best, task.kind):
             self.best = line.validated
             self.write_weights("best", task, line.validated)
         self.lines.append(line)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from keymix.errors import UserError, WriteError
 from keymix.records import from_json, to_json
+from keymix.task import Task
 from keymix.train.recipe import RECORD
 from keymix.train.record import EpochLine, WeightsFacts, facts_from_json
 
@@ -277,12 +278,15 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise UserError(f"cannot read {str(path)!r}: {told}") from None
 
 
-def read_metrics(path: Path, *, epochs: int | None = None) -> list[EpochLine]:
+def read_metrics(
+    path: Path, *, epochs: int | None = None, task: Task | None = None
+) -> list[EpochLine]:
     """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs: `epoch_lines`.
 
     Args:
         path: The file; a missing one has no lines.
         epochs: Only the first so many epochs.
+        task: Leave out lines without the scores that it ranks epochs by.
 
     Raises:
         UserError: If it cannot be read at all.
@@ -292,7 +296,12 @@ def read_metrics(path: Path, *, epochs: int | None = None) -> list[EpochLine]:
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     lines = epoch_lines(content)
-    return [line for line in lines if epochs is None or line.epoch < epochs]
+    return [
+        line
+        for line in lines
+        if (epochs is None or line.epoch < epochs)
+        and not (task is not None and line.validated.lacks(task))
+    ]
 
 
 def epoch_lines(content: bytes) -> list[EpochLine]:

@@ -12,14 +12,15 @@ import warnings
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
-from keymix.data.specs import OF_ONE_KIND, named, parse
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.specs import OF_ONE_KIND, parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone, task_of_model
+from keymix.task import Task, get_task
 from keymix.train._checks import require
 from keymix.train.distill import find_teacher
 from keymix.train.model import device_of_this_machine, takes_no_frames
+from keymix.train.parts import training_of
 from keymix.train.recipe import Recipe
 from keymix.train.task import check_optimizer
 
@@ -29,9 +30,6 @@ _NO_EVENTS = (
 )
 
 _FEW_PROCESSES, _PROCESSES_PER_CORE = 16, 8
-
-_OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")
-"""Losses, or what softens their targets, of classification alone."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -52,12 +50,11 @@ def check_recipe(recipe: Recipe) -> None:
     config = recipe.data
     check_processes("data.workers", config.workers)
     entry, _ = parse(config.spec)
-    of_one_kind = {name: getattr(config, name) for name in OF_ONE_KIND}
+    of_one_kind = {name: getattr(config, name) for name in OF_ONE_KIND if hasattr(config, name)}
     entry.check_settings(config.spec, of_one_kind, remedy=_NO_EVENTS)
-    masks = entry.task == SEGMENTATION.name
-    check_augment(recipe.augment, events=entry.events, masks=masks)
+    check_augment(recipe.augment, entry.input_kind, entry.target_kind)
     check_model(recipe.model.name)
-    _check_task(recipe, entry.task)
+    _check_task(recipe, get_task(entry.task))
     if entry.events and takes_images_alone(recipe.model.name):
         raise takes_no_frames(recipe)
     if recipe.model.mixer is not None:
@@ -92,30 +89,15 @@ def check_processes(name: str, number: int, *, least: int = 0) -> None:
     require(number <= most, name, number, told)
 
 
-def _check_task(recipe: Recipe, task: str) -> None:
-    """Refuse a classifier for masks, a segmenter for classes, and losses that the task has not."""
+def _check_task(recipe: Recipe, task: Task) -> None:
+    """Refuse a model of another task, and what the task does not have."""
     model, spec = recipe.model.name, recipe.data.spec
-    if task_of_model(model) != task:
-        if task == SEGMENTATION.name:
-            remedy = "choose a segmentation model, such as setr_micro or setr_kv, or other data"
-            holds = "masks"
-        else:
-            remedy = "choose a model for it, such as vit_nano_p2_12, or data with masks"
-            holds = "images with a class each"
-        raise UserError(f"model {model!r} is not for data {spec!r}, which has {holds}: {remedy}.")
-    if task != SEGMENTATION.name:
-        dice = recipe.loss.dice
-        require(
-            not dice, "loss.dice", dice, f"is for masks, and data {spec} has none; leave it out"
+    if task_of_model(model) != task.takes:
+        raise UserError(
+            f"model {model!r} is not for data {spec!r}, which has {task.holds}: choose a model for "
+            f"{task.takes} (`keymix list models`), or other data."
         )
-        return
-    for name in _OF_CLASSES:
-        value = getattr(recipe.loss, name)
-        remedy = f"is for classes of whole images, and data {spec} has masks; leave it out"
-        require(not value, f"loss.{name}", value, remedy)
-    pool = recipe.model.global_pool
-    remedy = "is for classifiers: a segmenter reads every token out; leave it out"
-    require(pool is None, "model.global_pool", pool, remedy)
+    training_of(task).check(recipe)
 
 
 def training_batches(recipe: Recipe, data: ImageData) -> Loader:
@@ -155,6 +137,5 @@ def _check_sizes(recipe: Recipe, data: ImageData, batches: int) -> None:
     require(summed <= batches, "optim.accumulate", summed, told)
     size, images = recipe.data.batch_size, len(data.train)
     if size > images:
-        items = named("images", events=data.time_steps is not None)
-        text = f"data.batch_size = {size}: there are {images} training {items}, so an epoch is "
-        warnings.warn(f"{text}one step on all of them", KeymixWarning, stacklevel=3)
+        text = f"data.batch_size = {size}: there are {images} training {data.kind.nouns}, so an "
+        warnings.warn(f"{text}epoch is one step on all of them", KeymixWarning, stacklevel=3)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
 from keymix.ops.own_code import own_code
+from keymix.train.scoring import Inputs
 
 _BACKEND = "inductor"  # tests take a quicker one
 _NUMBER = itertools.count()
@@ -41,17 +42,22 @@ class TrainingForward:
             own = own_code(_call, f"training_forward_{next(_NUMBER)}")
             self._compiled = torch.compile(own, dynamic=False, backend=_BACKEND)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the model's answers.
+    def __call__(self, images: Inputs, *more: Any) -> Any:
+        """Return the model's answers, or its losses; lists of images are not compiled.
+
+        Args:
+            images: A batch.
+            more: Targets, for a model that returns its losses in training; such a one is not
+                compiled either.
 
         Raises:
             UserError: If the model cannot be compiled here.
         """
-        if self._compiled is None or (self._full is not None and len(images) != self._full):
-            answers: Tensor = self._model(images)
-            return answers
+        plain = self._compiled is None or more or not isinstance(images, Tensor)
+        if plain or (self._full is not None and len(images) != self._full):
+            return self._model(images, *more)
         try:
-            compiled: Tensor = self._compiled(self._model, images)
+            return self._compiled(self._model, images)
         except torch._dynamo.exc.TorchDynamoException as error:
             why = one_line(" ".join(str(error).split()))[:300]
             raise UserError(
@@ -59,7 +65,6 @@ class TrainingForward:
                 "Set --compile false, and name another folder with --out or throw this run away "
                 "with --overwrite."
             ) from error
-        return compiled
 
 
 def _call(model: nn.Module, images: Tensor) -> Any:

@@ -15,6 +15,7 @@ import torch
 from keymix.errors import Interrupted
 from keymix.train.checkpoints import prune, save
 from keymix.train.epochs import EpochRecord, ProgressBar
+from keymix.train.parts import answers_of
 from keymix.train.scoring import ImageBatch, Metrics
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training
@@ -172,9 +173,34 @@ def validate(training: Training, batches: Loader, interrupts: Interrupts) -> Met
         UserError: If a loss was not finite.
         Interrupted: On a signal.
     """
-    training.task.losses.look()
+    task = training.task
+    task.losses.look()
     with training.evaluating():
+        if task.scores is None:
+            return _tested(training, batches, interrupts)
         for batch in served(batches, interrupts):
             training.validation_step(batch)
             interrupts.look()
-    return training.task.scores.told()
+    return task.scores.told()
+
+
+def _tested(training: Training, batches: Loader, interrupts: Interrupts) -> Metrics:
+    """Score the validation split as the test split is scored."""
+    task = training.task
+    if task.data is None:
+        raise ValueError(f"{type(task).__name__} has neither scores nor data to validate with")
+
+    def looked() -> Iterator[ImageBatch]:
+        for batch in served(batches, interrupts):
+            yield batch
+            interrupts.look()
+
+    found = answers_of(task.kind).evaluate(
+        task.evaluated,
+        looked(),
+        batches.split,
+        task.data,
+        device=training.fabric.device,
+        precision=task.recipe.precision,
+    )
+    return dict(found.scores)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from keymix.data.specs import named
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.layers.shifts import SHIFTS, embedder, recorded_shifts
 from keymix.train import files
@@ -44,6 +43,7 @@ def load_data(
     from keymix import data
 
     size = config.image_size if image_size is None else image_size
+    of_task: dict[str, Any] = dict(config.task_options)
     with enough_memory(size):
         return data.load(
             config.spec,
@@ -56,11 +56,11 @@ def load_data(
             time_steps=config.time_steps,
             frames_by=config.frames_by,
             event_split=config.event_split,
-            masks=config.masks,
             stack=config.stack,
             split_by=config.split_by,
             test_fraction=config.test_fraction,
             cell_mib=config.cell_mib,
+            **of_task,
         )
 
 
@@ -70,9 +70,9 @@ def warn_of_data(data: ImageData) -> ImageData:
     if count:
         few = "; ".join(f"{item.id}: {item.reason}" for item in shown)
         more = f"; and {count - len(shown)} more" if count > len(shown) else ""
-        images = "1 broken image is" if count == 1 else f"{count} broken images are"
-        images = named(images, events=data.time_steps is not None)
-        text = f"{images} left out of data {data.spec} ({few}{more})"
+        kind = data.kind
+        broken = f"1 broken {kind.noun} is" if count == 1 else f"{count} broken {kind.nouns} are"
+        text = f"{broken} left out of data {data.spec} ({few}{more})"
         warnings.warn(text, KeymixWarning, stacklevel=2)
     return warn_of_sparse(data)
 

@@ -38,7 +38,7 @@ class Step:
         step: Its number in the epoch.
         rate: Learning rate.
         loss: The loss, 0-dimensional.
-        each: Makes the loss of each image, ``[B]``.
+        each: Makes the loss of each image, ``[B]``; None where images have none of their own.
         index: The images' positions in the split, ``[B]``.
         terms: What else the loss has, by name and without weights, each 0-dimensional.
     """
@@ -47,7 +47,7 @@ class Step:
     step: int
     rate: float
     loss: Tensor
-    each: Callable[[], Tensor]
+    each: Callable[[], Tensor] | None
     index: Tensor
     terms: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -122,7 +122,8 @@ class Losses:
             UserError: If a loss was not finite.
         """
         if self._late:
-            self._seen.append((step, step.each(), self._gradients))
+            each = None if step.each is None else step.each()
+            self._seen.append((step, each, self._gradients))
         else:
             self._seen.append((step, None, None))
         if not self._late or len(self._seen) >= _LOOK_EVERY:
@@ -161,9 +162,10 @@ class Losses:
         for (loss, *terms), (step, each, gradients) in zip(losses, seen, strict=True):
             whole = sum(terms, loss)
             if not math.isfinite(whole) and self._folder is not None:
-                if each is None:  # nothing has changed since
-                    raise self._error(step, whole, step.each(), self._gradients_now())
-                raise self._error(step, whole, each, gradients)
+                if self._late:
+                    raise self._error(step, whole, each, gradients)
+                now = None if step.each is None else step.each()  # nothing has changed since
+                raise self._error(step, whole, now, self._gradients_now())
             self._refuse_gradients(step, gradients)
             self._sum += loss  # one by one: the sum does not depend on when it is looked at
             for name, term in zip(names, terms, strict=True):
@@ -204,9 +206,11 @@ class Losses:
             f"{_REMEDY}"
         )
 
-    def _error(self, step: Step, loss: float, each: Tensor, gradients: Tensor | None) -> UserError:
-        own = each.double().tolist()
+    def _error(
+        self, step: Step, loss: float, each: Tensor | None, gradients: Tensor | None
+    ) -> UserError:
         images = [self._name(i) for i in step.index.tolist()]
+        own = [None] * len(images) if each is None else each.double().tolist()
         gradient = self._gradient(gradients)
         assert self._folder is not None  # a trial has none, and goes on
         path = self._folder / files.NONFINITE
@@ -220,12 +224,13 @@ class Losses:
                 value=repr(gradient[0]), parameter=gradient[1], of="the update before"
             ),
             images=tuple(
-                ImageLoss(image=image, loss=repr(value))
+                ImageLoss(image=image, loss=None if value is None else repr(value))
                 for image, value in zip(images, own, strict=True)
             ),
         )
         files.write_json(path, record)
-        wrong = [i for i, value in zip(images, own, strict=True) if not math.isfinite(value)]
+        pairs = zip(images, own, strict=True)
+        wrong = [i for i, value in pairs if value is not None and not math.isfinite(value)]
         return UserError(
             f"the training loss became {loss} in step {step.step + 1} of epoch {step.epoch + 1}, "
             f"at learning rate {step.rate:.3g}; {_told(gradient)}; "

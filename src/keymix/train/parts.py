@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +16,31 @@ from torch import Tensor, nn
 from keymix.analysis.answers import Answers, Arrays
 from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
-from keymix.task import Task
+from keymix.data.specs import task_name
+from keymix.errors import UserError
+from keymix.records import to_json
+from keymix.task import Task, get_task
+from keymix.train._checks import require
 from keymix.train.scoring import ImageBatch
+from keymix.train.scoring import Inputs as Inputs  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
-    from keymix.train.distill import Teacher
     from keymix.train.nonfinite import Losses
     from keymix.train.recipe import Recipe
+    from keymix.train.record import SplitScores
     from keymix.train.task import TrainingTask
+    from keymix.train.teacher import Teacher
 
-Inputs = Tensor | list[Tensor]
-"""A batch of inputs: one tensor, or a list where they keep their own sizes."""
+
+OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")
+"""Losses of a recipe, or what softens their targets, of classes of whole images."""
 
 
 class TrainingPart(ABC):
-    """How a task is trained."""
+    """How a task is trained; ``losses`` are those of `OF_CLASSES` that it takes."""
+
+    losses: frozenset[str] = frozenset()
 
     def outputs(self, data: DataRecord) -> int:
         """Outputs of the model's head; one a class unless the task says otherwise."""
@@ -41,7 +52,12 @@ class TrainingPart(ABC):
         Raises:
             UserError: Naming the field.
         """
-        del recipe
+        spec = recipe.data.spec
+        holds = get_task(task_name(spec)).holds
+        remedy = f"is for classes of whole images, and data {spec} has {holds}; leave it out"
+        for name in OF_CLASSES:
+            value = getattr(recipe.loss, name)
+            require(not value or name in self.losses, f"loss.{name}", value, remedy)
 
     @abstractmethod
     def make(
@@ -99,8 +115,91 @@ class Evaluated:
     own: object | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class DetailsTable:
+    """What a task records next to its scores, as a table.
+
+    Args:
+        title: What it is of, such as ``each class``.
+        heads: Of the columns, the first of names and the others of numbers.
+        rows: Cells.
+        note: What stands below; nothing if empty.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a model says of a file; a task's own has more fields.
+
+    Args:
+        path: The file.
+        error: Why there is no answer, or None.
+    """
+
+    path: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRows:
+    """Predictions as a table or as CSV.
+
+    Args:
+        heads: Of the columns.
+        rows: Cells, one row or several per file.
+        left: Columns of words, which stand to the left of the numbers.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | int | float | None]]
+    left: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What ``keymix predict`` is asked to write into a folder.
+
+    Args:
+        run: The run's folder.
+        paths: Files and folders; none for a split of data.
+        out: The folder to write.
+        data: A data spec of which a split is predicted; None for the run's own.
+        split: Of the data; None for the test split.
+        which: Weights of the ``last`` or the ``best`` epoch.
+        image_size: Height and width, pixels, of the images that the model sees; None for those of
+            the training.
+        resize: What mixers with parameters per position do at another size.
+        overwrite: Replace predictions that the folder holds.
+    """
+
+    run: Path
+    paths: Sequence[str]
+    out: Path
+    data: str | None = None
+    split: Literal["train", "val", "test"] | None = None
+    which: Literal["last", "best"] = "last"
+    image_size: tuple[int, int] | None = None
+    resize: str | None = None
+    overwrite: bool = False
+
+
 class AnswersPart(ABC):
-    """How a task's models are evaluated, what is kept of that, and how two are compared."""
+    """How a task's models are evaluated, what is kept of that, and how two are compared.
+
+    ``prediction`` is what is said of a file, and ``predict_options`` are the options that
+    ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
+    ``split``. Predictions are printed; a task that writes them into a folder names keymix's public
+    function that does so as ``writer``.
+    """
+
+    prediction: type[Prediction] = Prediction
+    predict_options: frozenset[str] = frozenset({"time_steps"})
+    writer: str = ""
 
     @abstractmethod
     def evaluate(
@@ -158,6 +257,91 @@ class AnswersPart(ABC):
         """
         return over_units(mixer, baseline, score=task.score, unit=task.unit)
 
+    def details(self, test: SplitScores) -> DetailsTable | None:
+        """Tell what an evaluation records next to its scores; None for nothing."""
+        del test
+        return None
+
+    def predictions(
+        self, outputs: Any, paths: Sequence[str], seen: DataRecord, *, top: int
+    ) -> Iterable[Prediction]:
+        """Say what a model gave for some files, one prediction each.
+
+        Args:
+            outputs: Of the model, for a batch.
+            paths: The files.
+            seen: The record of the data that the run was trained on.
+            top: Most answers per file, for tasks that rank answers.
+        """
+        del outputs, paths, seen, top
+        raise UserError("this task predicts no files; score it with `keymix eval`.")
+
+    def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Lay predictions out for a person to read; see `csv`.
+
+        Args:
+            found: Those without an error.
+            noun: What a file is, such as ``image``.
+        """
+        plain = self.csv(found)
+        rows = [[_cell(value) for value in row] for row in plain.rows]
+        return PredictionRows(heads=[noun, *plain.heads[1:]], rows=rows)
+
+    def csv(self, found: Sequence[Prediction]) -> PredictionRows:
+        """Lay predictions out for a program to read: the file, and each field.
+
+        Args:
+            found: Those without an error.
+        """
+        common = {item.name for item in fields(Prediction)}
+        names = [item.name for item in fields(self.prediction) if item.name not in common]
+        rows = [[each.path, *(_plain(getattr(each, name)) for name in names)] for each in found]
+        return PredictionRows(heads=["image", *names], rows=rows)
+
+    def plain(self, found: Prediction) -> object:
+        """Return a prediction as JSON holds it."""
+        values = to_json(found)
+        return {key: value for key, value in values.items() if key != "error" or value is not None}
+
+    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
+        """Write predictions into a folder, where ``writer`` names a function for it.
+
+        Args:
+            wanted: What to predict.
+
+        Returns:
+            What was predicted, and a line that says what was written.
+        """
+        raise UserError(f"predictions of {str(wanted.run)!r} are printed, not written to a folder.")
+
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+        """Options of the task with which other data is read as that of a run was.
+
+        Args:
+            seen: The record of the data that the run was trained on.
+            spec: The other data.
+        """
+        del seen, spec
+        return {}
+
+    def check_data(self, data: ImageData, seen: DataRecord) -> None:
+        """Refuse data that a run on other data cannot be scored on, such as with other classes.
+
+        Args:
+            data: The data.
+            seen: The record of the data that the run was trained on.
+
+        Raises:
+            UserError: Naming what differs.
+        """
+        new = [name for name in data.classes if name not in seen.classes]
+        if new:
+            raise UserError(
+                f"data {data.spec!r} has classes that the run was not trained on: "
+                f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
+                f"{', '.join(seen.classes[:10])}."
+            )
+
     def references(self, data: ImageData) -> Mapping[str, Evaluated]:
         """Cheap answers to the test split that no model is needed for, by what they are.
 
@@ -165,6 +349,19 @@ class AnswersPart(ABC):
         """
         del data
         return {}
+
+
+def _plain(value: object) -> str | int | float | None:
+    """A value as CSV takes it; what is no number or text is written as JSON."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return json.dumps(to_json(value))
+
+
+def _cell(value: str | int | float | None) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "–" if value is None else str(value)
 
 
 def training_of(task: Task) -> TrainingPart:

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
+from keymix.data.specs import SPECS, task_name
 from keymix.errors import UserError, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
+from keymix.task import DEFAULT, Task, get_task, list_tasks
 from keymix.train._checks import require
 from keymix.train._convert import build, leaves, parse
 from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
 from keymix.train.names import as_name, is_name
 
+T = TypeVar("T")
+
 _NAME = "give letters, digits, -, _ and inner spaces or dots: it becomes a folder's name"
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
 RECORD = "recipe.json"  # of a run's folder
+FREE = ("model.options.", "task.options.")
+"""Keys below are those of the model and of the task."""
 _TEMPERATURE = 2.0  # of distillation
 
 
@@ -150,9 +156,6 @@ class LossConfig:
             that ``keymix swap`` wrote. It sees the images of the same step, augmented and mixed.
         distill_temperature: T, above 0, of both softmaxes (the paper's Sec. 4.1 tries 1, 2, 5
             and 10).
-        dice: Weight w, 0 to 1, of the soft Dice loss in segmentation: the loss is (1 - w) times the
-            cross entropy of pixels plus w times the mean over classes but the background of
-            1 - (2 sum(p y) + 1) / (sum(p) + sum(y) + 1), sums over the batch.
     """
 
     label_smoothing: float = 0.0
@@ -165,7 +168,6 @@ class LossConfig:
     distill: float = 0.0
     distill_teacher: str | None = None
     distill_temperature: float = _TEMPERATURE
-    dice: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self, "loss.")
@@ -195,6 +197,39 @@ class LossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What is asked of the task that the data set.
+
+    Args:
+        options: Options of the task that differ from its defaults, e.g. ``{"dice": 0.5}`` of
+            segmentation, `keymix.tasks.segmentation.facts.MaskOptions`.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, cls: type[T]) -> T:
+        """Return the options as the task's dataclass."""
+        return cls(**self.options)
+
+    def checked(self, task: Task) -> TaskConfig:
+        """Return what differs from the defaults, so that equal options are equal records.
+
+        Raises:
+            UserError: Naming the option, if the task has none such or its value does not fit.
+        """
+        given = {name: value for name, value in self.options.items() if value is not None}
+        if not given:
+            return TaskConfig()
+        if task.options is None:
+            name, value = next(iter(given.items()))
+            what = f"the task {task.name} of the data has no options; leave it out"
+            raise UserError(f"task.options.{name} = {value!r}: {what}.")
+        made: object = build(task.options, given, "task.options.")
+        pairs = [(item, getattr(made, item.name)) for item in fields(task.options)]
+        return TaskConfig(options={i.name: value for i, value in pairs if value != i.default})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One complete training run.
 
@@ -206,6 +241,7 @@ class Recipe:
         optim: The optimiser.
         schedule: The learning rate over time.
         loss: Cross entropy, what softens its targets, and what is added to it.
+        task: Options of the task that the data set.
         ema: Decay of the moving average of the weights that is evaluated and kept, reached after
             a warm-up of (1 + updates)^(-2/3); 0 for none.
         precision: ``auto`` (bfloat16 autocast on CUDA, else 32 bits), ``32``, ``bf16`` or ``16``.
@@ -223,6 +259,7 @@ class Recipe:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     ema: float = 0.0
     precision: str = "auto"
     seed: int = 0
@@ -236,11 +273,58 @@ class Recipe:
             raise unknown("precision", self.precision, PRECISIONS)
         remedy = "does not go with loss.similarity, which reads each layer's map; leave one out"
         require(not (self.compile and self.loss.similarity), "compile", self.compile, remedy)
+        task = _task_of(self.data.spec)
+        if task is not None:
+            own = self.task.checked(task)
+            loading = {k: own.options[k] for k in task.data_options if k in own.options}
+            object.__setattr__(self, "task", own)
+            object.__setattr__(self, "data", replace(self.data, task_options=loading))
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as nested dictionaries of plain values; `from_dict` is the inverse."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        del plain["data"]["task_options"]
         return plain
+
+
+def _task_of(spec: str) -> Task | None:
+    """The task that data set; None where the name of the data is unknown, which is told later."""
+    name, task = spec.partition(":")[0], task_name(spec)
+    unknown_data = task == DEFAULT and all(row.name != name for row in SPECS)
+    return None if unknown_data else get_task(task)
+
+
+def renamed_keys() -> dict[str, str]:
+    """Keys of recipes of earlier versions that are options of a task now, and these."""
+    return {
+        old: f"task.options.{option}"
+        for task in map(get_task, list_tasks())
+        for old, option in task.renamed.items()
+    }
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether a renamed key has the value that it had where nobody set it."""
+    option = key.rpartition(".")[2]
+    of_tasks = (task.options for task in map(get_task, list_tasks()) if task.options is not None)
+    found = [item for cls in of_tasks for item in fields(cls) if item.name == option]
+    return value is None or any(value == item.default for item in found)
+
+
+def _with_new_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Convert what an earlier version wrote: renamed keys become options of the task."""
+    for old, new in renamed_keys().items():
+        group, name = old.split(".")
+        inside = values.get(group)
+        if not isinstance(inside, Mapping) or name not in inside:
+            continue
+        values = {**values, group: {key: each for key, each in inside.items() if key != name}}
+        if not _is_default(new, inside[name]):
+            task = values.get("task") or {}
+            options = task.get("options") or {} if isinstance(task, Mapping) else {}
+            option = new.rpartition(".")[2]
+            values = {**values, "task": {"options": {option: inside[name], **options}}}
+    return values
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -255,7 +339,7 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     from keymix.train._plain import check_plain
 
     check_plain(values)
-    return build(Recipe, values)
+    return build(Recipe, _with_new_keys(values))
 
 
 def from_record(values: Mapping[str, Any]) -> Recipe:
@@ -290,7 +374,7 @@ def parse_value(path: str, text: str) -> Any:
     """Read a recipe field from the text that an option gives it.
 
     Args:
-        path: Dotted key, one of `paths` or below ``model.options``.
+        path: Dotted key, one of `paths` or below ``model.options`` or ``task.options``.
         text: As typed: ``1e-3``, ``32,48``, ``true``.
 
     Raises:
@@ -311,8 +395,12 @@ def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """
     values = recipe.to_dict()
     known = paths()
-    for path, value in overrides.items():
-        if not (path in known or path in values or path.startswith("model.options.")):
+    for given, value in overrides.items():
+        path = renamed_keys().get(given, given)
+        if path != given and _is_default(path, value):
+            values["task"]["options"].pop(path.rpartition(".")[2], None)
+            continue
+        if not (path in known or path in values or path.startswith(FREE)):
             raise unknown("recipe key", path, known)
         *groups, last = path.split(".")
         place = values

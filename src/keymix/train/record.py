@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from keymix.data.record import DataRecord, SameImages
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
 from keymix.errors import UserError
-from keymix.records import from_json, spread
-from keymix.task import Task, get_task, list_tasks
+from keymix.records import Own, from_json, spread
+from keymix.task import DEFAULT, LOSS, Task
 from keymix.train.recipe import Recipe, from_record
 
 Scores = Mapping[str, float | None]
@@ -19,48 +18,25 @@ Scores = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassScores:
-    """The scores of one class of masks.
-
-    Args:
-        name: The class.
-        jaccard: Jaccard index over all pixels; None where neither truth nor prediction has any.
-        dice: Dice coefficient, likewise.
-        hausdorff_mm: Mean Hausdorff distance over the images that have one.
-        missed: Images where the class is in only one of truth and prediction.
-    """
-
-    name: str
-    jaccard: float | None
-    dice: float | None
-    hausdorff_mm: float | None
-    missed: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class SplitScores:
-    """What weights score on a split. All fields but `scores` are of masks, else None.
+    """What weights score on a split.
 
     Args:
-        scores: By the names that the task gives them, the loss first.
-        hausdorff_mm: Mean Hausdorff distance.
-        hausdorff_missed: Pairs of image and class without a distance.
-        hausdorff_unit: Unit of the distances.
-        true_pixels: True pixels of the classes that count.
-        classes: Of each class that counts.
+        scores: By the keys of the task's scores, and ``loss``.
+        own: What the task records besides: its `details`.
     """
 
     scores: Scores = field(metadata=spread())
-    hausdorff_mm: float | None = None
-    hausdorff_missed: int | None = None
-    hausdorff_unit: Literal["mm", "px"] | None = None
-    true_pixels: int | None = None
-    classes: tuple[ClassScores, ...] | None = None
+    own: Own = field(default_factory=Own, metadata=spread())
 
-    def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: those of masks where there are none."""
-        of_masks = ("hausdorff_mm", "hausdorff_missed", "hausdorff_unit", "true_pixels", "classes")
-        return of_masks if self.classes is None else ()
+    def of(self, task: Task) -> SplitScores:
+        """Tell a task's scores from its details, which a file mixes."""
+        values = {**self.scores, **self.own.values}
+        return replace(
+            self,
+            scores={key: value for key, value in self.scores.items() if key in task.keys},
+            own=Own({key: value for key, value in values.items() if key not in task.keys}),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +74,18 @@ class Validated:
     epoch: int | None
     val: Scores
 
-    @property
-    def rank(self) -> tuple[float, float]:
-        """What epochs are ranked by: their task's score, then the loss; more is better."""
-        found = (self.val.get(kind.score.key) for kind in map(get_task, list_tasks()))
-        score, loss = next((one for one in found if one is not None), None), self.val.get("loss")
-        if score is None or loss is None:
-            raise ValueError(f"epoch {self.epoch} has no score or no loss")
-        return score, -loss
+    def rank(self, task: Task) -> tuple[float, float]:
+        """What epochs are ranked by: the task's score, then the loss if any; more is better."""
+        score, loss = self.val.get(task.score.key), self.val.get(LOSS)
+        if score is None:
+            raise ValueError(f"epoch {self.epoch} has no {task.score.key}")
+        by_score, by_loss = task.score.rank(score), 0.0 if loss is None else -loss
+        return by_score, by_loss
+
+    def lacks(self, task: Task) -> str:
+        """Name a validation score that epochs are ranked by and this one lacks; nothing if none."""
+        needed = [LOSS, task.score.key] if task.validation_loss else [task.score.key]
+        return next((f"val_{key}" for key in needed if self.val.get(key) is None), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +101,7 @@ class EpochLine:
         images_per_s: Training images per second.
 
     Raises:
-        UserError: If a loss, or the score of exactly one task, is missing.
+        UserError: If the training loss, or every validation score, is missing.
     """
 
     epoch: int
@@ -134,16 +114,10 @@ class EpochLine:
     def __post_init__(self) -> None:
         if self.epoch < 0:
             raise UserError(f"epoch = {self.epoch} is no epoch")
-        for name, scores in (("train", self.train), ("val", self.val)):
-            if scores.get("loss") is None:
-                raise UserError(f"it lacks {name}_loss")
-        found = [
-            self.val[kind.score.key]
-            for kind in map(get_task, list_tasks())
-            if kind.score.key in self.val
-        ]
-        if len(found) != 1 or found[0] is None:
-            raise UserError("it lacks the score of a task, or has those of several")
+        if self.train.get(LOSS) is None:
+            raise UserError("it lacks train_loss")
+        if all(value is None for value in self.val.values()):
+            raise UserError("it lacks the scores of the validation")
 
     @property
     def validated(self) -> Validated:
@@ -278,7 +252,7 @@ class RunRecord:
     last: Tested
     best: Tested
     data: DataRecord
-    task: str = CLASSIFICATION.name
+    task: str = DEFAULT
     lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -289,8 +263,10 @@ class RunRecord:
                 raise UserError(f"{which}.epoch={tested.epoch} is no epoch")
             _check_scores(self.task_kind, f"{which}.val", tested.val)
             _check_scores(self.task_kind, f"{which}.test", tested.test.scores)
-            if self.task_kind is SEGMENTATION:
-                _check_masks(which, tested.test)
+            test = tested.test.of(self.task_kind)
+            if self.task_kind.details is not None:
+                test.own.read(self.task_kind.details, where=f"{which}.test")
+            object.__setattr__(self, which, replace(tested, test=test))
 
     @property
     def task_kind(self) -> Task:
@@ -298,25 +274,18 @@ class RunRecord:
         return self.data.task_kind
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: a task that is not segmentation, and an empty `lost`."""
+        """The fields that are not written: the task of the first versions, and an empty `lost`."""
         return (
-            *(() if self.task_kind is SEGMENTATION else ("task",)),
+            *(("task",) if self.task == DEFAULT else ()),
             *(() if self.lost else ("lost",)),
         )
 
 
 def _check_scores(task: Task, place: str, scores: Scores) -> None:
     for name in task.keys:
-        needed = name in ("loss", task.score.key)
+        needed = name in (LOSS, task.score.key)
         if name not in scores or (needed and scores[name] is None):
             raise UserError(f"{place} has no {name}")
-
-
-def _check_masks(which: str, test: SplitScores) -> None:
-    if test.classes is None:
-        raise UserError(f"{which}.test lacks the scores of each class")
-    if test.hausdorff_unit is None or test.hausdorff_missed is None:
-        raise UserError(f"{which}.test has no distances")
 
 
 def run_from_json(values: Mapping[str, Any], *, where: str, whole: bool) -> RunRecord:
@@ -419,11 +388,15 @@ class ImageLoss:
 
     Args:
         image: Where it comes from.
-        loss: As Python writes it.
+        loss: As Python writes it; None where images have no loss of their own.
     """
 
     image: str
-    loss: str
+    loss: str | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that are not written: a loss that there is not."""
+        return ("loss",) if self.loss is None else ()
 
 
 @dataclass(frozen=True, kw_only=True)

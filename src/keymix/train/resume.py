@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from keymix.data.specs import named
+from keymix.data.specs import task_name
 from keymix.errors import KeymixWarning, UserError
+from keymix.task import Task, get_task
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
 from keymix.train.damage import RETESTED, damage, epochs_told, read_summary
@@ -83,7 +84,8 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
         return Progress()
     _same_data(folder, data, began)
     lost = list(before.lost) if before is not None else []
-    lines, lacking = _lines(folder, done, before.lines if before is not None else (), lost)
+    kept = before.lines if before is not None else ()
+    lines, lacking = _lines(folder, done, kept, lost, data.task)
     best = _best(folder, recipe, data, model, done, lines, lacking, lost) if done else None
     return Progress(
         checkpoint=None if trained is not None else checkpoint,
@@ -121,7 +123,8 @@ def mend(folder: Path, recipe: Recipe) -> bool:
         checkpoint, content = usable(folder)
         kept = () if checkpoint is None else epochs_done(content, checkpoint.path).lines
         lost: list[str] = []
-        lines, _ = _lines(folder, recipe.schedule.epochs, kept, lost)
+        task = get_task(task_name(recipe.data.spec))
+        lines, _ = _lines(folder, recipe.schedule.epochs, kept, lost, task)
         files.write_metrics(folder / files.METRICS, lines)
         if lost:
             summary = replace(read_summary(folder, whole=True), lost=tuple(lost))
@@ -154,9 +157,9 @@ def weights_told(
     path = folder / files.weights_file(which)
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
-    ranked = [known.get(name) for name in ("loss", data.task.score.key)]
-    if known.keys() >= {*data.task.keys} and None not in ranked:
-        return Validated(epoch=facts.epoch, val=known)
+    own = Validated(epoch=facts.epoch, val=known)
+    if known.keys() >= {*data.task.keys} and not own.lacks(data.task):
+        return own
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
     scored = score_split(
@@ -164,10 +167,9 @@ def weights_told(
         eval_loader(recipe, data, "val"),
         data.val,
         data,
-        num_classes=len(data.classes),
         precision=recipe.precision,
     )
-    return Validated(epoch=None, val=scored.metrics)
+    return Validated(epoch=None, val=scored.scores)
 
 
 def _facts(folder: Path, which: str) -> WeightsFacts | None:
@@ -179,7 +181,7 @@ def _facts(folder: Path, which: str) -> WeightsFacts | None:
 
 
 def _lines(
-    folder: Path, done: int, kept: Sequence[EpochLine], lost: list[str]
+    folder: Path, done: int, kept: Sequence[EpochLine], lost: list[str], task: Task
 ) -> tuple[list[EpochLine], list[int]]:
     """The lines of the epochs that are done, and the epochs that no line tells of.
 
@@ -188,9 +190,10 @@ def _lines(
         done: Epochs that are done.
         kept: The checkpoint's.
         lost: Takes in what cannot be rebuilt.
+        task: By whose scores epochs are ranked.
     """
     path = folder / files.METRICS
-    told = {line.epoch: line for line in files.read_metrics(path, epochs=done)}
+    told = {line.epoch: line for line in files.read_metrics(path, epochs=done, task=task)}
     sure = {line.epoch: line for line in kept}
     texts = {epoch: files.line_text(line) for epoch, line in told.items()}
     differs = any(texts.get(epoch) != files.line_text(line) for epoch, line in sure.items())
@@ -223,19 +226,22 @@ def _best(
         lost.append(f"{text}: the best of later epochs, or else the last, is used as the best")
         return None
     if facts.val is None and not lacking:  # of a version that kept no scores with the weights
-        return best_of(lines)
+        return best_of(lines, data.task)
     found = weights_told("best", folder, recipe, data, model)
     if found.epoch is None:
-        found = replace(found, epoch=_epoch_of(found, lines, lacking))
+        found = replace(found, epoch=_epoch_of(found, lines, lacking, data.task))
     if found.epoch is None:
         lost.append(f"the epoch of {name} is not known")
     return found
 
 
-def _epoch_of(found: Validated, lines: list[EpochLine], lacking: list[int]) -> int | None:
+def _epoch_of(
+    found: Validated, lines: list[EpochLine], lacking: list[int], task: Task
+) -> int | None:
     """The epoch that scored so, or the only one that no line tells of."""
+    found_score, found_loss = found.rank(task)
     for line in lines:
-        (score, loss), (found_score, found_loss) = line.validated.rank, found.rank
+        score, loss = line.validated.rank(task)
         if score == found_score and abs(loss - found_loss) <= 1e-6 * abs(loss):
             return line.epoch
     return lacking[0] if len(lacking) == 1 else None
@@ -245,8 +251,8 @@ def _same_data(folder: Path, data: ImageData, began: SameData) -> None:
     """Refuse to go on with images other than those that the run began with."""
     changed = began.changed(SameData.of(data.record()))
     if changed:
-        items = named("images", events=data.time_steps is not None)
         raise UserError(
-            f"the run in {str(folder)!r} began with other {items}: the data {data.spec!r} has "
-            f"changed since ({', '.join(changed)}). Restore it, or start again with --overwrite."
+            f"the run in {str(folder)!r} began with other {data.kind.nouns}: the data "
+            f"{data.spec!r} has changed since ({', '.join(changed)}). Restore it, or start again "
+            "with --overwrite."
         )

@@ -4,22 +4,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keymix.data.specs import MASKS, named, parse
+from keymix.data.specs import parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
-from keymix.train.scoring import ImageBatch
+from keymix.train.parts import answers_of
+from keymix.train.scoring import ImageBatch, Inputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.data.record import DataRecord
-    from keymix.data.tasks import MaskKind
     from keymix.train.data_config import DataConfig
 
 
@@ -53,73 +53,56 @@ def data_for(
         raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {trained}.")
     _same_task(wanted, seen)
     if wanted != own:
-        config = of_other_data(config, wanted, multilabel=seen.multilabel)
+        options = answers_of(seen.task_kind).options_for(seen, wanted)
+        config = of_other_data(config, wanted, options)
     if time_steps is not None and seen.events:
         config = replace(config, time_steps=time_steps)
-    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen.crop_pct))
+    shown = None if seen.task_kind.whole_images else size
+    data = warn_of_sparse(load_data(config, image_size=shown, crop_pct=seen.crop_pct))
     if data.in_chans != seen.in_chans:
         raise UserError(
             f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
             f"{seen.in_chans}."
         )
-    if data.masks is not None:
-        _same_masks(data, data.masks, seen)
-    new = [name for name in data.classes if name not in seen.classes]
-    if new:
-        raise UserError(
-            f"data {data.spec!r} has classes that the run was not trained on: "
-            f"{', '.join(new[:5])}{' …' if len(new) > 5 else ''}. It knows "
-            f"{', '.join(seen.classes[:10])}."
-        )
+    answers_of(data.task).check_data(data, seen)
     if wanted == own and _changed(seen, data.record()):
-        items = named("images", events=data.time_steps is not None)
-        told = f"the {items} of data {data.spec} are not those that the run was trained with: "
-        told += "what is scored may have been trained on"
-        warnings.warn(told, KeymixWarning, stacklevel=2)
+        text = f"the {data.kind.nouns} of data {data.spec} are not those that the run was trained "
+        text += "with: what is scored may have been trained on"
+        warnings.warn(text, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen.classes.index(name) for name in data.classes])
     return replace(data, mean=seen.mean, std=seen.std), numbers
 
 
-def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = None) -> DataConfig:
+def of_other_data(
+    config: DataConfig, spec: str, options: Mapping[str, str] | None = None
+) -> DataConfig:
     """Take a run's settings over to other data, but those that were its own data's alone.
 
     Args:
         config: The run's settings.
         spec: The other data.
-        multilabel: Which masks the run was trained on, for data that can be read as either; None
-            where only the images are looked at.
+        options: Of the task, with which the data is read as the run's own was; None where only the
+            images are looked at.
 
     Raises:
         UserError: If the run was trained on stacks, and images of the data have no neighbours.
     """
     entry = parse(spec)[0]
-    scans = entry.name == "uwgi"  # the one whose masks are made as asked, and are stacked
+    scans = entry.name == "uwgi"  # the one whose images are stacked
     if config.stack not in (None, 1) and not scans:
         raise UserError(
             f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
             "neighbours. Name data of scans, such as uwgi:PATH."
         )
-    masks = MASKS[multilabel] if scans and multilabel is not None else None
     cell_mib = config.cell_mib if entry.cells else None
     return replace(
-        config, spec=spec, limit=None, test_fraction=None, masks=masks, cell_mib=cell_mib
+        config,
+        spec=spec,
+        limit=None,
+        test_fraction=None,
+        task_options=options or {},
+        cell_mib=cell_mib,
     )
-
-
-def _same_masks(data: ImageData, masks: MaskKind, seen: DataRecord) -> None:
-    """Refuse masks of another kind, and of other classes or in another order."""
-    if masks.multilabel != seen.multilabel:
-        trained = MASKS[bool(seen.multilabel)]
-        layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
-        raise UserError(
-            f"data {data.spec!r} has {MASKS[masks.multilabel]} masks; the run was trained on "
-            f"{trained} ones. Lay them out as {layout}, or take a run on masks of their kind."
-        )
-    if data.classes != seen.classes:
-        raise UserError(
-            f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
-            f"{', '.join(seen.classes)}, in this order. Rename or reorder its classes."
-        )
 
 
 def _same_task(spec: str, seen: DataRecord) -> None:
@@ -143,10 +126,19 @@ def _changed(seen: DataRecord, now: DataRecord) -> bool:
     return seen.index_sha256 != now.index_sha256
 
 
+class _Relabelled(NamedTuple):
+    """A batch with other targets."""
+
+    images: Inputs
+    targets: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+
+
 def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
     """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
-    from keymix.data.loaders import Batch
-
+    if torch.equal(numbers, torch.arange(len(numbers))):
+        yield from batches
+        return
     numbers = numbers.to(device_of_this_machine())
     for batch in batches:
-        yield Batch(batch.images, numbers[batch.targets], batch.index)
+        yield _Relabelled(batch.images, numbers[batch.targets], batch.index)

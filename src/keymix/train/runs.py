@@ -15,28 +15,28 @@ from torch import Tensor, nn
 from keymix.data.decode import checked_size
 from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size
 from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.models.time_steps import take_time_steps
 from keymix.records import to_json
-from keymix.train import answers, files
-from keymix.train.damage import read_summary, recorded_recipe
+from keymix.task import LOSS, get_task
+from keymix.train import files, predictions
+from keymix.train.damage import Which, read_summary, recorded_recipe
+from keymix.train.degenerate_predictions import warn_of_degenerate
 from keymix.train.folder import run_folder
-from keymix.train.mask_scoring import MaskScored
 from keymix.train.memory import enough_memory
-from keymix.train.model import build_model, device_of_this_machine
+from keymix.train.model import device_of_this_machine, model_for
+from keymix.train.parts import Prediction, answers_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Evaluation, RunRecord, WeightsFacts
 from keymix.train.run_data import data_for, relabelled
-from keymix.train.score_split import score_split
-from keymix.train.scoring import ImageBatch
+from keymix.train.score_split import record_of, score_split
+from keymix.train.scoring import ImageBatch, autocast, device_of
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-Which = Literal["last", "best"]
 SplitName = Literal["train", "val", "test"]
 _PREDICT_BATCH = 64
 
@@ -112,13 +112,7 @@ class Run:
         state, facts = self.weights(which)
         data = facts.data
         with torch.random.fork_rng(devices=[]):
-            model = build_model(
-                self.recipe,
-                num_classes=len(data.classes),
-                in_chans=data.in_chans,
-                image_size=data.image_size,
-                time_steps=data.time_steps,
-            )
+            model = model_for(self.recipe, data)
         try:
             model.load_state_dict(state)
         except RuntimeError as error:
@@ -128,23 +122,6 @@ class Run:
             ) from None
         describe(model, preprocessing_of(data))
         return model.eval(), data
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What a run says about an image.
-
-    Args:
-        path: The image file.
-        classes: The most likely classes, best first; empty if the image is unreadable.
-        probabilities: Their probabilities, 0..1.
-        error: Why there is no answer, or None.
-    """
-
-    path: str
-    classes: tuple[str, ...] = ()
-    probabilities: tuple[float, ...] = ()
-    error: str | None = None
 
 
 def load_run(path: str | Path) -> Run:
@@ -198,23 +175,19 @@ def evaluate(
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, classes = data_for(run.recipe.data, seen, data_spec, size, time_steps)
-        batches = _loader(run, data, split)
         scored = score_split(
             model,
-            batches if data.masks is not None else relabelled(batches, classes),
+            relabelled(_loader(run, data, split), classes),
             getattr(data, split),
-            data,
-            num_classes=len(seen.classes),
+            replace(data, classes=seen.classes),
             precision=run.recipe.precision,
         )
-    if isinstance(scored, MaskScored):
-        scored.warn(split)
-    else:
-        scored.warn(run.recipe.model, seen.classes, split, events=data.time_steps is not None)
+    inputs = f"{split} {data.kind.nouns}"
+    warn_of_degenerate(scored.answers, run.recipe.model, inputs, scored.scores.get(LOSS))
     plain: dict[str, Any] = to_json(
         Evaluation(
-            **vars(scored.record),
-            images=len(scored.index),
+            **vars(record_of(scored)),
+            images=len(scored.answers.index),
             data=data.spec,
             split=split,
             weights=which,
@@ -239,6 +212,8 @@ def at_size(
     model, seen = run.model_and_data(which)
     if image_size is None:
         return model, seen, seen.image_size
+    if seen.task_kind.whole_images:
+        raise UserError(f"image_size={image_size!r}: {seen.spec} is seen at the images' own sizes.")
     set_image_size(model, image_size, resize=resize)
     return model, seen, checked_size(image_size)
 
@@ -294,7 +269,9 @@ def predict(
     resize: str | None = None,
     time_steps: int | None = None,
 ) -> list[Prediction]:
-    """Classify images. A broken image gets its error as an answer; the others are answered.
+    """Say what a run answers to files, such as the classes of images.
+
+    A broken file gets its error as an answer; the others are answered.
 
     Args:
         run: The run, or its folder.
@@ -305,6 +282,10 @@ def predict(
         resize: As in `evaluate`.
         time_steps: As in `evaluate`.
 
+    Returns:
+        Predictions of the run's task: of classes ``path``, ``classes``, ``probabilities`` and
+        ``error``.
+
     Raises:
         UserError: If a path does not exist, the weights are unfit, or the model, or the memory,
             cannot take the image size or the time steps.
@@ -313,8 +294,10 @@ def predict(
     run = run if isinstance(run, Run) else load_run(run)
     if top < 1:
         raise UserError(f"top = {top}: name at least one class.")
-    if task_name(run.recipe.data.spec) == SEGMENTATION.name:
-        raise UserError(f"the run {str(run.folder)!r} predicts masks: use keymix.predict_masks.")
+    task = get_task(task_name(run.recipe.data.spec))
+    part = answers_of(task)
+    if part.writer:
+        raise UserError(f"the run {str(run.folder)!r} {task.does}: use keymix.{part.writer}.")
     with enough_memory(image_size):
         model, seen, size = at_size(run, which, image_size, resize)
         frames = seen.events
@@ -340,15 +323,17 @@ def _answers(
     top: int,
     precision: str,
 ) -> Iterator[Prediction]:
-    """Classify a batch of images; one that cannot be read gets its error as an answer."""
-    read = [answers.read(path, seen, size) for path in paths]
-    whole = [image for image in read if isinstance(image, Tensor)]
-    told: Iterator[tuple[tuple[str, ...], tuple[float, ...]]] = iter(())
+    """Answer a batch of files; one that cannot be read gets its error as an answer."""
+    part, read = answers_of(seen.task_kind), [predictions.read(path, seen, size) for path in paths]
+    pairs = list(zip(map(str, paths), read, strict=True))
+    whole = [(path, pixels) for path, pixels in pairs if isinstance(pixels, Tensor)]
+    found: Iterator[Prediction] = iter(())
     if whole:
-        told = answers.told(model, torch.stack(whole), seen, top, precision)
-    for path, image in zip(paths, read, strict=True):
-        if isinstance(image, str):
-            yield Prediction(path=str(path), error=image)
-        else:
-            classes, probabilities = next(told)
-            yield Prediction(path=str(path), classes=classes, probabilities=probabilities)
+        inputs = predictions.inputs_of([pixels for _, pixels in whole], seen)
+        with torch.inference_mode():
+            with autocast(device_of(inputs), precision):
+                outputs = model(inputs)
+            names = [path for path, _ in whole]
+            found = iter(list(part.predictions(outputs, names, seen, top=top)))
+    for path, pixels in pairs:
+        yield part.prediction(path=path, error=pixels) if isinstance(pixels, str) else next(found)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from keymix.train.mask_scoring import MaskScored, score_masks
+from keymix.records import Own
 from keymix.train.model import device_of_this_machine
+from keymix.train.parts import Evaluated, answers_of
 from keymix.train.recipe import Recipe
-from keymix.train.scoring import ImageBatch, Scored, score
+from keymix.train.record import SplitScores
+from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -24,23 +26,25 @@ def score_split(
     split: Split,
     data: ImageData,
     *,
-    num_classes: int,
     precision: str,
-) -> Scored | MaskScored:
+) -> Evaluated:
     """Answer every image of a split and score the answers.
 
     Args:
         model: Evaluated as it stands, in eval mode.
         batches: The split's, on the device, their targets the model's classes.
         split: The split.
-        data: The data set.
-        num_classes: Outputs of the model.
+        data: The data set, its classes those of the model.
         precision: As in a recipe.
     """
-    device = device_of_this_machine()
-    if data.masks is None:
-        return score(model, batches, num_classes=num_classes, device=device, precision=precision)
-    return score_masks(model, batches, split, data, device=device, precision=precision)
+    return answers_of(data.task).evaluate(
+        model, batches, split, data, device=device_of_this_machine(), precision=precision
+    )
+
+
+def record_of(found: Evaluated) -> SplitScores:
+    """Return what records keep of an evaluation."""
+    return SplitScores(scores=found.scores, own=Own.of(found.own))
 
 
 def eval_loader(recipe: Recipe, data: ImageData, split: Literal["val", "test"]) -> Loader:

@@ -23,7 +23,7 @@ from keymix.models.family import family_of
 from keymix.models.weights import load_weights
 from keymix.surgery.plans import PLAN, Plan
 from keymix.train import files
-from keymix.train.model import build_model
+from keymix.train.model import model_for
 from keymix.train.recipe import ModelConfig, Recipe
 from keymix.train.record import WeightsFacts
 
@@ -80,13 +80,7 @@ def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, imag
         WriteError: If the disk does not take a file.
     """
     with torch.random.fork_rng(devices=[]):
-        twin = build_model(
-            recipe,
-            num_classes=len(data.classes),
-            in_chans=data.in_chans,
-            image_size=data.image_size,
-            time_steps=data.time_steps,
-        )
+        twin = model_for(recipe, data)
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     if state.keys() == twin.state_dict().keys():
         twin.load_state_dict(state)

@@ -8,32 +8,28 @@ are paired between mixers at a seed, and a resumed run has no random state to re
 from __future__ import annotations
 
 import hashlib
-import warnings
-import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from keymix.data.mixing import Mixing
-from keymix.data.tasks import CLASSIFICATION
-from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.errors import UserError, unknown
 from keymix.task import Task
-from keymix.train.distill import Teacher
 from keymix.train.forward import TrainingForward
-from keymix.train.mask_scoring import MaskScores
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import OptimConfig, Recipe
-from keymix.train.scoring import ImageBatch, Scores
-from keymix.train.similarity import MapSimilarity
+from keymix.train.scoring import ImageBatch, Inputs, ValidationScores, device_of
 from keymix.train.young_norms import YoungNorms
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
 
 _FUSED = (
     "adam",
@@ -118,16 +114,41 @@ def make_schedule(
     return made
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepLoss:
+    """The loss of a training step.
+
+    Args:
+        recorded: What the record shows as ``train_loss``, 0-dimensional.
+        trained: What trains: the recorded loss and the weighted terms next to it.
+        terms: What the loss has besides, by name and without weights, each 0-dimensional.
+        each: Makes the loss of each input, ``[B]``, should the loss turn out not to be finite; it
+            must not hold the step's graph. None where inputs have no loss of their own.
+    """
+
+    recorded: Tensor
+    trained: Tensor
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
+    each: Callable[[], Tensor] | None = None
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Tensor]) -> StepLoss:
+        """Sum up losses that a model returns by name in training; each is recorded as a term."""
+        total = torch.stack(list(parts.values())).sum()
+        return cls(recorded=total, trained=total, terms=parts)
+
+
 class TrainingTask(nn.Module):
     """A loss under a recipe; validation by the averaged weights where they are kept.
 
-    Subclasses say what the loss is, and what each image's is should it turn out not to be finite.
-    The loop sets ``current_epoch``, ``global_rank`` and ``last_lr``, the rate of the last update.
+    Subclasses say what the loss of a step is. The loop sets ``current_epoch``, ``global_rank`` and
+    ``last_lr``, the rate of the last update.
 
     Args:
         recipe: The run.
         model: Whose parameters train.
-        scores: Takes in the answers of the validation.
+        scores: Takes in the answers of the validation; None to score it as the test is scored.
+        data: The data set, needed without `scores`.
         steps_per_epoch: Batches a training epoch.
         losses: Keeps the training losses.
     """
@@ -141,7 +162,8 @@ class TrainingTask(nn.Module):
         recipe: Recipe,
         model: nn.Module,
         *,
-        scores: Scores | MaskScores,
+        scores: ValidationScores | None = None,
+        data: ImageData | None = None,
         steps_per_epoch: int,
         losses: Losses,
     ) -> None:
@@ -151,7 +173,7 @@ class TrainingTask(nn.Module):
         self.ema = ModelEmaV3(model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
         if self.ema is not None:
             self.ema.requires_grad_(False)
-        self.scores = scores
+        self.scores, self.data = scores, data
         self.last_lr = recipe.optim.lr
         self.losses = losses
         full = None if steps_per_epoch == 1 else recipe.data.batch_size
@@ -166,50 +188,35 @@ class TrainingTask(nn.Module):
     def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Seed the step and return the loss."""
         seed = step_seed(self.recipe.seed, self.current_epoch, batch_idx, self.global_rank)
-        seed_step(seed, batch.images.device)
+        seed_step(seed, device_of(batch.images))
         images, targets = self.served(batch)
-        terms: dict[str, Tensor] = {}
         with self._young_norms.even():
-            logits = self.answered(images, targets, terms)
-        loss = self.loss(logits, targets)
-        answers = logits.detach()  # a step that is looked at later must not hold its graph
-        task = weakref.proxy(self)  # nor a cycle, which would keep a run's memory until gc
+            loss = self.step_loss(images, targets)
         self.losses.take(
             Step(
                 epoch=self.current_epoch,
                 step=batch_idx,
                 rate=self.last_lr,
-                loss=loss.detach(),
-                each=lambda: task.loss_of_each(answers, targets),
+                loss=loss.recorded.detach(),
+                each=loss.each,
                 index=batch.index,
-                terms={name: term.detach() for name, term in terms.items()},
+                terms={name: term.detach() for name, term in loss.terms.items()},
             )
         )
-        return self.whole(loss, terms)
+        return loss.trained
 
-    def served(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Return images and targets as the step sees them."""
+    def served(self, batch: ImageBatch) -> tuple[Inputs, Any]:
+        """Return inputs and targets as the step sees them."""
         return batch.images, batch.targets
 
     @abstractmethod
-    def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
-        """Return the logits, float32, and put what the loss has besides into ``terms``."""
-
-    @abstractmethod
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss that is told, 0-dimensional."""
-
-    @abstractmethod
-    def loss_of_each(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the same of each image, ``[B]``."""
-
-    @abstractmethod
-    def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss that trains: the one that is told and the weighted terms beside it."""
+    def step_loss(self, images: Inputs, targets: Any) -> StepLoss:
+        """Run the model on a batch and return the loss."""
 
     def validation_step(self, batch: ImageBatch) -> None:
         """Score a batch of the validation split."""
-        self.scores.update(self.evaluated(batch.images), batch.targets)
+        if self.scores is not None:
+            self.scores.update(self.evaluated(batch.images), batch.targets)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps for the epoch's line, of the steps that are done."""
@@ -219,95 +226,3 @@ class TrainingTask(nn.Module):
         """Continue the epoch's line from a checkpoint."""
         self.losses.restore(state["losses"])
         self.last_lr = float(state["lr"])
-
-
-class ClassificationTask(TrainingTask):
-    """Cross entropy on images, mixed where asked, with a teacher's answers beside it.
-
-    Args:
-        recipe: The run.
-        model: A classifier whose parameters train.
-        num_classes: Its classes.
-        steps_per_epoch: Batches a training epoch.
-        losses: Keeps the training losses.
-        teacher: Whose answers the model learns too, where the recipe has that term.
-    """
-
-    kind = CLASSIFICATION
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        *,
-        num_classes: int,
-        steps_per_epoch: int,
-        losses: Losses,
-        teacher: Teacher | None = None,
-    ) -> None:
-        super().__init__(
-            recipe,
-            model,
-            scores=Scores(num_classes),
-            steps_per_epoch=steps_per_epoch,
-            losses=losses,
-        )
-        self._teacher = teacher
-        mixup, cutmix = recipe.loss.mixup, recipe.loss.cutmix
-        chance = recipe.loss.mixup_prob
-        self._mix = (
-            Mixing(mixup, cutmix, num_classes, recipe.seed, chance) if mixup or cutmix else None
-        )
-        self._similarity = (
-            MapSimilarity(model, recipe.loss.similarity_blocks) if recipe.loss.similarity else None
-        )
-
-    def served(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Mix images where asked."""
-        off = self.recipe.loss.mixup_off_epoch
-        if self._mix is None or (off is not None and self.current_epoch >= off):
-            return batch.images, batch.targets
-        return self._mix(batch.images, batch.targets, batch.index, self.current_epoch)
-
-    def answered(self, images: Tensor, targets: Tensor, terms: dict[str, Tensor]) -> Tensor:
-        """Classify, and compare maps and answers where the loss asks for it."""
-        if self._similarity is None:
-            logits = self.trained(images).float()
-        else:
-            with self._similarity.listening() as calls:
-                logits = self.trained(images).float()
-            terms["similarity"] = self._similarity.mean(calls)
-        if self._teacher is not None:
-            terms["distill"] = self._teacher.term(images, logits)
-        return logits
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy."""
-        smoothing = self.recipe.loss.label_smoothing
-        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
-
-    def loss_of_each(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of each image."""
-        smoothing = self.recipe.loss.label_smoothing
-        return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
-
-    def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
-        """The cross entropy and the weighted terms beside it."""
-        config = self.recipe.loss
-        if "distill" in terms:
-            loss = (1 - config.distill) * loss + config.distill * terms["distill"]
-        if self._similarity is not None:
-            loss = loss + config.similarity * self._similarity.pairs * terms["similarity"]
-        return loss
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: whose answers were learned, too."""
-        teacher = {} if self._teacher is None else {"teacher": self._teacher.digest}
-        return super().state() | teacher
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the epoch's line from a checkpoint, and warn of another teacher."""
-        super().restore(state)
-        if self._teacher is not None and state["teacher"] != self._teacher.digest:
-            text = f"the teacher {self.recipe.loss.distill_teacher!r} has other weights than the "
-            warnings.warn(f"{text}one that this run began with", KeymixWarning, stacklevel=1)

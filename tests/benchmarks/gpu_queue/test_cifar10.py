@@ -24,11 +24,11 @@ from gpu_queue.jobs import cifar10
 from gpu_queue.jobs.cifar10 import JOB, MIXERS, MODELS
 from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import recipes
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import forward
 from keymix.train.model import build_model
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import Run
-from keymix.train.task import ClassificationTask
 
 pytestmark = pytest.mark.slow
 Results = dict[str, dict[str, Any]]

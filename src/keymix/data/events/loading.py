@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a source of events to train, validation and test splits of frames."""
+"""What loading does for recordings of events."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from keymix.data.carve import carve
-from keymix.data.dataset import ImageData, Split
 from keymix.data.events.frames import check_size
 from keymix.data.events.recordings import EventSource, Recordings
-from keymix.data.events.store import Frames, Settings, frames_of
+from keymix.data.events.serve import RecordedFrames
+from keymix.data.events.store import Settings, frames_of
 from keymix.data.events.stream import Size
+from keymix.data.prepare import Options, Pairs, Preparation
 from keymix.data.record import DataFacts
-from keymix.data.sieve import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
-from keymix.data.sources.base import Faults, Source
+from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import FRAMES_BY, parse
 from keymix.errors import UserError, unknown
+from keymix.task import Task
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
 
 TIME_STEPS = 10
 """Frames a recording where nobody says how many; published results have 10 and 16."""
@@ -44,90 +43,68 @@ def sensor_of(spec: str) -> Size:
     return source.train.whole.sensor
 
 
-def load_events(
-    source: Source,
-    spec: str,
-    *,
-    time_steps: int | None,
-    frames_by: str | None,
-    event_split: str | None,
-    image_size: Size | None,
-    limit: int | None,
-    val_fraction: float,
-    split_seed: int,
-    skip_corrupt: bool,
-) -> ImageData:
-    """Load recordings as frames; see `keymix.data.loading.load`.
+class EventPreparation(Preparation):
+    """What loading does for recordings of events: they become frames."""
 
-    Raises:
-        UserError: If a setting does not fit the data, or a recording is damaged; it is named.
-    """
-    assert isinstance(source, EventSource)
-    frames_by = FRAMES_BY[0] if frames_by is None else frames_by
-    if frames_by not in FRAMES_BY:
-        raise unknown("data.frames_by", frames_by, FRAMES_BY)
-    source, split_name = _split_by_name(source, spec, event_split)
-    sensor = source.train.whole.sensor
-    settings = Settings(
-        time_steps=TIME_STEPS if time_steps is None else time_steps,
-        frames_by=frames_by,
-        size=check_size(sensor, image_size),
-    )
-    parts, notes = carve(source, spec, limit, val_fraction, split_seed)
-    tables = {name: part.table.select(part.rows) for name, part in parts.items()}
-    frames = frames_of(source.train.whole, settings)
-    left_out: list[LeftOut] = []
-    if skip_corrupt:
-        parts, tables, left_out = sieve(
-            parts, tables, source, spec, find=lambda table: _reasons(frames, table)
+    source: EventSource
+
+    def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
+        super().__init__(source, spec, options, task)
+        frames_by = options.frames_by or FRAMES_BY[0]
+        if frames_by not in FRAMES_BY:
+            raise unknown("data.frames_by", frames_by, FRAMES_BY)
+        self.source, self.split_name = _split_by_name(self.source, spec, options.event_split)
+        self.sensor = self.source.train.whole.sensor
+        self.settings = Settings(
+            time_steps=TIME_STEPS if options.time_steps is None else options.time_steps,
+            frames_by=frames_by,
+            size=check_size(self.sensor, options.image_size),
         )
-        notes += left_out_note(left_out, source)
-    for table in tables.values():
-        for why in _broken(frames, table).values():
-            raise UserError(f"{why.rstrip('.')}. {_OR}")
-    made = {
-        name: Split(
-            name=name,
-            labels=torch.from_numpy(table.labels.copy()),
-            images=None,
-            frames=frames,
-            rows=parts[name].rows,
-            origin=parts[name].origin,
-            table=table,
-            image_size=settings.size,
-            in_chans=source.in_chans,
-            crop_pct=1.0,
+
+    def look(self, tables: Mapping[str, Table]) -> None:
+        """Make the frames, or find those that were made before."""
+        del tables
+        self.frames = frames_of(self.source.train.whole, self.settings)
+
+    def broken(self, name: str, table: Table) -> Mapping[int, str]:
+        """Say what is wrong with recordings of a split, for one who names them beside it."""
+        del name
+        recordings = _recordings(table)
+        found = self._broken(recordings).items()
+        return {i: recordings.reason(i, why) for i, why in found}
+
+    def check(self, tables: Mapping[str, Table]) -> None:
+        """Refuse the first damaged recording."""
+        for table in tables.values():
+            for why in self._broken(_recordings(table)).values():
+                raise UserError(f"{why.rstrip('.')}. {_OR}")
+
+    def pairs(self, tables: dict[str, Table]) -> Pairs:
+        """Make the frames of each split, with the targets of its recordings."""
+        frames, size, in_chans = self.frames, self.settings.size, self.source.in_chans
+        return {
+            name: (
+                RecordedFrames(_recordings(table), frames, size, in_chans),
+                table.targets,
+            )
+            for name, table in tables.items()
+        }
+
+    def facts(self, facts: DataFacts) -> DataFacts:
+        """Add how the frames were made."""
+        return dataclasses.replace(
+            facts,
+            time_steps=self.settings.time_steps,
+            frames_by=self.settings.frames_by,
+            sensor_size=self.sensor,
+            event_split=self.split_name,
         )
-        for name, table in tables.items()
-    }
-    facts = DataFacts(
-        time_steps=settings.time_steps,
-        frames_by=settings.frames_by,
-        sensor_size=sensor,
-        split_seed=split_seed,
-        val_fraction=val_fraction,
-        limit=limit,
-        mean_std_of="nothing: frames are counts of events and are served as they are",
-        fingerprint=_fingerprint(tables, frames, rows_left_out(left_out)),
-        fingerprint_of="frames and labels",
-        notes=tuple(notes),
-        left_out=named_left_out(left_out),
-        left_out_count=len(left_out),
-        event_split=split_name,
-    )
-    return ImageData(
-        spec=spec,
-        classes=source.classes,
-        image_size=settings.size,
-        in_chans=source.in_chans,
-        mean=(0.0,) * source.in_chans,
-        std=(1.0,) * source.in_chans,
-        time_steps=settings.time_steps,
-        train=made["train"],
-        val=made["val"],
-        test=made["test"],
-        facts=facts,
-    )
+
+    def _broken(self, table: Recordings) -> dict[int, str]:
+        """Say what is wrong with recordings of a table, by position."""
+        rows = table.rows.tolist()
+        broken = self.frames.broken
+        return {i: broken[row] for i, row in enumerate(rows) if row in broken}
 
 
 def few_events(data: ImageData) -> str:
@@ -169,27 +146,6 @@ def _split_by_name(
     return dataclasses.replace(source, train=train, test=test), name
 
 
-def _broken(frames: Frames, table: Any) -> dict[int, str]:
-    """Say what is wrong with recordings of a table, by position."""
+def _recordings(table: Table) -> Recordings:
     assert isinstance(table, Recordings)
-    rows = table.rows.tolist()
-    return {i: frames.broken[row] for i, row in enumerate(rows) if row in frames.broken}
-
-
-def _reasons(frames: Frames, table: Any) -> dict[int, str]:
-    """Say the same for one who names the recording beside it."""
-    return {i: table.reason(i, why) for i, why in _broken(frames, table).items()}
-
-
-def _fingerprint(
-    tables: Mapping[str, Any], frames: Frames, left_out: Mapping[str, np.ndarray[Any, Any]]
-) -> str:
-    whole = hashlib.sha256()
-    for name, table in tables.items():
-        whole.update(f"{name} {len(table)}\n".encode())
-        whole.update(table.labels.astype("<i8").tobytes())
-        if len(left_out.get(name, ())):
-            whole.update(b"left out " + left_out[name].astype("<i8").tobytes())
-        for row in table.rows.tolist():
-            whole.update(frames.digests[row].encode())
-    return whole.hexdigest()
+    return table

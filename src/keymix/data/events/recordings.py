@@ -14,8 +14,10 @@ import numpy as np
 from PIL import Image
 
 from keymix.data.events.stream import EVENT, Events, Size
+from keymix.data.kinds import RECORDING, InputKind
 from keymix.data.sources.base import Source, Table
 from keymix.data.streams import IntArray
+from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
 
 Read = Events | UserError
@@ -59,14 +61,22 @@ class Recordings(Table):
 
     Args:
         whole: The set.
-        labels: Class numbers.
+        targets: Class numbers, or other targets of as many.
         rows: The recordings' rows in the set; 0 to N - 1 by default.
     """
 
-    def __init__(self, whole: RecordingSet, labels: IntArray, rows: IntArray | None = None) -> None:
-        self.labels = labels
+    def __init__(
+        self, whole: RecordingSet, targets: IntArray | Targets, rows: IntArray | None = None
+    ) -> None:
+        self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets
+        self.labels = self._targets.strata
         self.whole = whole
-        self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+        self.rows = np.arange(len(self._targets), dtype=np.int64) if rows is None else rows
+
+    @property
+    def targets(self) -> Targets:
+        """What a model is to learn of the recordings."""
+        return self._targets
 
     def name(self, i: int) -> str:
         """Say where recording ``i`` stands."""
@@ -107,7 +117,7 @@ class Recordings(Table):
 
     def select(self, rows: IntArray) -> Recordings:
         """Make the view of some rows."""
-        return Recordings(self.whole, self.labels[rows], self.rows[rows])
+        return Recordings(self.whole, self._targets.select(rows), self.rows[rows])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +129,8 @@ class EventSource(Source):
             are those of the first.
     """
 
-    events: ClassVar[bool] = True
-    items: ClassVar[str] = "recordings"
+    kind: ClassVar[InputKind] = RECORDING
+    preparation: ClassVar[str] = "keymix.data.events.loading:EventPreparation"
 
     train: Recordings
     in_chans: int = 2

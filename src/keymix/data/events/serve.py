@@ -5,48 +5,92 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.batches import Made
-from keymix.data.dataset import Split
+from keymix.data.decode import Size
+from keymix.data.events.recordings import Recordings
+from keymix.data.events.store import Frames
 from keymix.data.events.wide import augmented
+from keymix.data.inputs import Inputs, Statistics
+from keymix.data.kinds import RECORDING
 from keymix.data.lazy import LazyBatches, Order
+from keymix.data.pixels import picture_of
+from keymix.data.streams import IntArray
+from keymix.data.targets import Digest, Targets
 
 
-class LazyFrames(LazyBatches):
-    """Makes batches of frames ``[B, T, C, H, W]``.
+class RecordedFrames(Inputs):
+    """Recordings of events as frames, counts ``[T, C, H, W]``.
 
     Args:
-        split: Recordings of events.
-        augment: What may happen to them; None for nothing.
-        seed: Seed of the augmentation.
-        workers: Processes that work ahead; 0 works in this one.
-        device: Where batches go, one ahead of the one in use.
+        table: The recordings.
+        frames: The frames of the whole set.
+        image_size: Height and width of a frame, pixels.
+        in_chans: Polarities.
     """
 
-    def __init__(
+    kind = RECORDING
+
+    def __init__(self, table: Recordings, frames: Frames, image_size: Size, in_chans: int) -> None:
+        super().__init__(table, image_size, in_chans)
+        self.frames = frames
+
+    def read(self, i: int) -> Tensor:
+        """Copy the frames of recording ``i``."""
+        return self.batch(np.array([i], dtype=np.int64))[0]
+
+    def batch(self, index: IntArray) -> Tensor:
+        """Copy the frames of some recordings, counts ``[n, T, C, H, W]``."""
+        return self.frames.tensor(self.table.set_rows(index))
+
+    def picture(self, i: int) -> Tensor:
+        """Show recording ``i``: red where it became darker and blue where brighter."""
+        return picture_of(self.read(i))
+
+    def hash_of(self, i: int) -> bytes:
+        """Tell the hash of the frames of recording ``i``."""
+        (row,) = self.table.set_rows(np.array([i], dtype=np.int64)).tolist()
+        return bytes.fromhex(self.frames.digests[row])
+
+    def update_digest(self, digest: Digest) -> str:
+        """Enter the hashes of the frames."""
+        for row in self.table.set_rows(np.arange(len(self), dtype=np.int64)).tolist():
+            digest.update(self.frames.digests[row].encode())
+        return "frames and {targets}"
+
+    def statistics(self) -> Statistics:
+        """Measure nothing: frames are counts."""
+        what = "nothing: frames are counts of events and are served as they are"
+        return (0.0,) * self.in_chans, (1.0,) * self.in_chans, what
+
+    def server(
         self,
-        split: Split,
+        targets: Targets,
         augment: Augment | None,
         seed: int,
         workers: int,
         device: torch.device,
-    ) -> None:
-        super().__init__(_Maker(split, augment, seed), workers, device)
+    ) -> LazyBatches:
+        """Make what serves them ``[B, T, C, H, W]``."""
+        del targets
+        return LazyBatches(_Maker(self, augment, seed), workers, device)
 
 
 @dataclass(frozen=True)
 class _Maker:
     """Makes the frames of a batch; small enough to be sent to a worker."""
 
-    split: Split
+    inputs: RecordedFrames
     augment: Augment | None
     seed: int
 
     def make(self, order: Order) -> Made:
         epoch, index = order
-        frames = self.split.frames_of(index)
+        frames = self.inputs.batch(index)
         if self.augment is not None:
             frames = augmented(
                 frames,

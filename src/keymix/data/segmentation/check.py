@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data import contents
+from keymix.data.carve import carve
 from keymix.data.contents import add_sequences
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
-from keymix.data.segmentation.splits import carve_scans
 from keymix.data.segmentation.survey import ScanSurvey, joined, survey_scans
-from keymix.data.segmentation.table import ScanSource, Unlisted, unfit
+from keymix.data.segmentation.table import ScanSource, ScanTable, Unlisted, unfit
 from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Faults, Source
-from keymix.data.specs import SPLIT_BY
 from keymix.data.streams import IntArray
 from keymix.data.survey import Survey
 from keymix.data.tasks import MaskKind
@@ -89,7 +88,7 @@ def check_scans(
         UserError: If a share is asked for that the data have fixed.
     """
     assert isinstance(source, ScanSource)
-    tables = source.tables
+    tables = scan_tables(source)
     splits = _split(report, source, settings)
     surveys = {
         name: survey_scans(table, len(source.classes), count, stack=settings.stack)
@@ -155,10 +154,16 @@ class Scans:
         }
 
 
+def scan_tables(source: ScanSource) -> dict[str, ScanTable]:
+    """List the tables of images with masks, by name."""
+    tables = source.tables.items()
+    return {name: table for name, table in tables if isinstance(table, ScanTable)}
+
+
 def _scans(
     source: ScanSource, surveys: Mapping[str, ScanSurvey], splits: Mapping[str, NDArray[np.str_]]
 ) -> Scans:
-    tables = source.tables
+    tables = scan_tables(source)
     plain = {
         name: Survey(each.hashes, each.sizes, np.zeros(len(each.seen), dtype=np.int64), {})
         for name, each in surveys.items()
@@ -180,12 +185,14 @@ def _split(report: Report, source: ScanSource, settings: Settings) -> dict[str, 
     """Tell the split of every row: as training takes it, or the table's name where it cannot."""
     splits = {name: np.full(len(table), name, dtype="<U5") for name, table in source.tables.items()}
     try:
-        parts, notes = carve_scans(
+        parts, notes = carve(
             source,
             report.spec,
-            split_by=settings.split_by or SPLIT_BY[0],
+            None,
+            VAL_FRACTION,
+            0,
+            split_by=settings.split_by,
             test_fraction=settings.test_fraction,
-            val_fraction=VAL_FRACTION,
         )
     except UserError as error:
         if settings.test_fraction is not None and len(source.tables) > 1:

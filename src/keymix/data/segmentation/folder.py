@@ -12,8 +12,7 @@ from keymix.data.measure import sample
 from keymix.data.regular import regular
 from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
 from keymix.data.segmentation.rows import read_rows
-from keymix.data.segmentation.splits import tell_shared
-from keymix.data.segmentation.table import ScanSource
+from keymix.data.segmentation.table import ScanSource, tell_shared
 from keymix.data.sources.base import Faults, some
 from keymix.data.sources.folder import folders, is_image
 from keymix.data.specs import MASKS, SPLIT_BY, existing_path

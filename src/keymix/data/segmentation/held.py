@@ -48,14 +48,19 @@ class HeldScans(ScanTable):
     def __init__(self, table: ScanTable, images: Tensor, masks: Tensor) -> None:
         self.table = table
         self.images, self.masks = images, masks
+        self.masks_in_memory = masks
         self.labels, self.groups, self.channels = table.labels, table.groups, table.channels
         self.stacked = table.stacked
 
-    def read(self, i: int, size: Size) -> tuple[Tensor, Tensor]:
-        """Copy image and mask; at another size they are decoded."""
-        if self.images.shape[-2:] != size:
-            return self.table.read(i, size)
-        return self.images[i].clone(), self.masks[i].clone()
+    def image_at(self, i: int, size: Size) -> Tensor:
+        """Copy image ``i``; at another size it is decoded."""
+        same = self.images.shape[-2:] == size
+        return self.images[i].clone() if same else self.table.image_at(i, size)
+
+    def mask_at(self, i: int, size: Size) -> Tensor:
+        """Copy the mask of image ``i``; at another size it is decoded."""
+        same = self.masks.shape[-2:] == size
+        return self.masks[i].clone() if same else self.table.mask_at(i, size)
 
     def select(self, rows: IntArray) -> HeldScans:
         """Keep some rows, still in memory."""

@@ -1,64 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of images with masks, made one by one, here or ahead of use in workers."""
+"""Images with masks as the inputs and targets of a split."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from keymix.data.augment import Augment
-from keymix.data.batches import Made
-from keymix.data.dataset import Split
-from keymix.data.lazy import LazyBatches, Order
+from keymix.data.decode import Size
+from keymix.data.kinds import IMAGE, SLICES
 from keymix.data.segmentation.augment import augmented, outside
+from keymix.data.segmentation.held import HeldScans
+from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
+from keymix.data.streams import IntArray
 from keymix.data.tasks import MaskKind
+from keymix.data.whole import WholeImages
 
 
-class LazyScans(LazyBatches):
-    """Serves the images of a split with their masks.
+class ScanImages(WholeImages):
+    """Images with masks, resized without regard to their proportions, so that all is seen.
 
     Args:
-        split: The images; its ``scans`` have the masks.
-        masks: What the masks are.
-        augment: What may happen to both; None shows them as evaluation does.
-        seed: Seed of the augmentation.
-        workers: Processes that work ahead; 0 works in this one.
-        device: Where batches go, one ahead of the one in use.
+        table: The images.
+        image_size: Height and width in pixels.
     """
+
+    def __init__(self, table: ScanTable, image_size: Size) -> None:
+        super().__init__(table, image_size, table.channels)
+        self.scans = table
+        self.kind = SLICES if table.stacked else IMAGE
+        self.images = table.images if isinstance(table, HeldScans) else None
+
+    def read(self, i: int) -> Tensor:
+        """Read image ``i`` and resize it."""
+        return self.scans.image_at(i, self.image_size)
+
+    def picture(self, i: int) -> Tensor:
+        """Read image ``i``; of a stack, the slice in the middle."""
+        image = self.read(i)
+        return image[self.in_chans // 2][None] if self.scans.stacked else image
+
+
+class SplitMasks(MaskTargets):
+    """The masks of a split, at the size of its images.
+
+    Args:
+        table: The images.
+        masks: What the masks are.
+        image_size: Height and width in pixels.
+        unlisted: Slices for which rows of the table of masks are missing.
+    """
+
+    moves = True
 
     def __init__(
         self,
-        split: Split,
+        table: ScanTable,
         masks: MaskKind,
-        augment: Augment | None,
-        seed: int,
-        workers: int,
-        device: torch.device,
+        image_size: Size,
+        unlisted: Sequence[Unlisted] = (),
     ) -> None:
-        super().__init__(_Maker(split, outside(masks), augment, seed), workers, device)
+        super().__init__(table)
+        self.masks, self.image_size, self.unlisted = masks, image_size, tuple(unlisted)
 
+    def read(self, i: int) -> Tensor:
+        """Read the mask of image ``i`` at the size of the images, uint8."""
+        return self.table.mask_at(i, self.image_size)
 
-@dataclass(frozen=True)
-class _Maker:
-    """Makes the pixels and masks of a batch; small enough to be sent to a worker."""
+    def select(self, rows: IntArray) -> SplitMasks:
+        """Keep the masks of ``rows``."""
+        return SplitMasks(self.table.select(rows), self.masks, self.image_size, self.unlisted)
 
-    split: Split
-    fill: int
-    augment: Augment | None
-    seed: int
-
-    def make(self, order: Order) -> Made:
-        epoch, index = order
-        images, masks = zip(*(self._one(i, epoch) for i in index.tolist()), strict=True)
-        pixels = torch.stack(images).contiguous(memory_format=torch.channels_last)
-        return Made(pixels, torch.from_numpy(index), None, torch.stack(masks))
-
-    def _one(self, i: int, epoch: int) -> tuple[Tensor, Tensor]:
-        scans = self.split.scans
-        assert scans is not None
-        image, mask = scans.read(i, self.split.image_size)
-        if self.augment is None:
-            return image, mask
-        return augmented(image, mask, i, self.augment, fill=self.fill, seed=self.seed, epoch=epoch)
+    def augmented(
+        self, image: Tensor, target: Tensor, i: int, augment: Augment, *, seed: int, epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Augment an image and its mask together."""
+        fill = outside(self.masks)
+        return augmented(image, target, i, augment, fill=fill, seed=seed, epoch=epoch)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,9 +15,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keymix.data.decode import Size
-from keymix.data.sources.base import Fault, Source, Table
+from keymix.data.decode import Size, resized_image
+from keymix.data.kinds import MASK
+from keymix.data.sources.base import Fault, Faults, Source, Table
 from keymix.data.streams import IntArray
+from keymix.data.targets import Digest, Targets
 from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
 
@@ -110,11 +114,25 @@ class ScanTable(Table):
     ``groups``: of each image the case that it is of, which no two splits may share.
     ``channels``: Channels of an image: 1, 3, or the slices of a stack.
     ``stacked``: Whether channels are slices of a stack.
+    ``masks_in_memory``: All masks at one size, where they are.
     """
 
     groups: tuple[str, ...]
     channels: int
     stacked: bool = False
+    masks_in_memory: Tensor | None = None
+
+    @property
+    def targets(self) -> MaskTargets:
+        """The masks, at their own sizes."""
+        return MaskTargets(self)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def key(self, i: int) -> str:
+        """Name image ``i`` by its case and its id."""
+        return f"{self.groups[i]}/{self.scan_id(i)}"
 
     @abstractmethod
     def pixels(self, i: int) -> Pixels:
@@ -171,7 +189,51 @@ class ScanTable(Table):
         Returns:
             uint8 ``[C, H, W]``, and uint8 ``[H, W]`` or ``[K, H, W]``.
         """
-        return resized(self.pixels(i), self.mask(i), size)
+        return self.image_at(i, size), self.mask_at(i, size)
+
+    def image_at(self, i: int, size: Size) -> Tensor:
+        """Read image ``i`` resized, uint8 ``[C, H, W]``."""
+        return resized_image(self.pixels(i), size)
+
+    def mask_at(self, i: int, size: Size) -> Tensor:
+        """Read the mask of image ``i`` resized, uint8 ``[H, W]`` or ``[K, H, W]``."""
+        return resized_mask(self.mask(i), size)
+
+
+class MaskTargets(Targets):
+    """The masks of a table.
+
+    Args:
+        table: The images.
+    """
+
+    kind = MASK
+
+    def __init__(self, table: ScanTable) -> None:
+        self.table, self.groups = table, table.groups
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def read(self, i: int) -> Tensor:
+        """Read the mask of image ``i`` at its own size, uint8."""
+        return torch.from_numpy(self.table.mask(i).copy())
+
+    def update_digest(self, digest: Digest) -> None:
+        """Enter a class number 0 for each, as the first versions did; `sealed` enters masks."""
+        digest.update(self.strata.astype("<i8").tobytes())
+
+    def sealed(self, digest: str, targets: Sequence[Targets]) -> str:
+        """Enter the masks of sets in memory; of others, digests of the images have them."""
+        whole = hashlib.sha256(digest.encode())
+        for each in targets:
+            if isinstance(each, MaskTargets) and (masks := each.table.masks_in_memory) is not None:
+                whole.update(np.ascontiguousarray(masks.numpy()).data)
+        return whole.hexdigest()
+
+    def select(self, rows: IntArray) -> MaskTargets:
+        """Keep the masks of ``rows``."""
+        return MaskTargets(self.table.select(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,23 +242,17 @@ class ScanSource(Source):
 
     Args:
         masks: What the masks are.
-        grouped: Whether the data say which images are of one case; else each is its own.
         unlisted: Slices for which rows of the table of masks are missing.
     """
+
+    preparation: ClassVar[str] = "keymix.data.segmentation.loading:ScanPreparation"
 
     train: ScanTable
     val: ScanTable | None = None
     test: ScanTable | None = None
     test_fraction: float = 0.04
     masks: MaskKind
-    grouped: bool = True
     unlisted: tuple[Unlisted, ...] = ()
-
-    @property
-    def tables(self) -> dict[str, ScanTable]:
-        """The tables that there are, by name."""
-        given = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: table for name, table in given.items() if table is not None}
 
 
 def unfit(
@@ -237,6 +293,28 @@ def _unfit(name: str, seen: Sequence[Seen], kind: MaskKind, classes: Sequence[st
     return f"{why}, so nothing can be {nothing}. {remedy}"
 
 
+def tell_shared(tables: Mapping[str, ScanTable], faults: Faults) -> None:
+    """Tell each case that stands in several of the splits that a data set brings.
+
+    Raises:
+        UserError: On the first, unless faults are collected.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    told = set()
+    for name, table in tables.items():
+        for i, group in enumerate(table.groups):
+            split, where = first.setdefault(group, (name, table.name(i)))
+            if split != name and group not in told:
+                told.add(group)
+                faults.tell(
+                    "case in two splits",
+                    group,
+                    f"case {group!r} is in {split} ({where}) and in {name} ({table.name(i)}): what "
+                    "is learned of it would be tested on it. Keep it in one split, or split by "
+                    "slice: data.split_by=slice.",
+                )
+
+
 def refuse(faults: Sequence[Fault]) -> None:
     """Raise the first fault, with what to do about it.
 
@@ -247,28 +325,14 @@ def refuse(faults: Sequence[Fault]) -> None:
         raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
 
 
-def resized_image(pixels: Pixels, size: Size) -> Tensor:
-    """Resize an image (bilinear, antialiased) to height and width, proportions or not.
+def resized_mask(mask: Pixels, size: Size) -> Tensor:
+    """Resize a mask (nearest) to height and width.
 
-    Shape: uint8 ``[C, h, w]`` -> the same at ``size``.
-    """
-    image = torch.from_numpy(pixels.copy())
-    if image.shape[-2:] == size:
-        return image
-    small = F.interpolate(
-        image[None].float(), size, mode="bilinear", antialias=True, align_corners=False
-    )
-    return small[0].round().clamp(0, 255).to(torch.uint8)
-
-
-def resized(pixels: Pixels, mask: Pixels, size: Size) -> tuple[Tensor, Tensor]:
-    """Resize an image as `resized_image` does, and its mask (nearest).
-
-    Shape: uint8 ``[C, h, w]`` and ``[h, w]`` or ``[K, h, w]`` -> the same at ``size``.
+    Shape: uint8 ``[h, w]`` or ``[K, h, w]`` -> the same at ``size``.
     """
     labels = torch.from_numpy(mask.copy())
     if labels.shape[-2:] != size:
         planes = labels[None] if labels.ndim == 2 else labels
         planes = F.interpolate(planes[None].float(), size, mode="nearest-exact")[0]
         labels = (planes[0] if labels.ndim == 2 else planes).to(torch.uint8)
-    return resized_image(pixels, size), labels
+    return labels

@@ -18,8 +18,7 @@ import numpy as np
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.rows import read_rows
 from keymix.data.segmentation.slices import Slice, Slices, SliceSet, size_of, spacing_of
-from keymix.data.segmentation.splits import tell_shared
-from keymix.data.segmentation.table import ScanSource, Unlisted
+from keymix.data.segmentation.table import ScanSource, Unlisted, tell_shared
 from keymix.data.sources.base import Fault, Faults, some
 from keymix.data.specs import MASKS, SPLIT_BY, existing_path
 from keymix.data.streams import IntArray

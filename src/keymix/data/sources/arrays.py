@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import Table, check_count
 from keymix.data.streams import IntArray
+from keymix.data.targets import ClassTargets, Targets
 
 
 class Arrays(Table):
@@ -19,7 +20,7 @@ class Arrays(Table):
     Args:
         what: What the images are called, before their row number.
         pixels: uint8 ``[N, C, H, W]``, 1 or 3 channels.
-        labels: Class numbers ``[N]``.
+        targets: Class numbers ``[N]``, or other targets of as many.
         rows: The row numbers in names; 0 to N - 1 by default.
     """
 
@@ -29,13 +30,20 @@ class Arrays(Table):
         self,
         what: str,
         pixels: NDArray[np.uint8],
-        labels: IntArray,
+        targets: IntArray | Targets,
         rows: IntArray | None = None,
     ) -> None:
-        self.labels = labels
+        self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets
+        self.labels = self._targets.strata
         self.held = pixels
         self._what = what
-        self._rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+        self._rows = np.arange(len(pixels), dtype=np.int64) if rows is None else rows
+        check_count(what, len(pixels), self._targets)
+
+    @property
+    def targets(self) -> Targets:
+        """What a model is to learn of the images."""
+        return self._targets
 
     def name(self, i: int) -> str:
         """Name the set and the row."""
@@ -52,4 +60,4 @@ class Arrays(Table):
 
     def select(self, rows: IntArray) -> Table:
         """Copy the pixels of ``rows``."""
-        return Arrays(self._what, self.held[rows], self.labels[rows], self._rows[rows])
+        return Arrays(self._what, self.held[rows], self._targets.select(rows), self._rows[rows])

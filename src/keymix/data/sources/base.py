@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source is: tables of labelled images, opened by number."""
+"""What a source is: tables of images with their targets, opened by number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.streams import IntArray
+from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
 
 _STRETCH = 1024
@@ -21,16 +23,22 @@ _HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a lar
 
 
 class Table(ABC):
-    """Labelled images that are opened by number. Labels are known at once, images on demand.
+    """Images that are opened by number, with their targets: class numbers, or what a table has.
 
-    ``held`` are all images as uint8 ``[N, C, H, W]`` in a table that has them decoded already.
+    ``labels`` are class numbers, the strata of other targets. ``held`` are all images as uint8
+    ``[N, C, H, W]`` in a table that has them decoded already.
     """
 
     labels: IntArray
     held: NDArray[np.uint8] | None = None
 
+    @property
+    def targets(self) -> Targets:
+        """What a model is to learn of the images, by position."""
+        return ClassTargets(self.labels)
+
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     @abstractmethod
     def name(self, i: int) -> str:
@@ -43,6 +51,10 @@ class Table(ABC):
         """
         del i
         return ""
+
+    def key(self, i: int) -> str:
+        """Name image ``i`` for choices by hash: the same wherever the data lie, where it can be."""
+        return self.numbered(i) or self.name(i)
 
     @abstractmethod
     def open(self, i: int) -> Image.Image:
@@ -123,7 +135,7 @@ class Source:
     """What a source offers before anything is split.
 
     Args:
-        classes: Names of the classes; labels are positions in it.
+        classes: Names of the classes; labels are positions in it. None where targets are others.
         train: The images to learn from.
         val: The source's own validation split, if it has one.
         test: The source's own test split, if it has one.
@@ -132,12 +144,15 @@ class Source:
             own.
         test_fraction: Share of ``train`` carved as test where the source has no split for it.
         notes: What a reader of a result should know about the source.
+        grouped: Whether the groups of targets that have groups are the data's own; otherwise each
+            input is one by itself.
     """
 
-    events: ClassVar[bool] = False  # whether the tables are recordings of events
-    items: ClassVar[str] = "images"
+    kind: ClassVar[InputKind] = IMAGE
+    preparation: ClassVar[str] = "keymix.data.prepare:Preparation"
+    """Where loading the splits is said, ``module:class``."""
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     train: Table
     val: Table | None = None
     test: Table | None = None
@@ -145,6 +160,30 @@ class Source:
     image_size: tuple[int, int] | None = None
     test_fraction: float = 0.2
     notes: tuple[str, ...] = ()
+    grouped: bool = True
+
+    @property
+    def items(self) -> str:
+        """What its inputs are called."""
+        return self.kind.nouns
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables that there are, by name."""
+        given = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: table for name, table in given.items() if table is not None}
+
+
+def check_count(what: str, count: int, targets: Targets) -> None:
+    """Refuse targets of another number than the inputs.
+
+    Raises:
+        UserError: Naming the table.
+    """
+    if len(targets) != count:
+        raise UserError(
+            f"{what}: {count} inputs, but {len(targets)} {targets.kind.nouns}. Give one for each."
+        )
 
 
 def head_digest(length: int, head: bytes) -> bytes:

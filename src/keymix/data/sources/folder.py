@@ -12,9 +12,10 @@ from PIL import Image
 
 from keymix.data.decode import open_image
 from keymix.data.regular import regular
-from keymix.data.sources.base import Faults, Source, Table, head_digest, some
+from keymix.data.sources.base import Faults, Source, Table, check_count, head_digest, some
 from keymix.data.specs import existing_folder
 from keymix.data.streams import IntArray
+from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
 
 SUFFIXES = frozenset(
@@ -148,13 +149,20 @@ class Files(Table):
     Args:
         root: The folder that the paths start from.
         files: Paths below it.
-        labels: Class numbers.
+        targets: Class numbers, or other targets of as many.
     """
 
-    def __init__(self, root: Path, files: Sequence[str], labels: IntArray) -> None:
-        self.labels = labels
+    def __init__(self, root: Path, files: Sequence[str], targets: IntArray | Targets) -> None:
+        self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets
+        self.labels = self._targets.strata
         self._root = root
         self._files = files
+        check_count(str(root), len(files), self._targets)
+
+    @property
+    def targets(self) -> Targets:
+        """What a model is to learn of the images."""
+        return self._targets
 
     def name(self, i: int) -> str:
         """Give the file's path."""
@@ -182,4 +190,4 @@ class Files(Table):
 
     def select(self, rows: IntArray) -> Table:
         """Keep the files of ``rows``."""
-        return Files(self._root, [self._files[i] for i in rows], self.labels[rows])
+        return Files(self._root, [self._files[i] for i in rows], self._targets.select(rows))

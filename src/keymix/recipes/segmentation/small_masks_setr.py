@@ -18,11 +18,11 @@ from __future__ import annotations
 from keymix.data.augment import Augment
 from keymix.train.recipe import (
     DataConfig,
-    LossConfig,
     ModelConfig,
     OptimConfig,
     Recipe,
     ScheduleConfig,
+    TaskConfig,
 )
 
 
@@ -47,5 +47,5 @@ def recipe() -> Recipe:
         model=ModelConfig(name="setr_micro"),
         optim=OptimConfig(name="adamw", lr=3e-3, weight_decay=0.01, clip_grad=1.0),
         schedule=ScheduleConfig(name="poly", power=0.9, epochs=60),
-        loss=LossConfig(dice=0.5),
+        task=TaskConfig(options={"dice": 0.5}),
     )

@@ -12,17 +12,19 @@ from keymix.report import plots
 from keymix.report.plots import Line, Look
 from keymix.report.record import ComparisonRecord, HistoryLine
 from keymix.report.views.runs import finished
-from keymix.report.views.wording import wording
-from keymix.task import Task
+from keymix.report.views.wording import with_unit
+from keymix.task import LOSS, Task
 
 
 def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
     """Tell what is drawn by epoch: its key, the title of its axis, whether it is a fraction."""
-    score = wording(task).short
+    score = task.score
+    axis = with_unit(f"validation {score.label}", score)
+    validation = ((f"val_{LOSS}", "validation loss", False),) if task.validation_loss else ()
     return (
-        ("train_loss", "training loss", False),
-        ("val_loss", "validation loss", False),
-        (f"val_{task.score.key}", f"validation {score}, %", True),
+        (f"train_{LOSS}", "training loss", False),
+        *validation,
+        (f"val_{score.key}", axis, score.unit == "%"),
     )
 
 
@@ -54,7 +56,7 @@ def _line(
 ) -> Line | None:
     if not histories:
         return None
-    by_epoch = [{line.epoch: line.values[key] for line in history} for history in histories]
+    by_epoch = [{line.epoch: line.values.get(key) for line in history} for history in histories]
     shared = [epoch for epoch in by_epoch[0] if all(epoch in run for run in by_epoch)]
     rows = [[run[epoch] for epoch in shared] for run in by_epoch]
     if not shared:

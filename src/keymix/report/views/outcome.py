@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy on the page: the differences with their intervals, and accuracy against cost."""
+"""Scores on the page: the differences with their intervals, and the score against cost."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from markupsafe import Markup
 
 from keymix.analysis.statistics import Interval
 from keymix.report import plots
-from keymix.report.formats import points
 from keymix.report.plots import Look, Point, Row
 from keymix.report.record import ComparisonRecord, Number
-from keymix.report.views.wording import wording
+from keymix.report.views.wording import with_unit, wording
 
 COSTS = (
     ("params", "parameters"),
-    ("macs", "multiply-adds an image"),
+    ("macs", "multiply-adds {input}"),
     ("latency_ms", "latency at batch 1, ms"),
     ("peak_mib", "peak memory of a training step, MiB"),
-    ("energy_uj", "energy an image, µJ"),
+    ("energy_uj", "energy {input}, µJ"),
 )
 UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
 
@@ -39,9 +38,15 @@ def forest(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None
     ]
     if not rows:
         return None
-    name = "; ".join(f"{r.label} {points(r.difference)} points" for r in rows)
-    baseline = record.baseline
-    return plots.forest(rows, baseline=baseline, name=f"Difference from {baseline}: {name}")
+    score, baseline = record.task_kind.score, record.baseline
+    name = "; ".join(f"{r.label} {score.changed(r.difference)}" for r in rows)
+    return plots.forest(
+        rows,
+        baseline=baseline,
+        name=f"Difference from {baseline}: {name}",
+        score=score,
+        units=wording(record).units,
+    )
 
 
 def _ends(interval: Interval | None) -> tuple[float, float] | None:
@@ -63,11 +68,11 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
 
 
 def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
-    """Draw accuracy, or overlap, against each cost that was measured."""
+    """Draw the score against each cost that was measured."""
     charts = []
-    task = record.task_kind
-    score, short = task.score.key, wording(task).short
-    for key, x_label in COSTS:
+    score, kind = record.task_kind.score, record.data.kind
+    for key, told in COSTS:
+        x_label = told.format(input=kind.one)
         costs = _cost(record, key)
         most = max(costs.values(), default=0)
         scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
@@ -79,18 +84,19 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
                 look=looks[row.mixer],
                 x=costs[row.mixer] / scale,
                 y=mean,
-                spread=row.scores[score].sd,
+                spread=row.scores[score.key].sd,
             )
             for row in record.outcome.last
-            if (mean := row.scores[score].mean) is not None and row.mixer in costs
+            if (mean := row.scores[score.key].mean) is not None and row.mixer in costs
         ]
         if points:
             charts.append(
                 plots.scatter(
                     points,
                     x_label=shown,
-                    y_label=f"test {short}, %",
-                    name=f"Test {short} against {shown}",
+                    y_label=with_unit(f"test {score.label}", score),
+                    name=f"Test {score.label} against {shown}",
+                    score=score,
                 )
             )
     return charts

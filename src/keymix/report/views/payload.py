@@ -8,45 +8,39 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from keymix.data.tasks import SEGMENTATION
 from keymix.records import to_json
 from keymix.report import pictures
+from keymix.report.part import Page
 from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.views.attention import LEVELS
 from keymix.report.views.learning import history
 from keymix.report.views.runs import STATUS
-from keymix.task import Task
+from keymix.task import Score, Task
 
 DIGITS = 5
 """Significant digits of the curves' values."""
 
-SHARES = 65535
-"""A stored Jaccard index of this many is 1."""
 
-
-def payload(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup:
+def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> Markup:
     """Make the JSON that stands in the page; no text in it can end its element."""
     task = record.task_kind
     content: dict[str, object] = {
-        "kind": "name" if task is SEGMENTATION else "class",
+        "kind": page.label_is,
+        "score": _score(task.score),
+        "inputs": record.data.kind.nouns,
         "baseline": record.baseline,
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
-        "runs": [_run(run, task) for run in record.runs],
+        "runs": [_run(run, task, page) for run in record.runs],
         "testImages": record.test_images,
-        "classes": {
-            "names": record.classes.names,
-            "images": record.classes.test_images,
-        },
         "environments": [group.lines for group in record.trained_with],
         "curves": [
             {"key": key, "label": label, "percent": percent}
             for key, label, percent in history(task)
         ],
         "attention": _attention(record),
+        **_plain(page.of_comparison(record)),
     }
-    if task is SEGMENTATION:
-        content |= {"levels": SHARES, "names": record.gallery.names if record.gallery else None}
     return as_element_text(content)
 
 
@@ -58,7 +52,25 @@ def as_element_text(content: object) -> Markup:
     return Markup(text)
 
 
-def _run(run: OpenRun | DoneRun, task: Task) -> dict[str, object]:
+def _plain(record: object) -> dict[str, object]:
+    """A task's part of the payload as plain values."""
+    return {} if record is None else dict(to_json(record))
+
+
+def _score(score: Score) -> dict[str, object]:
+    """What the script needs to write a score."""
+    return {
+        "name": score.name,
+        "label": score.label,
+        "unit": score.unit,
+        "scale": score.scale,
+        "places": 1 if score.unit == "%" else score.places,
+        "difference": score.difference_unit,
+        "better": score.better,
+    }
+
+
+def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
     told = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
     if isinstance(run, OpenRun):
         return told | {"done": False}
@@ -66,19 +78,14 @@ def _run(run: OpenRun | DoneRun, task: Task) -> dict[str, object]:
         "done": True,
         "score": run.last.test[task.score.key],
         "seconds": run.seconds,
-        **_answers(run, task),
+        **_plain(page.of_run(run)),
         "environment": run.trained_with,
         "epochs": [line.epoch for line in run.history],
         "history": {
-            key: [_short(line.values[key]) for line in run.history] for key, _, _ in history(task)
+            key: [_short(line.values.get(key)) for line in run.history]
+            for key, _, _ in history(task)
         },
     }
-
-
-def _answers(run: DoneRun, task: Task) -> dict[str, object]:
-    if task is SEGMENTATION:
-        return {"overlaps": run.overlaps, "classes": [row.jaccard for row in run.classes or ()]}
-    return {"correct": run.correct, "classCorrect": run.class_correct}
 
 
 def _short(value: float | None) -> float | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keymix.analysis.statistics import Summary, no_better_than_chance
+from keymix.analysis.statistics import Summary
 from keymix.report import formats
+from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, MixerSpikes
 
 DEAD = 0.9
 """Share of silent neurons above which a network is not held against one without spikes."""
-AT_CHANCE = (
-    "Right no more often than by chance: these rates and energies say nothing of models that work."
-)
+FAILING = "these rates and energies say nothing of models that work."
+"""What is said of a mixer whose models do not work, behind the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,13 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
     told = record.spikes
     if not told:
         return None
-    classes, images = len(record.classes.names), record.test_images
-    top1 = {row.mixer: row.scores["top1"].mean for row in record.outcome.last}
+    page = page_of(record.task_kind)
+    scored = {row.mixer: row for row in record.outcome.last}
     rows = []
     for label, found in told.mixers.items():
-        right = top1[label]
-        guesses = right is not None and no_better_than_chance(right, classes=classes, images=images)
-        notes = [*found.notes, *([AT_CHANCE] if guesses else [])]
-        rows.append(_row(label, found, notes, works=not guesses))
+        why = page.failing(record, scored[label])
+        notes = [*found.notes, *([f"{why[0].upper()}{why[1:]}: {FAILING}"] if why else [])]
+        rows.append(_row(label, found, notes, works=not why))
     by_note = {
         note: [row.mixer for row in rows if note in row.notes] for row in rows for note in row.notes
     }

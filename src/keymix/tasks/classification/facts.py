@@ -14,6 +14,8 @@ TASK = Task(
         Score(key="top5", name="top-5 accuracy", short="top-5", label="top-5"),
     ),
     training="keymix.tasks.classification.training:TRAINING",
+    answers="keymix.tasks.classification.answers:ANSWERS",
+    page="keymix.tasks.classification.page:PAGE",
     recipes={
         "": "small_images_vit",
         "digits": "digits_vit",

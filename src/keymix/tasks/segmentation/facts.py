@@ -3,7 +3,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+from keymix.errors import UserError
 from keymix.task import Score, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskOptions:
+    """The options of segmentation, ``task.options`` in recipes.
+
+    Args:
+        dice: Weight w, 0 to 1, of the soft Dice loss: the loss is (1 - w) times the cross entropy
+            of pixels plus w times the mean over classes but the background of
+            1 - (2 sum(p y) + 1) / (sum(p) + sum(y) + 1), sums over the batch.
+        masks: ``exclusive`` for one class a pixel, ``multilabel`` for any number of them; None for
+            what the folders of ``masks:PATH`` show, else ``exclusive``.
+    """
+
+    dice: float = 0.0
+    masks: Literal["exclusive", "multilabel"] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dice <= 1:
+            raise UserError(f"task.options.dice = {self.dice!r}: must lie in [0, 1].")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """The scores of one class of masks.
+
+    Args:
+        name: The class.
+        jaccard: Jaccard index over all pixels; None where neither truth nor prediction has any.
+        dice: Dice coefficient, likewise.
+        hausdorff_mm: Mean Hausdorff distance over the images that have one.
+        missed: Images where the class is in only one of truth and prediction.
+    """
+
+    name: str
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskDetails:
+    """What an evaluation records of masks next to its scores.
+
+    Args:
+        hausdorff_mm: Mean Hausdorff distance.
+        hausdorff_missed: Pairs of image and class without a distance.
+        hausdorff_unit: Unit of the distances.
+        true_pixels: True pixels of the classes that count; None of earlier versions.
+        classes: Of each class that counts.
+    """
+
+    hausdorff_mm: float | None = None
+    hausdorff_missed: int
+    hausdorff_unit: Literal["mm", "px"]
+    true_pixels: int | None = None
+    classes: tuple[ClassScores, ...]
+
 
 TASK = Task(
     name="segmentation",
@@ -20,6 +83,12 @@ TASK = Task(
         Score(key="dice", name="Dice coefficient", short="Dice", label="Dice"),
     ),
     unit="case",
+    options=MaskOptions,
+    data_options=("masks",),
+    renamed={"loss.dice": "dice", "data.masks": "masks"},
+    details=MaskDetails,
     training="keymix.tasks.segmentation.training:TRAINING",
+    answers="keymix.tasks.segmentation.answers:ANSWERS",
+    page="keymix.tasks.segmentation.page:PAGE",
     recipes={"": "small_masks_setr"},
 )

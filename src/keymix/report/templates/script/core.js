@@ -34,6 +34,29 @@ function points(difference) {
   return body === "0.0" ? body : (difference < 0 ? MINUS : "+") + body;
 }
 
+const { score } = data; // of a comparison: what its runs are compared by
+
+/** Write a number as the page's tables do: with its decimal places, or three digits. */
+function digits(value, places) {
+  if (places !== null) return value.toFixed(places);
+  const size = Math.abs(value);
+  return size >= 10 && size < 1e6 ? value.toFixed(1) : String(Number(value.toPrecision(3)));
+}
+
+/** Write a score with its unit. */
+function scored(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return DASH;
+  const text = digits(value * score.scale, score.places);
+  return score.unit ? `${text}\u00a0${score.unit}` : text;
+}
+
+/** Write a difference of scores with its unit. */
+function changed(difference) {
+  const body = digits(Math.abs(difference * score.scale), score.places);
+  const text = Number(body) === 0 ? body : (difference < 0 ? MINUS : "+") + body;
+  return score.difference ? `${text} ${score.difference}` : text;
+}
+
 const count = (n) => n.toLocaleString("en-US");
 
 function bytes(base64) {

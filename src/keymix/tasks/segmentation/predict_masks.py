@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.data.batches import Normaliser
-from keymix.data.decode import Size
+from keymix.data.decode import Size, resized_image
 from keymix.data.record import DataRecord
 from keymix.data.segmentation.files import ScanFile
-from keymix.data.segmentation.table import Pixels, resized_image
+from keymix.data.segmentation.table import Pixels
 from keymix.data.specs import parse
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import UserError
-from keymix.train.mask_files import (
+from keymix.tasks.segmentation.facts import TASK
+from keymix.tasks.segmentation.mask_files import (
     ClassColour,
     Manifest,
     MaskFolder,
@@ -30,11 +30,12 @@ from keymix.train.mask_files import (
     PlannedImage,
     checked,
 )
-from keymix.train.mask_scoring import predicted_masks
+from keymix.tasks.segmentation.scoring import predicted_masks
+from keymix.train.damage import Which
 from keymix.train.memory import enough_memory
 from keymix.train.model import device_of_this_machine
 from keymix.train.run_data import data_for
-from keymix.train.runs import Run, SplitName, Which, at_size, image_files, load_run, refuse_lone
+from keymix.train.runs import Run, SplitName, at_size, image_files, load_run, refuse_lone
 from keymix.train.scoring import autocast
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def predict_masks(
     """Predict masks into a folder. A broken image gets its error as an answer, others are answered.
 
     The model sees an image at its own image size; its logits are brought back to the image's
-    (bilinear), and there each pixel takes its class. `keymix.train.mask_files.MaskFolder` tells
+    (bilinear), and there each pixel takes its class. `MaskFolder` tells
     what is written.
 
     Args:
@@ -92,7 +93,7 @@ def predict_masks(
     """
     refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
-    if parse(run.recipe.data.spec)[0].task != SEGMENTATION.name:
+    if parse(run.recipe.data.spec)[0].task != TASK.name:
         raise UserError(f"the run {str(run.folder)!r} classifies images and predicts no masks.")
     if paths and (data is not None or split is not None):
         raise UserError("give either image files or a data set and its split, not both.")

@@ -61,7 +61,7 @@ const MOST = 10;
 
 function classTable(a, b) {
   const rows = data.classes.names
-    .map((name, i) => ({ name, n: data.classes.images[i], a: a.classCorrect[i], b: b.classCorrect[i] }))
+    .map((name, i) => ({ name, n: data.classes.images[i], a: a.class_correct[i], b: b.class_correct[i] }))
     .filter((row) => row.a !== row.b)
     .sort((x, y) => Math.abs(y.b - y.a) / y.n - Math.abs(x.b - x.a) / x.n)
     .slice(0, MOST);
@@ -84,9 +84,9 @@ function contrast(a, b) {
   const counts = agreement(a, b);
   const p = mcnemar(counts.onlyA, counts.onlyB);
   const lead = make("p", { class: "lead", role: "status" },
-    `A, ${runName(a)}, has ${percent(a.score)}\u00a0% right and B, ${runName(b)}, ${percent(b.score)}\u00a0%: ` +
-    `a difference of ${points(b.score - a.score)} points (B minus A). They disagree on who is right for ` +
-    `${count(counts.onlyA + counts.onlyB)} of ${count(data.testImages)} images; McNemar's exact test gives `,
+    `A, ${runName(a)}, has ${scored(a.score)} right and B, ${runName(b)}, ${scored(b.score)}: ` +
+    `a difference of ${changed(b.score - a.score)} (B minus A). They disagree on who is right for ` +
+    `${count(counts.onlyA + counts.onlyB)} of ${count(data.testImages)} ${data.inputs}; McNemar's exact test gives `,
     make("data", { id: "pair-p", value: p }, inWords(p)), ".");
   const halves = make("div", { class: "split even" },
     make("div", {}, make("h3", {}, "Who was right"), ...agreementTable(counts)),

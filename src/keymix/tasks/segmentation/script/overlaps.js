@@ -40,8 +40,8 @@ function contrast(a, b) {
   const [first, second] = [a, b].map((run) => unpackShares(run.overlaps));
   const [better, worse] = [1, -1].map((sign) => first.filter((share, i) => sign * (second[i] - share) > 0).length);
   const lead = make("p", { class: "lead", role: "status" },
-    `A, ${runName(a)}, reaches a mean Jaccard index of ${percent(a.score)}\u00a0% and B, ${runName(b)}, ` +
-    `${percent(b.score)}\u00a0%: a difference of ${points(b.score - a.score)} points (B minus A). Image by image, ` +
+    `A, ${runName(a)}, reaches a mean Jaccard index of ${scored(a.score)} and B, ${runName(b)}, ` +
+    `${scored(b.score)}: a difference of ${changed(b.score - a.score)} (B minus A). Image by image, ` +
     `B overlaps better on ${count(better)} of ${count(first.length)}, worse on ${count(worse)} and equally on ` +
     `${count(first.length - better - worse)}.`);
   const halves = make("div", { class: "split even" },

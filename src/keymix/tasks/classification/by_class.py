@@ -10,15 +10,12 @@ from markupsafe import Markup
 
 from keymix.analysis.statistics import wilson
 from keymix.report import class_plots
-from keymix.report.class_plots import Spread
+from keymix.report.class_plots import FEW, Spread
 from keymix.report.formats import percent
 from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord
 from keymix.report.views.runs import finished
-
-FEW = 20
-"""Up to so many classes each has a row in the chart, and the table shows all at first."""
-
+from keymix.tasks.classification.record import OfComparison, OfRun
 
 Correct = Mapping[int, Sequence[int]]
 """Test images of each class that a run has right, by its seed."""
@@ -103,10 +100,11 @@ def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | N
     """Make the table of classes with its chart and confusions; None if no run finished."""
     runs = {label: _correct(record, label) for label in record.labels}
     shown = [label for label, found in runs.items() if found]
-    images = record.classes.test_images
+    own = record.own.read(OfComparison)
+    images = own.classes.test_images
     if not shown or images is None:
         return None
-    baseline, names = record.baseline, record.classes.names
+    baseline, names = record.baseline, own.classes.names
     accuracy = {label: _accuracy(runs[label], images) for label in shown}
     others = [label for label in shown if label != baseline]
     differences = {label: _differences(runs[label], runs[baseline], images) for label in others}
@@ -136,14 +134,14 @@ def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | N
         ranking=ranking,
         chart=_chart(rows, differences, ranking, names, looks, baseline),
         note=_note(rows),
-        confusions=_confusions(record, shown, images),
+        confusions=_confusions(record, own, shown, images),
         total=len(rows),
     )
 
 
 def _correct(record: ComparisonRecord, mixer: str) -> Correct:
-    runs = finished(record, mixer)
-    return {run.seed: run.class_correct for run in runs if run.class_correct is not None}
+    runs = {run.seed: run.own.read(OfRun).class_correct for run in finished(record, mixer)}
+    return {seed: correct for seed, correct in runs.items() if correct is not None}
 
 
 def _accuracy(runs: Correct, images: Sequence[int]) -> list[float | None]:
@@ -183,9 +181,7 @@ def _chart(
     spreads = [spread for spread in spreads if spread.known()]
     if not spreads:
         return None
-    if len(rows) <= FEW:
-        return class_plots.dots(spreads, baseline=baseline)
-    return class_plots.histograms(spreads, baseline=baseline)
+    return class_plots.draw(spreads, baseline=baseline)
 
 
 def _note(rows: Sequence[ClassRow]) -> str:
@@ -214,10 +210,10 @@ def _note(rows: Sequence[ClassRow]) -> str:
 
 
 def _confusions(
-    record: ComparisonRecord, shown: Sequence[str], images: Sequence[int]
+    record: ComparisonRecord, own: OfComparison, shown: Sequence[str], images: Sequence[int]
 ) -> list[Confused]:
     """Return each mixer's most frequent confusions, as a share of the true class's answers."""
-    names, known = record.classes.names, record.confusions or {}
+    names, known = own.classes.names, own.confusions or {}
     table = []
     for label in shown:
         seeds = len(finished(record, label))

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as a run's model is shown them, and what it says of a batch: classes and probabilities."""
+"""Files as a run's model is shown them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from keymix.data.decode import read_image
+from keymix.data.decode import convert, open_image, read_image, reading, to_array
 from keymix.data.events.files import is_recording, read_frames
 from keymix.data.record import DataRecord
 from keymix.data.sources.folder import is_image
 from keymix.errors import UserError
 from keymix.train.model import device_of_this_machine
-from keymix.train.scoring import autocast
+from keymix.train.scoring import Inputs
 
 
 def read(path: Path, seen: DataRecord, size: tuple[int, int]) -> Tensor | str:
@@ -34,31 +34,21 @@ def read(path: Path, seen: DataRecord, size: tuple[int, int]) -> Tensor | str:
     try:
         if frames:
             return read_frames(path, seen, size)
+        if seen.task_kind.whole_images:
+            with reading(str(path)), open_image(path) as image:
+                return torch.from_numpy(to_array(convert(image, seen.in_chans)).copy())
         return read_image(path, size, seen.in_chans, crop_pct=seen.crop_pct)
     except UserError as error:
         return str(error)
 
 
-@torch.inference_mode()
-def told(
-    model: nn.Module, pixels: Tensor, seen: DataRecord, top: int, precision: str
-) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
-    """Classify a batch: of each image the most likely classes and their probabilities.
-
-    Args:
-        model: The run's model.
-        pixels: What `read` gave of each, stacked.
-        seen: The record of the data that the run was trained on.
-        top: How many classes to name.
-        precision: The recipe's.
-    """
+def inputs_of(read: Sequence[Tensor], seen: DataRecord) -> Inputs:
+    """Make a batch of what `read` gave of some files: a list where images keep their own size."""
+    device = device_of_this_machine()
+    if seen.events:  # counts of events, as they are
+        return torch.stack(list(read)).float().to(device)
     mean = torch.tensor(seen.mean).view(-1, 1, 1)
     std = torch.tensor(seen.std).view(-1, 1, 1)
-    device = device_of_this_machine()
-    frames = seen.events  # counts of events, as they are
-    images = (pixels.float() if frames else (pixels.float() / 255 - mean) / std).to(device)
-    with autocast(device, precision):
-        logits = model(images)
-    best = logits.float().softmax(1).topk(min(top, len(seen.classes)), dim=1)
-    names = [tuple(seen.classes[i] for i in row) for row in best.indices.tolist()]
-    return iter(list(zip(names, map(tuple, best.values.tolist()), strict=True)))
+    if seen.task_kind.whole_images:
+        return [((pixels.float() / 255 - mean) / std).to(device) for pixels in read]
+    return ((torch.stack(list(read)).float() / 255 - mean) / std).to(device)

@@ -10,11 +10,11 @@ import numpy as np
 from markupsafe import Markup
 
 from keymix.report import class_plots
-from keymix.report.class_plots import Spread
+from keymix.report.class_plots import FEW, Spread
 from keymix.report.plots import Look
-from keymix.report.record import ComparisonRecord, MaskScore
-from keymix.report.views.classes import FEW
+from keymix.report.record import ComparisonRecord
 from keymix.report.views.runs import finished
+from keymix.tasks.segmentation.record import MaskScore, OfComparison, OfRun
 
 Runs = Mapping[int, Sequence[MaskScore]]
 """Scores of each class, by a run's seed."""
@@ -55,6 +55,7 @@ class ByClass:
         ranking: Mixers in the chart.
         chart: The differences.
         total: Number of classes.
+        unit: Unit of distances.
         few: Up to so many classes have a row each in the chart.
     """
 
@@ -63,6 +64,7 @@ class ByClass:
     ranking: list[str]
     chart: Markup | None
     total: int
+    unit: str
     few: int = FEW
 
 
@@ -70,10 +72,11 @@ def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | N
     """Make the table of classes, a row a class and mixer, with its chart; None without runs."""
     runs = {label: _scores(record, label) for label in record.labels}
     shown = [label for label, found in runs.items() if found]
-    images = record.classes.test_images
+    own = record.own.read(OfComparison)
+    images = own.classes.test_images
     if not shown or images is None:
         return None
-    baseline, names = record.baseline, record.classes.names
+    baseline, names = record.baseline, own.classes.names
     others = [label for label in shown if label != baseline]
     differences = {
         label: [_difference(runs[label], runs[baseline], c) for c in range(len(names))]
@@ -104,11 +107,13 @@ def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | N
         ranking=ranking,
         chart=_chart(differences, ranking, [names[c] for c in order], order, looks, baseline),
         total=len(names),
+        unit=own.hausdorff_unit or "mm",
     )
 
 
 def _scores(record: ComparisonRecord, mixer: str) -> Runs:
-    return {run.seed: run.classes for run in finished(record, mixer) if run.classes is not None}
+    runs = {run.seed: run.own.read(OfRun).classes for run in finished(record, mixer)}
+    return {seed: classes for seed, classes in runs.items() if classes is not None}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -142,5 +147,4 @@ def _chart(
     spreads = [spread for spread in spreads if spread.known()]
     if not spreads:
         return None
-    draw = class_plots.dots if len(names) <= FEW else class_plots.histograms
-    return draw(spreads, baseline=baseline)
+    return class_plots.draw(spreads, baseline=baseline)

@@ -19,6 +19,7 @@ from keymix.data.segmentation import rle
 from keymix.errors import UserError
 from keymix.train import files
 from keymix.train.names import is_part
+from keymix.train.parts import Prediction
 
 MASKS, OVERLAYS = "masks", "overlays"
 RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
@@ -26,7 +27,7 @@ COLUMNS = ("id", "class", "segmentation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskPrediction:
+class MaskPrediction(Prediction):
     """What a run says of an image.
 
     Args:
@@ -39,13 +40,11 @@ class MaskPrediction:
         error: Why there is no answer, or None.
     """
 
-    path: str
     id: str
     size: Size | None = None
     spacing: tuple[float, float] | None = None
     pixels: Mapping[str, int] | None = None
     area: Mapping[str, float] | None = None
-    error: str | None = None
 
     def omitted(self) -> tuple[str, ...]:
         """The fields that stand in no manifest: what there is not."""

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What classifiers answered: right or wrong, class by class, mix-ups; and how that is scored."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from keymix.analysis import statistics
+from keymix.analysis.answers import (
+    Answers,
+    Arrays,
+    FloatArray,
+    IntArray,
+    WholeNumbers,
+    array_faults,
+)
+from keymix.data.balance import Balance
+from keymix.data.record import DataRecord
+from keymix.task import LOSS, Task
+from keymix.tasks.classification.scoring import TOP5_FROM, Scores
+from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows
+from keymix.train.scoring import ImageBatch, autocast
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData, Split
+
+BoolArray = npt.NDArray[np.bool_]
+
+FEW = 8
+"""Images below which the same answer for all means little."""
+NEARLY = 0.95
+"""Share of images with one answer that counts as all, unless its class dominates (`Balance`)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassAnswers(Answers):
+    """The class that a model gave each image of a split.
+
+    Args:
+        index: Positions in the split, ``[N]``.
+        target: True class numbers, ``[N]``.
+        predicted: Most likely class numbers, ``[N]``.
+        top5: Whether the true class is among the five most likely, ``[N]``; None if unknown.
+        classes: Names of the classes.
+    """
+
+    index: IntArray
+    target: IntArray
+    predicted: IntArray
+    top5: BoolArray | None
+    classes: tuple[str, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of images."""
+        return len(self.index)
+
+    @property
+    def correct(self) -> BoolArray:
+        """Whether each image was right, ``[N]``."""
+        right: BoolArray = self.predicted == self.target
+        return right
+
+    def score(self, weights: FloatArray) -> FloatArray:
+        """Weighted share of right answers, ``[R, N]`` -> ``[R]``; NaN without any weight."""
+        total = weights.sum(axis=1)
+        share: FloatArray = np.full(len(weights), np.nan)
+        np.divide(weights @ self.correct.astype(np.float64), total, out=share, where=total > 0)
+        return share
+
+    def shared(self) -> Arrays:
+        """Positions and true classes."""
+        return {"index": self.index, "target": self.target}
+
+    def arrays(self, which: str) -> Arrays:
+        """Predicted classes, and whether the true one is among five."""
+        predicted: dict[str, npt.NDArray[np.int64] | BoolArray] = {f"{which}_pred": self.predicted}
+        return predicted if self.top5 is None else predicted | {f"{which}_top5": self.top5}
+
+    def same_truth(self, other: Answers) -> bool:
+        """Whether other answers are to the same images with the same classes."""
+        return (
+            isinstance(other, ClassAnswers)
+            and np.array_equal(self.index, other.index)
+            and np.array_equal(self.target, other.target)
+        )
+
+    def degenerate(self) -> tuple[str, ...]:
+        """Say that (nearly) all images of several classes got one answer.
+
+        A class with ten times the images of all others together may be the answer to nearly all.
+        """
+        total, targets = len(self.predicted), self.target.tolist()
+        if total < FEW or len(set(targets)) == 1:
+            return ()
+        answer, count = Counter(self.predicted.tolist()).most_common(1)[0]
+        nearly = count >= NEARLY * total and not Balance(Counter(targets)).dominates(answer)
+        if count < total and not nearly:
+            return ()
+        who = "every one of" if count == total else f"{count:,} of"
+        name = self.classes[answer]
+        return (f"{who} the {total:,} {{inputs}} got the same answer, {name!r}",)
+
+    def per_class(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Count the images of each class, and those of them that were right."""
+        right = self.target[self.correct]
+        return counts(self.target, len(self.classes)), counts(right, len(self.classes))
+
+
+def counts(labels: IntArray, num_classes: int) -> tuple[int, ...]:
+    """Count the images of each class."""
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
+
+
+def packed(correct: BoolArray) -> str:
+    """Write right and wrong as base64 of one bit per image, the first in the highest bit."""
+    return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
+
+
+def confusions(runs: Iterable[ClassAnswers]) -> list[tuple[int, int, int]]:
+    """List the mix-ups over some runs as (true, predicted, how often), the commonest first."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for run in runs:
+        wrong = ~run.correct
+        pairs = np.stack([run.target[wrong], run.predicted[wrong]], axis=1)
+        kinds, times = np.unique(pairs, axis=0, return_counts=True)
+        for (true, said), number in zip(kinds.tolist(), times.tolist(), strict=True):
+            seen[true, said] += number
+    ordered = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
+    return [(true, said, number) for (true, said), number in ordered]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassPrediction(Prediction):
+    """The classes of an image.
+
+    Args:
+        path: The image file.
+        classes: The most likely classes, best first; empty if the image is unreadable.
+        probabilities: Their probabilities, 0..1.
+        error: Why there is no answer, or None.
+    """
+
+    classes: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+    @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """Classes with their probabilities, best first."""
+        return list(zip(self.classes, self.probabilities, strict=True))
+
+
+class ClassificationAnswers(AnswersPart):
+    """How classifiers are evaluated."""
+
+    prediction = ClassPrediction
+    predict_options = frozenset({"top", "time_steps"})
+
+    @torch.inference_mode()
+    def evaluate(
+        self,
+        model: nn.Module,
+        batches: Iterable[ImageBatch],
+        split: Split,
+        data: ImageData,
+        *,
+        device: torch.device,
+        precision: str = "32",
+    ) -> Evaluated:
+        """Classify every image of a split."""
+        del split
+        model = model.to(device).eval()
+        classes = len(data.classes)
+        scores = Scores(classes).to(device)
+        parts: list[tuple[Tensor, ...]] = []
+        for batch in batches:
+            targets = batch.targets
+            with autocast(device, precision):
+                logits = model(batch.images).float()
+            scores.update(logits, targets)
+            best = logits.topk(min(5, classes), dim=1).indices
+            hit = (best == targets[:, None]).any(1)
+            parts.append((batch.index.cpu(), targets.cpu(), best[:, 0].cpu(), hit.cpu()))
+        index, target, predicted, top5 = (
+            torch.cat(part).numpy() for part in zip(*parts, strict=True)
+        )
+        answers = ClassAnswers(
+            index=index, target=target, predicted=predicted, top5=top5, classes=data.classes
+        )
+        return Evaluated(scores=scores.told(), answers=answers)
+
+    def read(
+        self, stored: Arrays, which: Literal["last", "best"], data: DataRecord
+    ) -> ClassAnswers:
+        """Read answers, images in the order of their index."""
+        order = np.argsort(stored["index"], kind="stable")
+        top5 = stored.get(f"{which}_top5")
+        return ClassAnswers(
+            index=stored["index"][order],
+            target=stored["target"][order],
+            predicted=stored[f"{which}_pred"][order],
+            top5=None if top5 is None else top5[order],
+            classes=data.classes,
+        )
+
+    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
+        """Say what is wrong with stored classes."""
+        of_class = WholeNumbers(below=len(data.classes))
+        names = ("target", "last_pred", "best_pred")
+        return array_faults(stored, dict.fromkeys(names, of_class), data.sizes["test"])
+
+    def interval(
+        self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
+    ) -> statistics.Interval | None:
+        """Compare two mixers over the test images (`keymix.analysis.statistics.over_images`)."""
+        return statistics.over_images(_correct(mixer), _correct(baseline), unit=task.unit)
+
+    def predictions(
+        self, outputs: Any, paths: Sequence[str], seen: DataRecord, *, top: int
+    ) -> Iterator[ClassPrediction]:
+        """Name the most likely classes of each image."""
+        logits: Tensor = outputs
+        best = logits.float().softmax(1).topk(min(top, len(seen.classes)), dim=1)
+        chosen = zip(paths, best.indices.tolist(), best.values.tolist(), strict=True)
+        for path, numbers, shares in chosen:
+            names = tuple(seen.classes[i] for i in numbers)
+            yield ClassPrediction(path=path, classes=names, probabilities=tuple(shares))
+
+    def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Lay out a row per image."""
+        rows = [
+            [each.path, ", ".join(f"{name} {share:.1%}" for name, share in each.ranked)]
+            for each in _classified(found)
+        ]
+        return PredictionRows(heads=[noun, "classes"], rows=rows, left=2)
+
+    def csv(self, found: Sequence[Prediction]) -> PredictionRows:
+        """Lay out a row per image and class."""
+        rows: list[list[str | int]] = [
+            [each.path, rank, name, f"{share:.6f}"]
+            for each in _classified(found)
+            for rank, (name, share) in enumerate(each.ranked, start=1)
+        ]
+        return PredictionRows(heads=["image", "rank", "class", "probability"], rows=rows)
+
+    def plain(self, found: Prediction) -> object:
+        """Return the classes of an image, best first, or its error."""
+        if found.error is not None:
+            return {"image": found.path, "error": found.error}
+        (own,) = _classified([found])
+        top = [{"class": name, "probability": share} for name, share in own.ranked]
+        return {"image": own.path, "top": top}
+
+    def references(self, data: ImageData) -> Mapping[str, Evaluated]:
+        """The class that is most frequent in training, for every test image."""
+        classes = len(data.classes)
+        often = np.bincount(data.train.labels.numpy(), minlength=classes)
+        ranked = np.argsort(-often, kind="stable")[:5]
+        target = data.test.labels.numpy()
+        answers = ClassAnswers(
+            index=np.arange(len(target)),
+            target=target,
+            predicted=np.full_like(target, ranked[0]),
+            top5=np.isin(target, ranked),
+            classes=data.classes,
+        )
+        top5 = None if classes < TOP5_FROM else float(np.isin(target, ranked).mean())
+        scores = {LOSS: None, "top1": float(answers.correct.mean()), "top5": top5}
+        return {"the most frequent class": Evaluated(scores=scores, answers=answers)}
+
+
+def _classified(found: Sequence[Prediction]) -> list[ClassPrediction]:
+    return [each for each in found if isinstance(each, ClassPrediction)]
+
+
+def _correct(runs: Mapping[int, Answers]) -> dict[int, BoolArray]:
+    found = {}
+    for seed, answers in runs.items():
+        if not isinstance(answers, ClassAnswers):
+            raise TypeError(f"{type(answers).__name__} of seed {seed} are no answers of classes")
+        found[seed] = answers.correct
+    return found
+
+
+ANSWERS = ClassificationAnswers()

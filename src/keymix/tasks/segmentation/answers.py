@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What segmenters answered: how well each class of each image overlaps; and how that is scored.
+
+A stored overlap is base64 of little-endian uint16, `SHARES` for a Jaccard index of 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from keymix.analysis import overlap, statistics
+from keymix.analysis.answers import (
+    Answers,
+    Arrays,
+    FloatArray,
+    IntArray,
+    WholeNumbers,
+    array_faults,
+)
+from keymix.data.record import DataRecord
+from keymix.data.specs import MASKS, parse
+from keymix.data.tasks import IGNORE
+from keymix.errors import UserError
+from keymix.task import LOSS, Task
+from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
+from keymix.tasks.segmentation.mask_files import MaskPrediction
+from keymix.tasks.segmentation.predict_masks import predict_masks
+from keymix.tasks.segmentation.record import SHARES
+from keymix.tasks.segmentation.scoring import MaskScores, predicted_masks
+from keymix.train.parts import (
+    AnswersPart,
+    DetailsTable,
+    Evaluated,
+    Prediction,
+    PredictionRows,
+    Wanted,
+)
+from keymix.train.record import SplitScores
+from keymix.train.scoring import ImageBatch, autocast
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData, Split
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskAnswers(Answers):
+    """A model's masks on a split, counted.
+
+    Args:
+        index: Positions in the split, ``[N]``.
+        group: Number of the case of each image, ``[N]``.
+        counts: Common, predicted and true pixels of each image and class, ``[N, K, 3]``.
+        hausdorff: Distance of each image and class, ``[N, K]``, NaN where there is none.
+        classes: Names of the classes.
+        scored: Numbers of those over which means are taken.
+    """
+
+    index: IntArray
+    group: IntArray
+    counts: IntArray
+    hausdorff: FloatArray
+    classes: tuple[str, ...]
+    scored: tuple[int, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of cases."""
+        return len(self.cases)
+
+    @cached_property
+    def cases(self) -> IntArray:
+        """Pixels of each case, ``[G, K, 3]``."""
+        return statistics.by_case(self.counts, self.group)
+
+    @property
+    def truth(self) -> IntArray:
+        """True pixels of the classes that count, ``[N, C]``."""
+        true: IntArray = self.counts[:, list(self.scored), 2]
+        return true
+
+    def images(self) -> FloatArray:
+        """Mean Jaccard index of each image, ``[N]``; 1 where nothing is and nothing is found."""
+        return overlap.mean_jaccard(self.counts, self.scored)
+
+    def score(self, weights: FloatArray) -> FloatArray:
+        """Mean Jaccard index of the pooled pixels of weighted cases, ``[R, G]`` -> ``[R]``."""
+        pooled = np.tensordot(weights, self.cases.astype(np.float64), axes=1)
+        return overlap.mean_jaccard(pooled, self.scored)
+
+    def shared(self) -> Arrays:
+        """Positions and cases."""
+        return {"index": self.index, "group": self.group}
+
+    def arrays(self, which: str) -> Arrays:
+        """Counted pixels and distances."""
+        return {f"{which}_counts": self.counts, f"{which}_hausdorff": self.hausdorff}
+
+    def same_truth(self, other: Answers) -> bool:
+        """Whether other answers are to the same images, of the same cases, with the same masks."""
+        return (
+            isinstance(other, MaskAnswers)
+            and np.array_equal(self.index, other.index)
+            and np.array_equal(self.group, other.group)
+            and np.array_equal(self.truth, other.truth)
+        )
+
+    def degenerate(self) -> tuple[str, ...]:
+        """Say that all masks are empty, or that none shares a pixel with the true ones."""
+        common, predicted, true = self.counts[:, list(self.scored)].sum(axis=(0, 1)).tolist()
+        if common or not true:
+            return ()
+        what = "cover nothing of the true ones" if predicted else "are all empty"
+        return (f"the masks predicted for the {len(self.index):,} {{inputs}} {what}",)
+
+    def unscorable(self) -> str:
+        """Say that no mask is true: whatever is predicted is too much then."""
+        if self.truth.any() or not self.counts[:, list(self.scored), 1].any():
+            return ""
+        return (
+            f"none of the {len(self.index):,} {{inputs}} has a class that counts: scores of 0 say "
+            "only that something was predicted"
+        )
+
+    def details(self, unit: Literal["mm", "px"]) -> MaskDetails:
+        """Scores and distances of each class that counts.
+
+        Args:
+            unit: Of the distances: ``mm``, or ``px`` of the images as the model sees them.
+        """
+        pooled, chosen = self.counts.sum(0), list(self.scored)
+        jaccard, dice = overlap.jaccard(pooled), overlap.dice(pooled)
+        one_empty = (self.counts[..., 1] > 0) != (self.counts[..., 2] > 0)
+        return MaskDetails(
+            hausdorff_mm=_mean(self.hausdorff[:, chosen]),
+            hausdorff_missed=int(one_empty[:, chosen].sum()),
+            hausdorff_unit=unit,
+            true_pixels=int(pooled[chosen, 2].sum()),
+            classes=tuple(
+                ClassScores(
+                    name=self.classes[k],
+                    jaccard=_number(jaccard[k]),
+                    dice=_number(dice[k]),
+                    hausdorff_mm=_mean(self.hausdorff[:, k]),
+                    missed=int(one_empty[:, k].sum()),
+                )
+                for k in chosen
+            ),
+        )
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _mean(values: FloatArray) -> float | None:
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else None
+
+
+class SegmentationAnswers(AnswersPart):
+    """How segmenters are evaluated, at the size that the model sees."""
+
+    prediction = MaskPrediction
+    predict_options = frozenset({"data", "split"})
+    writer = "predict_masks"
+
+    @torch.inference_mode()
+    def evaluate(
+        self,
+        model: nn.Module,
+        batches: Iterable[ImageBatch],
+        split: Split,
+        data: ImageData,
+        *,
+        device: torch.device,
+        precision: str = "32",
+    ) -> Evaluated:
+        """Segment every image of a split."""
+        model = model.to(device).eval()
+        scores = MaskScores(data).to(device)
+        millimetres = _in_millimetres(split)
+        index, counts, distances = [], [], []
+        for batch in batches:
+            with autocast(device, precision):
+                logits = model(batch.images).float()
+            counts.append(scores.update(logits, batch.targets).cpu().numpy())
+            found = predicted_masks(logits, multilabel=scores.multilabel).cpu()
+            places = batch.index.cpu().numpy()
+            index.append(places)
+            true = batch.targets.cpu().numpy()
+            for i, mine, wanted in zip(places.tolist(), found.numpy(), true, strict=True):
+                spacing = _spacing(split, i) if millimetres else (1.0, 1.0)
+                distances.append(_distances(mine, wanted, scores, spacing))
+        rows = np.concatenate(index)
+        answers = MaskAnswers(
+            index=rows,
+            group=_groups(split)[rows],
+            counts=np.concatenate(counts),
+            hausdorff=np.stack(distances),
+            classes=data.classes,
+            scored=tuple(scores.scored),
+        )
+        own = answers.details("mm" if millimetres else "px")
+        return Evaluated(scores=scores.compute(), answers=answers, own=own)
+
+    def read(self, stored: Arrays, which: Literal["last", "best"], data: DataRecord) -> MaskAnswers:
+        """Read answers, images in the order of their index."""
+        order = np.argsort(stored["index"], kind="stable")
+        counts = stored[f"{which}_counts"][order]
+        distances = stored.get(f"{which}_hausdorff")
+        return MaskAnswers(
+            index=stored["index"][order],
+            group=stored["group"][order],
+            counts=counts,
+            hausdorff=np.full(counts.shape[:2], np.nan) if distances is None else distances[order],
+            classes=data.classes,
+            scored=data.scored_classes,
+        )
+
+    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
+        """Say what is wrong with stored counts."""
+        pixels = WholeNumbers(shape=(len(data.classes), 3))
+        wanted = {"group": WholeNumbers(), "last_counts": pixels, "best_counts": pixels}
+        return array_faults(stored, wanted, data.sizes["test"])
+
+    def interval(
+        self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
+    ) -> statistics.Interval | None:
+        """Compare two mixers over the test cases (`keymix.analysis.statistics.over_cases`)."""
+        del task
+        ours, theirs = _masks(mixer), _masks(baseline)
+        one = next(iter(theirs.values()), None)
+        return statistics.over_cases(
+            {seed: each.cases for seed, each in ours.items()},
+            {seed: each.cases for seed, each in theirs.items()},
+            () if one is None else one.scored,
+            classes=() if one is None else one.classes,
+        )
+
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+        """Which masks the run was trained on, for run lengths, which can be read as either."""
+        either = parse(spec)[0].name == "uwgi" and seen.multilabel is not None
+        return {"masks": MASKS[bool(seen.multilabel)]} if either else {}
+
+    def check_data(self, data: ImageData, seen: DataRecord) -> None:
+        """Refuse masks of another kind, and of other classes or in another order."""
+        assert data.masks is not None
+        if data.masks.multilabel != seen.multilabel:
+            trained = MASKS[bool(seen.multilabel)]
+            layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
+            raise UserError(
+                f"data {data.spec!r} has {MASKS[data.masks.multilabel]} masks; the run was trained "
+                f"on {trained} ones. Lay them out as {layout}, or take a run on masks of their "
+                "kind."
+            )
+        if data.classes != seen.classes:
+            raise UserError(
+                f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained "
+                f"on {', '.join(seen.classes)}, in this order. Rename or reorder its classes."
+            )
+
+    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
+        """Write masks, overlays and run lengths; see `predict_masks`."""
+        found = predict_masks(
+            wanted.run,
+            wanted.paths,
+            out=wanted.out,
+            data=wanted.data,
+            split=wanted.split,
+            which=wanted.which,
+            image_size=wanted.image_size,
+            resize=wanted.resize,
+            overwrite=wanted.overwrite,
+        )
+        good = sum(each.error is None for each in found)
+        what = f"masks of {good} images, overlays and predictions.csv with run lengths"
+        return found, f"{what}: {wanted.out}"
+
+    def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Lay out a row per image and class; without areas where none is known."""
+        heads, rows = [noun, "class", "pixels", "area mm2"], []
+        for *words, area in self.csv(found).rows:
+            told = f"{area:.1f}" if isinstance(area, float) else "–"
+            rows.append([*map(str, words), told])
+        if all(each.area is None for each in _predicted(found)):
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        return PredictionRows(heads=heads, rows=rows, left=2)
+
+    def csv(self, found: Sequence[Prediction]) -> PredictionRows:
+        """Lay out a row per image and class."""
+        rows = [
+            [each.id, name, number, None if each.area is None else round(each.area[name], 2)]
+            for each in _predicted(found)
+            for name, number in (each.pixels or {}).items()
+        ]
+        return PredictionRows(heads=["id", "class", "pixels", "area_mm2"], rows=rows)
+
+    def plain(self, found: Prediction) -> object:
+        """Return all fields."""
+        return asdict(found)
+
+    def details(self, test: SplitScores) -> DetailsTable:
+        """Tell the scores and distances of each class."""
+        own = test.own.read(MaskDetails)
+        rows = [
+            [
+                each.name,
+                _percent(each.jaccard),
+                _percent(each.dice),
+                _distance(each.hausdorff_mm),
+                str(each.missed),
+            ]
+            for each in own.classes
+        ]
+        overall = [_percent(test.scores["jaccard"]), _percent(test.scores["dice"])]
+        overall += [_distance(own.hausdorff_mm), str(own.hausdorff_missed)]
+        return DetailsTable(
+            title="each class",
+            heads=(
+                "class",
+                "Jaccard %",
+                "Dice %",
+                f"Hausdorff {own.hausdorff_unit}",
+                "in one alone",
+            ),
+            rows=[*rows, ["all", *overall]],
+            note="Hausdorff is a mean over the images where truth and prediction both have the "
+            "class; 'in one alone' counts those where only one has it.",
+        )
+
+    def references(self, data: ImageData) -> Mapping[str, Evaluated]:
+        """Of each pixel the class that it has most often in training, for every test image."""
+        scores = MaskScores(data)
+        often = _often(data, scores)
+        mode = often[1] * 2 > often.sum(axis=0) if scores.multilabel else often.argmax(axis=0)
+        counts = []
+        for i in range(len(data.test)):
+            true = data.test.mask(i).numpy()[None]
+            found = np.broadcast_to(mode, true.shape)
+            counts.append(
+                overlap.overlap_counts(
+                    found, true, num_classes=scores.num_classes, multilabel=scores.multilabel
+                )
+            )
+        answers = MaskAnswers(
+            index=np.arange(len(data.test)),
+            group=_groups(data.test),
+            counts=np.concatenate(counts),
+            hausdorff=np.full((len(counts), scores.num_classes), np.nan),
+            classes=data.classes,
+            scored=tuple(scores.scored),
+        )
+        pooled, scored = answers.counts.sum(0), answers.scored
+        told = {
+            LOSS: None,
+            "jaccard": float(overlap.mean_jaccard(pooled, scored)),
+            "weighted_jaccard": float(overlap.weighted_jaccard(pooled, scored)),
+            "dice": float(overlap.mean_dice(pooled, scored)),
+        }
+        return {"the most frequent class of each pixel": Evaluated(scores=told, answers=answers)}
+
+
+def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
+    return [each for each in found if isinstance(each, MaskPrediction)]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _distance(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _often(data: ImageData, scores: MaskScores) -> IntArray:
+    """Count how often each pixel of a training mask has each class.
+
+    Shape: ``[K, H, W]``; without and with each class, ``[2, K, H, W]``, of multi-label masks.
+    """
+    values = range(2 if scores.multilabel else scores.num_classes)
+    total = None
+    for i in range(len(data.train)):
+        mask = data.train.mask(i).numpy()
+        planes = np.stack([mask == value for value in values]).astype(np.int64)
+        total = planes if total is None else total + planes
+    if total is None:
+        raise ValueError(f"data {data.spec!r} has no training masks")
+    return total
+
+
+def _masks(runs: Mapping[int, Answers]) -> dict[int, MaskAnswers]:
+    found = {}
+    for seed, answers in runs.items():
+        if not isinstance(answers, MaskAnswers):
+            raise TypeError(f"{type(answers).__name__} of seed {seed} are no answers of masks")
+        found[seed] = answers
+    return found
+
+
+def _groups(split: Split) -> IntArray:
+    """The number of the case of each image of a split."""
+    assert split.scans is not None
+    cases = split.scans.groups
+    codes = {name: code for code, name in enumerate(sorted(set(cases)))}
+    return np.array([codes[name] for name in cases], dtype=np.int64)
+
+
+def _in_millimetres(split: Split) -> bool:
+    """Whether the spacing of every image of a split is known."""
+    assert split.scans is not None
+    return all(split.scans.spacing(i) is not None for i in range(len(split)))
+
+
+def _distances(
+    found: NDArray[np.int64],
+    true: NDArray[np.int64],
+    scores: MaskScores,
+    spacing: tuple[float, float],
+) -> NDArray[np.float64]:
+    """Hausdorff distance of each class of an image, NaN of those that do not count."""
+    found_at = np.full(scores.num_classes, np.nan)
+    for k in scores.scored:
+        if scores.multilabel:
+            mine, wanted, out = found[k] == 1, true[k] == 1, true[k] == IGNORE
+        else:
+            mine, wanted, out = found == k, true == k, true == IGNORE
+        found_at[k] = overlap.hausdorff(mine & ~out, wanted, spacing)
+    return found_at
+
+
+def _spacing(split: Split, i: int) -> tuple[float, float]:
+    """Millimetres of a row and of a column of image ``i`` at the size the model sees."""
+    assert split.scans is not None
+    spacing = split.scans.spacing(i)
+    assert spacing is not None
+    (height, width), (wanted_height, wanted_width) = split.scans.size(i), split.image_size
+    return spacing[0] * height / wanted_height, spacing[1] * width / wanted_width
+
+
+def packed(shares: FloatArray) -> str:
+    """Write numbers from 0 to 1 as the module's head says."""
+    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
+    return base64.b64encode(levels.tobytes()).decode("ascii")
+
+
+def spread_over_cases(answers: MaskAnswers, number: int) -> list[int]:
+    """Choose images evenly over the cases that have something in them, of each its fullest.
+
+    The choice is fixed by the data alone. It falls on the first images where no image has anything.
+
+    Args:
+        answers: Of any run: what is true is the same in all.
+        number: At most so many.
+    """
+    ranked = _fullest(answers, number)
+    cases = sorted(i for i in ranked[0]) if ranked else []
+    if len(cases) >= number:
+        return [cases[i * len(cases) // number] for i in range(number)]
+    chosen = [*cases, *(i for later in ranked[1:] for i in later)]
+    spare = (i for i in range(len(answers.group)) if i not in chosen)
+    while len(chosen) < min(number, len(answers.group)):
+        chosen.append(next(spare))
+    return chosen[:number]
+
+
+def telling(answers: MaskAnswers, number: int) -> list[int]:
+    """Choose the images that show most: the fullest of different cases, and one that is empty.
+
+    Args:
+        answers: Of any run: what is true is the same in all.
+        number: At most so many.
+    """
+    area = answers.truth.sum(axis=1)
+    empty = np.flatnonzero(area == 0)[:1].tolist()
+    full = [i for later in _fullest(answers, number) for i in later]
+    return [*full[: number - len(empty)], *empty]
+
+
+def _fullest(answers: MaskAnswers, number: int) -> list[list[int]]:
+    """Rank images that have something: of each case the fullest, then the farthest from it, ….
+
+    Returns:
+        One list a round, in each the fullest first; together no more rounds than are needed for
+        `number` images.
+    """
+    area = answers.truth.sum(axis=1)
+    left: dict[int, list[int]] = {}
+    for i in np.flatnonzero(area > 0).tolist():
+        left.setdefault(int(answers.group[i]), []).append(i)
+    taken: dict[int, list[int]] = {case: [] for case in left}
+    rounds: list[list[int]] = []
+    while any(left.values()) and sum(map(len, rounds)) < number:
+        found = []
+        for case, images in left.items():
+            if not images:
+                continue
+            best = max(images, key=lambda i: (_apart(i, taken[case]), int(area[i]), -i))
+            images.remove(best)
+            taken[case].append(best)
+            found.append(best)
+        rounds.append(sorted(found, key=lambda i: (-int(area[i]), i)))
+    return rounds
+
+
+def _apart(image: int, others: Sequence[int]) -> int:
+    return min((abs(image - other) for other in others), default=0)
+
+
+ANSWERS = SegmentationAnswers()
