@@ -45,7 +45,8 @@ class Event:
         seed: Which run.
         epoch: Epochs done in it.
         epochs: Epochs planned.
-        value: The score on validation, a fraction, such as accuracy.
+        value: The score on validation that models are compared by, such as accuracy as a fraction.
+        shown: The same as it is written, such as ``93.1 %`` or ``2.41 mm``.
         text: Why it failed, what is being done, or what the score of an epoch is.
         done: Runs that are finished.
         total: Runs of the comparison.
@@ -59,6 +60,7 @@ class Event:
     epoch: int = 0
     epochs: int = 0
     value: float | None = None
+    shown: str = ""
     text: str = ""
     done: int = 0
     total: int = 0

@@ -119,7 +119,7 @@ def run_side_by_side(
         jobs: The runs.
         processes: How many processes.
         threads: Threads of each.
-        imports: Files that register mixers.
+        imports: Files that register mixers, tasks or data sources.
         logs: Folder of the workers' logs.
         watch: Gets an event for every start, epoch and end.
 
@@ -252,8 +252,9 @@ class Schedule:
     def report_epochs(self) -> None:
         """Tell of the epochs that ended since the last look, in every run under way."""
         for job, epochs in self._epochs.values():
-            task = get_task(task_name(job.recipe.data.spec))
+            score = get_task(task_name(job.recipe.data.spec)).score
             for line in epochs.read():
+                value = line.val.get(score.key)
                 self._watch(
                     Event(
                         kind="epoch",
@@ -261,8 +262,9 @@ class Schedule:
                         seed=job.seed,
                         epoch=line.epoch + 1,
                         epochs=job.recipe.schedule.epochs,
-                        value=line.val[task.score.key],
-                        text=task.score.name,
+                        value=value,
+                        shown="" if value is None else score.told(value),
+                        text=score.name,
                     )
                 )
 

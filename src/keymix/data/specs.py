@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.errors import UserError, unknown
+from keymix.task import DEFAULT
 
 if TYPE_CHECKING:
     from keymix.data.sources.base import Faults, Source
@@ -239,10 +240,35 @@ SPECS: tuple[DataSpec, ...] = (
 )
 
 
+_OWN: dict[str, DataSpec] = {}
+
+
+def register_source(row: DataSpec) -> DataSpec:
+    """Add data of one's own to the specs; the same name again replaces it.
+
+    Args:
+        row: What it is, and the function that opens it.
+
+    Raises:
+        UserError: If a built-in spec has the name, or the name holds a colon.
+    """
+    if any(row.name == own.name for own in SPECS):
+        raise UserError(f"data {row.name!r} is keymix's own: choose another name")
+    if not row.name or ":" in row.name:
+        raise UserError(f"data {row.name!r}: a name has at least one letter, and no colon")
+    _OWN[row.name] = row
+    return row
+
+
+def all_specs() -> tuple[DataSpec, ...]:
+    """Return all rows, built-in and registered."""
+    return (*SPECS, *_OWN.values())
+
+
 def is_events(spec: str | None) -> bool:
     """Tell whether a data spec names recordings of events."""
     name = "" if spec is None else spec.partition(":")[0]
-    return any(row.events for row in SPECS if row.name == name)
+    return any(row.events for row in all_specs() if row.name == name)
 
 
 def kind_of_spec(spec: str | None) -> InputKind:
@@ -253,7 +279,7 @@ def kind_of_spec(spec: str | None) -> InputKind:
 def task_name(spec: str | None) -> str:
     """Tell the task that a data spec sets, by its name alone."""
     name = "" if spec is None else spec.partition(":")[0]
-    return next((row.task for row in SPECS if row.name == name), "classification")
+    return next((row.task for row in all_specs() if row.name == name), DEFAULT)
 
 
 def named(text: str, *, events: bool) -> str:
@@ -276,7 +302,7 @@ def parse(spec: str) -> tuple[DataSpec, str]:
         UserError: If the name is unknown, or a path is missing or not wanted.
     """
     name, colon, argument = spec.partition(":")
-    known = {s.name: s for s in SPECS}
+    known = {s.name: s for s in all_specs()}
     if name not in known:
         if Path(spec).expanduser().exists():
             kind = kind_of(Path(spec).expanduser())
