@@ -40,6 +40,7 @@ _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
 _HELP = """\
 usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--split-by UNIT]
                          [--test-fraction F] [--cell-mib MIB] [--json] [--out FILE] [--overwrite]
+                         [--import FILE.py]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
@@ -94,7 +95,9 @@ def _check(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    parser.add_imports()
     given = parser.parse_args(argv)
+    parser.run_imports(given)
     if given.time_steps is not None and given.time_steps < 1:
         raise UserError(f"--time-steps {given.time_steps}: give 1 or more.")
     target = None if given.out is None else Path(given.out)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keymix.data.specs import DataSpec
 
 PATH = Path(__file__).with_name("index.json")
 
@@ -19,14 +23,15 @@ def _first_line(docstring: str | None) -> str:
     return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
 
-def _mixers() -> list[dict[str, Any]]:
+def _mixers(*, own: bool) -> list[dict[str, Any]]:
+    """Describe the mixers: keymix's own, or those that a user registered."""
     from keymix.mixers.registry import aliases_of, get_mixer_class, list_mixers
 
     rows = []
     for name in list_mixers():
         cls = get_mixer_class(name)
-        if not cls.__module__.startswith("keymix."):
-            continue  # a user's own
+        if cls.__module__.startswith("keymix.") != own:
+            continue
         module = sys.modules[cls.__module__]
         rows.append(
             {
@@ -62,6 +67,34 @@ def _models() -> list[dict[str, Any]]:
     return rows
 
 
+def _data(specs: Iterable[DataSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": s.usage,
+            "aliases": [s.name] if s.name != s.usage else [],
+            "downloads": s.downloads,
+            "summary": s.summary,
+        }
+        for s in specs
+    ]
+
+
+def _tasks(*, own: bool) -> list[dict[str, Any]]:
+    """Describe the tasks: keymix's own, or those that a user registered."""
+    from keymix.task import built_in_tasks, get_task, list_tasks
+
+    tasks = [get_task(name) for name in list_tasks() if (name in built_in_tasks()) == own]
+    return [
+        {
+            "name": task.name,
+            "summary": task.does,
+            "scores": [score.name for score in task.scores],
+            "unit": task.unit,
+        }
+        for task in tasks
+    ]
+
+
 def build() -> dict[str, list[dict[str, Any]]]:
     """Gather what there is from the registries, as plain data."""
     from keymix import recipes
@@ -69,17 +102,21 @@ def build() -> dict[str, list[dict[str, Any]]]:
 
     return {
         "models": _models(),
-        "mixers": _mixers(),
+        "mixers": _mixers(own=True),
         "recipes": [{"name": n, "summary": recipes.summary(n)} for n in recipes.names()],
-        "data": [
-            {
-                "name": s.usage,
-                "aliases": [s.name] if s.name != s.usage else [],
-                "downloads": s.downloads,
-                "summary": s.summary,
-            }
-            for s in SPECS
-        ],
+        "data": _data(SPECS),
+        "tasks": _tasks(own=True),
+    }
+
+
+def registered() -> dict[str, list[dict[str, Any]]]:
+    """Gather what files of a user's registered in this process, likewise."""
+    from keymix.data.specs import SPECS, all_specs
+
+    return {
+        "mixers": _mixers(own=False),
+        "data": _data(row for row in all_specs() if row not in SPECS),
+        "tasks": _tasks(own=False),
     }
 
 
