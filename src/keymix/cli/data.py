@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
-from keymix.data.specs import is_events, named
+from keymix.data.specs import kind_of_spec
 from keymix.errors import UserError, missing, one_line, unknown
 from keymix.train.data_config import DataConfig
 
@@ -108,8 +108,8 @@ def _check(argv: list[str]) -> int:
 
     of_one_kind = {name: getattr(given, name) for name in _OF_ONE_KIND}
     DataConfig(spec=given.data, **of_one_kind)  # refuses what training would
-    items = named("images", events=resolve(given.data)[0].events)
-    with _watching(items) as progress:
+    nouns = kind_of_spec(resolve(given.data)[0].name).nouns
+    with _watching(nouns) as progress:
         report = check(given.data, progress=progress, time_steps=given.time_steps, **of_one_kind)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
@@ -156,8 +156,9 @@ def _watching(items: str) -> Iterator[Progress]:
 def _tell(report: Report) -> None:
     """Say the verdict, then the facts, then each finding with what to do about it."""
     _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
+    nouns = kind_of_spec(report.spec).nouns
     for name, text in _facts(report.facts):
-        _line(named(name, events=is_events(report.spec)), text)
+        _line(nouns if name == "images" else name, text)
     if report.findings:
         rows = [
             [f.level, f.what, _places(f), f.remedy or "–", str(f.count)] for f in report.findings

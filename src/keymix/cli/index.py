@@ -95,28 +95,22 @@ def _tasks(*, own: bool) -> list[dict[str, Any]]:
     ]
 
 
-def build() -> dict[str, list[dict[str, Any]]]:
-    """Gather what there is from the registries, as plain data."""
+def build(*, own: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """Gather what there is from the registries, as plain data.
+
+    Args:
+        own: Whether keymix's own, or what files of a user's registered in this process.
+    """
     from keymix import recipes
-    from keymix.data.specs import SPECS
-
-    return {
-        "models": _models(),
-        "mixers": _mixers(own=True),
-        "recipes": [{"name": n, "summary": recipes.summary(n)} for n in recipes.names()],
-        "data": _data(SPECS),
-        "tasks": _tasks(own=True),
-    }
-
-
-def registered() -> dict[str, list[dict[str, Any]]]:
-    """Gather what files of a user's registered in this process, likewise."""
     from keymix.data.specs import SPECS, all_specs
 
+    names = recipes.names() if own else []
     return {
-        "mixers": _mixers(own=False),
-        "data": _data(row for row in all_specs() if row not in SPECS),
-        "tasks": _tasks(own=False),
+        "models": _models() if own else [],
+        "mixers": _mixers(own=own),
+        "recipes": [{"name": name, "summary": recipes.summary(name)} for name in names],
+        "data": _data(row for row in all_specs() if (row in SPECS) == own),
+        "tasks": _tasks(own=own),
     }
 
 

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from keymix.cli.console import line, out, say, table
-from keymix.cli.index import PATH, registered
+from keymix.cli.index import PATH, build
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, unknown
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     index: dict[str, list[Row]] = json.loads(PATH.read_text(encoding="utf-8"))
     if args.imports:
         VerbParser.run_imports(args)
-        for each, rows in registered().items():
+        for each, rows in build(own=False).items():
             index[each] = [*index[each], *rows]
     chosen = {k: index[k] for k in KINDS if kind in (None, k)}
     if pattern is not None:
