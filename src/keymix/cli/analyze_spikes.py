@@ -216,13 +216,13 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> SpikesS
 
 
 def _at_chance(loaded: Loaded) -> list[str]:
-    """Say of a run that its test accuracy is not above chance, if that is so."""
+    """Say of a run that its test accuracy, if it has one, is not above chance."""
     from keymix.analysis.statistics import no_better_than_chance
 
     if loaded.run is None or not loaded.run.done:
         return []
     summary = loaded.run.summary
-    images, top1 = summary.data.sizes["test"], summary.last.test.scores["top1"]
+    images, top1 = summary.data.sizes["test"], summary.last.test.scores.get("top1")
     classes = len(summary.data.classes)
     if top1 is None or not no_better_than_chance(top1, classes=classes, images=images):
         return []
