@@ -189,15 +189,15 @@ _OWN: dict[str, Task] = {}
 
 
 @cache
-def _built_in() -> tuple[str, ...]:
-    """Names of the folders of `keymix.tasks`."""
+def built_in_tasks() -> tuple[str, ...]:
+    """Return the names of keymix's own tasks, the folders of `keymix.tasks`."""
     package = importlib.import_module("keymix.tasks")
     return tuple(sorted(each.name for each in pkgutil.iter_modules(package.__path__)))
 
 
 def list_tasks() -> list[str]:
     """Return the names of all tasks, built-in and registered."""
-    return [*_built_in(), *(name for name in _OWN if name not in _built_in())]
+    return [*built_in_tasks(), *(name for name in _OWN if name not in built_in_tasks())]
 
 
 def get_task(name: str) -> Task:
@@ -208,7 +208,7 @@ def get_task(name: str) -> Task:
     """
     if name in _OWN:
         return _OWN[name]
-    if name in _built_in():
+    if name in built_in_tasks():
         found: Task = importlib.import_module(f"keymix.tasks.{name}.facts").TASK
         return found
     raise unknown("task", name, list_tasks())
@@ -223,7 +223,7 @@ def register_task(task: Task) -> Task:
     Raises:
         UserError: If a built-in task has the name, it has no score, or a part is missing.
     """
-    if task.name in _built_in():
+    if task.name in built_in_tasks():
         raise UserError(f"task {task.name!r} is keymix's own: choose another name")
     if not task.scores:
         raise UserError(f"task {task.name!r} has no score: models are compared by the first")

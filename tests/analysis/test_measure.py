@@ -24,7 +24,8 @@ from keymix.analysis.measure import (
     measure_paired,
     with_peak,
 )
-from keymix.analysis.memory import Build, Peak, peak_memory
+from keymix.analysis.memory import Build, Peak, Phase, peak_memory
+from keymix.analysis.passes import Inputs, Passes
 from keymix.errors import UserError
 
 needs_proc = pytest.mark.skipif(
@@ -118,8 +119,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     The fresh process and real growth are those of the test below.
     """
 
-    def growth(model: nn.Module, x: Tensor, phase: str) -> float:
-        memory.run_pass(model, x, phase)
+    def growth(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes) -> float:
+        memory.run_pass(model, x, phase, passes=passes)
         return {"inference": 1.0, "training": 2.0}[phase]
 
     def run(command: list[str], *, input: str, env: dict[str, str], **_: Any) -> Any:

@@ -24,7 +24,7 @@ def test_the_index_is_what_the_registries_say() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["models", "mixers", "recipes", "data"])
+@pytest.mark.parametrize("kind", ["models", "mixers", "recipes", "data", "tasks"])
 def test_each_kind_lists_every_entry(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [row["name"] for row in json.loads(index.PATH.read_text(encoding="utf-8"))[kind]]
     assert len(wanted) >= 2
@@ -34,7 +34,7 @@ def test_each_kind_lists_every_entry(kind: str, capsys: pytest.CaptureFixture[st
 
 def test_without_a_kind_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split("\t") for line in run(capsys).splitlines()]
-    assert {line[0] for line in lines} == {"models", "mixers", "recipes", "data"}
+    assert {line[0] for line in lines} == {"models", "mixers", "recipes", "data", "tasks"}
     assert ["mixers", "static_key", "ska"] in [line[:3] for line in lines]
 
 
@@ -62,7 +62,13 @@ def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(r["name"], r["aliases"], r["domain"]) for r in rows] == [
         ("softmax", ["mhsa"], "dense")
     ]
-    assert set(json.loads(run(capsys, "--json"))) == {"models", "mixers", "recipes", "data"}
+    assert set(json.loads(run(capsys, "--json"))) == {
+        "models",
+        "mixers",
+        "recipes",
+        "data",
+        "tasks",
+    }
 
 
 def test_data_sets_tell_how_to_write_them_and_whether_they_download(

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keymix import task
 from keymix.compare import run
 from keymix.compare.defaults import default_for
 from keymix.compare.events import Event
 from keymix.compare.plan import Plan, choose_recipe
+from keymix.data import specs
 from keymix.data.specs import SPECS
 from keymix.errors import KeymixWarning, UserError
 
@@ -176,3 +178,33 @@ def test_what_does_not_fit_is_one_line_without_warnings_or_folder(
         run.compare(**call, out=tmp_path / "out")  # type: ignore[arg-type]
     assert not [w for w in recwarn if issubclass(w.category, KeymixWarning)]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Data of a task of one's own that has a recipe for the data set ``jars`` alone."""
+    monkeypatch.setattr(task, "_OWN", {})
+    monkeypatch.setattr(specs, "_OWN", {})
+    task.register_task(
+        task.Task(
+            name="counting",
+            does="counts things",
+            holds="images with a number each",
+            scores=(task.Score(key="error", name="error", short="error", label="error"),),
+            recipes={"jars": "digits_vit"},
+            training=object(),
+            answers=object(),
+        )
+    )
+    for name in ("jars", "boxes"):
+        specs.register_source(
+            specs.DataSpec(name=name, argument="", summary="", module="nowhere", task="counting")
+        )
+    return "counting"
+
+
+def test_a_task_of_ones_own_brings_its_recipe_or_says_that_one_is_needed(counting: str) -> None:
+    found = default_for(data="jars", model=None, mixers=None)
+    assert (found.recipe.name, found.why) == ("digits_vit", "jars holds images with a number each")
+    with pytest.raises(UserError, match=f"{counting}.*boxes.*--recipe"):
+        default_for(data="boxes", model=None, mixers=None)

@@ -95,9 +95,10 @@ def test_blocks_that_are_not_run_say_why() -> None:
     assert not silent, f"<!-- not run: … --> needs a reason: {silent}"
 
 
-def test_the_own_mixer_page_shows_the_example_file() -> None:
-    shown = [b.text for b in blocks(DOCS / "own-mixer.md") if b.language == "python"]
-    example = (DOCS / "examples" / "my_mixer.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize("what", ["mixer", "task"])
+def test_the_page_on_ones_own_shows_the_example_file(what: str) -> None:
+    shown = [b.text for b in blocks(DOCS / f"own-{what}.md") if b.language == "python"]
+    example = (DOCS / "examples" / f"my_{what}.py").read_text(encoding="utf-8")
     assert example in shown
 
 

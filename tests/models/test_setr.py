@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from timm.layers import DropPath
+from timm.models._registry import _model_entrypoints
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -53,7 +54,7 @@ def test_every_variant_takes_a_step(name: str) -> None:
     model = shrunk(name, num_classes=4)
     step(model, images(name, count=2))
     assert task_of_model(name) == "segmentation"
-    assert (model.task, model.global_pool) == ("segmentation", "")
+    assert (model.task, model.global_pool) == ("segmentation", None)
 
 
 def test_other_models_classify() -> None:
@@ -356,3 +357,12 @@ def test_a_backbone_drops_paths() -> None:
 
     assert rates() == []
     assert max(rates(drop_path_rate=0.25)) == 0.25
+
+
+def test_a_model_of_ones_own_says_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counter_net(pretrained: bool = False, **given: Any) -> nn.Module:
+        raise NotImplementedError
+
+    counter_net.task = "counting"  # type: ignore[attr-defined]
+    monkeypatch.setitem(_model_entrypoints, "counter_net", counter_net)
+    assert task_of_model("counter_net") == "counting"

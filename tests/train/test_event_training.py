@@ -211,7 +211,7 @@ def test_a_run_on_frames_teaches_another(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_on_frames_is_not_swapped(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="takes frames of events, and a swap is calibrated"):
+    with pytest.raises(UserError, match="takes recordings of events, and a swap is"):
         swap([str(folder), "--mixer", "qk_channel", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ import copy
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.operations import formula, is_free, uncounted
+from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
 from keymix.models.memory import within_reach
@@ -135,6 +136,11 @@ class _Where:
     def path(self) -> str:
         return self.running[-1]
 
+    @property
+    def inside(self) -> bool:
+        """Whether any module runs, and not what a step computes with its outputs."""
+        return len(self.running) > 1
+
 
 class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operation, adds up what formulas say, refuses operations of unknown cost."""
@@ -183,7 +189,7 @@ class _SavedBytes:
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
+        if self.where.inside and storage._cdata not in self._seen:
             self._seen[storage._cdata] = storage
             self.by_path[self.where.path] += storage.nbytes()
         return tensor
@@ -238,48 +244,64 @@ def by_equation(model: nn.Module) -> None:
             module.backend = "reference"
 
 
+class _Zeros:
+    """What is counted of a model of one tensor: its forward pass, whatever it gives back."""
+
+    def example(self, shape: tuple[int, ...], batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, *shape)
+
+    def training_pass(self, model: nn.Module, inputs: Inputs) -> Any:
+        return model(inputs)
+
+
 def _prepare(
-    model: nn.Module, shape: tuple[int, ...], *, train: bool, mode: FakeTensorMode | None
-) -> tuple[nn.Module, Tensor]:
+    model: nn.Module, batch: _Example, *, train: bool, mode: FakeTensorMode | None
+) -> tuple[nn.Module, Inputs]:
     """Copy the model, in training or inference mode, and make an input for it."""
     copied = copy.deepcopy(model, _computed(model)) if mode is None else _fake_copy(model, mode)
     if not train:
         copied.eval()
     elif not model.training:
         copied.train()
-    anchor = next(copied.parameters(), torch.empty(0))
     with mode or contextlib.nullcontext():
-        return copied, torch.zeros(shape, dtype=anchor.dtype, device=anchor.device)
+        return copied, fitted(batch.passes.example(batch.size, batch.images), copied)
 
 
-def _saved_bytes(model: nn.Module, shape: tuple[int, ...], *, fake: bool) -> dict[str, int]:
-    """Run one training pass on a copy and add up what autograd saves, by module."""
+@dataclass(frozen=True)
+class _Example:
+    """What a pass is run on: so many images of a size, as the passes make them."""
+
+    passes: Passes
+    size: tuple[int, ...]
+    images: int = 1
+
+
+def _saved_bytes(model: nn.Module, batch: _Example, *, fake: bool) -> dict[str, int]:
+    """Run one training pass on a copy and add up what autograd saves in it, by module."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    copied, x = _prepare(model, shape, train=True, mode=mode)
+    copied, x = _prepare(model, batch, train=True, mode=mode)
     saved = _SavedBytes(_Where(copied), copied)
     hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, _same)
     with mode or contextlib.nullcontext(), torch.enable_grad(), hooks:
-        copied(x)
+        batch.passes.training_pass(copied, x)
     return saved.by_path
 
 
-def _saved_bytes_per_image(
-    model: nn.Module, size: tuple[int, ...], *, fake: bool
-) -> dict[str, int]:
+def _saved_bytes_per_image(model: nn.Module, one: _Example, *, fake: bool) -> dict[str, int]:
     try:
-        return _saved_bytes(model, (1, *size), fake=fake)
+        return _saved_bytes(model, one, fake=fake)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
     # BatchNorm refuses one image where it sees one position; bytes are affine in the images
-    two, three = (_saved_bytes(model, (batch, *size), fake=fake) for batch in (2, 3))
+    two, three = (_saved_bytes(model, replace(one, images=n), fake=fake) for n in (2, 3))
     return {path: 2 * two[path] - three[path] for path in two}
 
 
-def _inference_macs(model: nn.Module, size: tuple[int, ...], *, fake: bool) -> _MacCounter:
+def _inference_macs(model: nn.Module, one: _Example, *, fake: bool) -> _MacCounter:
     """Run one inference pass on a copy and add up the multiply-adds."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    copied, x = _prepare(model, (1, *size), train=False, mode=mode)
+    copied, x = _prepare(model, one, train=False, mode=mode)
     by_equation(copied)
     counter = _MacCounter(_Where(copied))
     with torch.no_grad(), mode or contextlib.nullcontext(), counter:
@@ -337,7 +359,7 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
     return int(channels), int(size[0]), int(size[1])
 
 
-def count(model: nn.Module, input_size: Sequence[int] | None = None) -> Count:
+def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: str = "") -> Count:
     """Count trainable parameters, multiply-adds and activation memory, by layer and in total.
 
     Multiply-adds (MACs) are those of matrix products, convolutions, linear and recurrent layers and
@@ -349,10 +371,12 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None) -> Count:
     it, parameters and buffers excluded.
 
     Args:
-        model: Any PyTorch model that takes one tensor. It is not run and not changed. A model on
-            the ``meta`` device is counted as on the CPU.
+        model: Any PyTorch model that takes one tensor, or what its task's example is. It is not
+            run and not changed. A model on the ``meta`` device is counted as on the CPU.
         input_size: Shape without the batch: (channels, height, width) in pixels, or (tokens, dim)
             for a mixer alone. By default what a timm model was made for.
+        task: Name of the task that the model is for: its training part says what the model is run
+            on and how a step runs it. Empty for one tensor and the forward pass.
 
     Returns:
         The count. Each cost is attributed to the innermost module that was running.
@@ -370,14 +394,15 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None) -> Count:
     size = default_input_size(model) if input_size is None else tuple(int(s) for s in input_size)
     if not size or min(size) < 1:
         raise UserError(f"input_size={size} must hold whole numbers of at least 1")
+    one = _Example(passes_of(task) if task else _Zeros(), size)
     with _untouched_surroundings(), within_reach(f"{type(model).__name__} on an input of {size}"):
         try:
-            counter = _inference_macs(model, size, fake=True)
-            saved = _saved_bytes_per_image(model, size, fake=True)
+            counter = _inference_macs(model, one, fake=True)
+            saved = _saved_bytes_per_image(model, one, fake=True)
         except _NEEDS_NUMBERS:
             # the model's way depends on numbers, or an operation has no fake form: run it
-            counter = _inference_macs(model, size, fake=False)
-            saved = _saved_bytes_per_image(model, size, fake=False)
+            counter = _inference_macs(model, one, fake=False)
+            saved = _saved_bytes_per_image(model, one, fake=False)
     params: dict[str, int] = defaultdict(int)
     seen: set[int] = set()
     kinds: dict[str, str] = {}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from keymix.analysis.attention import inference_mode_of
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory
+from keymix.analysis.passes import Inputs, Passes, example_for, first_of, passes_of
 from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quartiles
 from keymix.errors import UserError
 
@@ -102,28 +103,29 @@ def timed(call: Callable[[], object], device: torch.device) -> Pass:
     return Pass(call)
 
 
-def _input(anchor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    generator = torch.Generator().manual_seed(0)  # the caller's random state stays
-    return torch.randn(shape, generator=generator).to(anchor.device, anchor.dtype)
-
-
 class _Turns(Turns):
-    """Times models; those of one device and precision see the same tensor."""
+    """Times models; those of one device and precision see the same batch."""
 
     def __init__(
-        self, models: Mapping[str, nn.Module], shape: tuple[int, ...], warmup: int
+        self,
+        models: Mapping[str, nn.Module],
+        size: tuple[int, ...],
+        batch_size: int,
+        warmup: int,
+        *,
+        passes: Passes,
     ) -> None:
-        self.inputs: dict[str, Tensor] = {}
-        made: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        passes = {}
+        self.inputs: dict[str, Inputs] = {}
+        made: dict[tuple[torch.device, torch.dtype], Inputs] = {}
+        timed_passes = {}
         for name, model in models.items():
             anchor = next(model.parameters(), torch.empty(0))
             where = (anchor.device, anchor.dtype)
             if where not in made:
-                made[where] = _input(anchor, shape)
+                made[where] = example_for(model, passes, size, batch_size)
             x = self.inputs[name] = made[where]
-            passes[name] = timed(functools.partial(model, x), x.device)
-        super().__init__(passes, warmup)
+            timed_passes[name] = timed(functools.partial(model, x), first_of(x).device)
+        super().__init__(timed_passes, warmup)
 
 
 def measure_interleaved(
@@ -136,6 +138,7 @@ def measure_interleaved(
     threads: int | None = None,
     baseline: str | None = None,
     on_round: Callable[[int], None] | None = None,
+    task: str = "",
 ) -> dict[str, Cost]:
     """Measure models in turns, so that a machine that drifts is unfair to none of them.
 
@@ -155,7 +158,8 @@ def measure_interleaved(
             `keymix.analysis.timing.compare` does it, at one level for all; none if None. With fewer
             rounds than `keymix.analysis.timing.fewest_rounds` nothing is called different, and the
             verdict says so.
-        on_round: Told the number of rounds that are done, after each.
+        on_round: Called with the number of rounds that are done, after each.
+        task: Name of the task whose example batch the models take; one tensor if empty.
 
     Raises:
         UserError: If there are no models or a number is less than 1.
@@ -177,7 +181,8 @@ def measure_interleaved(
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
         sizes = dict.fromkeys((1, batch_size))
-        turns = [_Turns(models, (images, *size), warmup) for images in sizes]
+        passes = passes_of(task)
+        turns = [_Turns(models, size, images, warmup, passes=passes) for images in sizes]
         for turn in range(repeats):
             for each in turns:
                 each.round()
@@ -187,7 +192,8 @@ def measure_interleaved(
     costs = {}
     for name, model in models.items():
         x = turns[-1].inputs[name]
-        costs[name] = _cost(model, x, alone[name], batch[name], repeats=repeats, threads=used)
+        cost = _cost(x, size, alone[name], batch[name], repeats=repeats, threads=used)
+        costs[name] = _with_cuda_peak(cost, model, x, passes)
         if baseline in alone and name != baseline:
             paired = compare(alone[baseline], alone[name], comparisons=len(models) - 1)
             costs[name] = replace(costs[name], against=paired)
@@ -202,6 +208,7 @@ def measure_paired(
     repeats: int = 20,
     warmup: int = 3,
     comparisons: int = 1,
+    task: str = "",
 ) -> Paired:
     """Compare the latency of one image by two models on a machine that others use too.
 
@@ -217,6 +224,7 @@ def measure_paired(
             comparison, the verdict is ``"too few rounds"``.
         warmup: Passes of each before the first round, three at least.
         comparisons: Comparisons that are read together, which share the test's level.
+        task: As in `measure_interleaved`.
     """
     size = tuple(int(s) for s in input_size)
     models = {"base": base, "other": other}
@@ -224,19 +232,25 @@ def measure_paired(
         for model in models.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
-        turns = _Turns(models, (1, *size), warmup)
+        turns = _Turns(models, size, 1, warmup, passes=passes_of(task))
         for _ in range(repeats):
             turns.round()
     return compare(turns.samples["base"], turns.samples["other"], comparisons=comparisons)
 
 
 def _cost(
-    model: nn.Module, x: Tensor, alone: Samples, batch: Samples, *, repeats: int, threads: int
+    x: Inputs,
+    size: tuple[int, ...],
+    alone: Samples,
+    batch: Samples,
+    *,
+    repeats: int,
+    threads: int,
 ) -> Cost:
     fast, middle, slow = quartiles(alone.kept())
     batch_fast, batch_middle, batch_slow = quartiles(batch.kept())
-    images = len(x)
-    cost = Cost(
+    images, like = len(x), first_of(x)
+    return Cost(
         latency_ms=middle * 1e3,
         latency_q1_ms=fast * 1e3,
         latency_q3_ms=slow * 1e3,
@@ -244,22 +258,26 @@ def _cost(
         images_per_s_q1=images / batch_slow,
         images_per_s_q3=images / batch_fast,
         batch_size=images,
-        input_size=tuple(x.shape[1:]),
+        input_size=size,
         repeats=repeats,
         threads=threads,
-        device=str(x.device),
-        dtype=str(x.dtype).removeprefix("torch."),
+        device=str(like.device),
+        dtype=str(like.dtype).removeprefix("torch."),
         quiet_share=alone.quiet_share(),
     )
-    if x.device.type == "cuda":
-        x = x.clone()
-        return replace(
-            cost,
-            peak_inference_mib=cuda_growth(model, x, "inference"),
-            peak_training_mib=cuda_growth(model, x, "training"),
-            peak_note=f"CUDA memory allocated beyond weights and input at batch {images}",
-        )
-    return cost
+
+
+def _with_cuda_peak(cost: Cost, model: nn.Module, x: Inputs, passes: Passes) -> Cost:
+    """Add the peak memory of CUDA's passes; a cost of another device is as it was."""
+    if first_of(x).device.type != "cuda":
+        return cost
+    x = x.clone() if isinstance(x, Tensor) else [each.clone() for each in x]
+    return replace(
+        cost,
+        peak_inference_mib=cuda_growth(model, x, "inference", passes=passes),
+        peak_training_mib=cuda_growth(model, x, "training", passes=passes),
+        peak_note=f"CUDA memory allocated beyond weights and input at batch {cost.batch_size}",
+    )
 
 
 def measure(
@@ -306,7 +324,7 @@ def measure_models(
     """Make models and measure them on the CPU: times here, peak memory in a process of its own.
 
     Args:
-        builds: Name to how the model is made.
+        builds: Name to how the model is made, all for one task.
         input_size: Shape without the batch.
         batch_size: Images a batch.
         repeats: Rounds.
@@ -326,6 +344,7 @@ def measure_models(
         warmup=warmup,
         threads=threads,
         baseline=baseline,
+        task=next((build.task for build in builds.values()), ""),
     )
     del models
     peaks = peak_memory(builds, input_size, batch_size=batch_size, threads=threads)

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis.passes import ONE_TENSOR, Inputs, Passes, example_for, first_of, passes_of
 from keymix.errors import UserError
 from keymix.models.memory import memory_of_this_group
 
@@ -42,12 +43,15 @@ class Build:
     Attributes:
         kwargs: Arguments of the factory by name, plain data.
         factory: ``module:function`` that returns the model.
-        imports: Files of a user's own mixers, run before.
+        imports: Files of a user's own mixers, tasks and data sources, run before.
+        task: Name of the task that says what the model is run on and how a step runs it; empty for
+            one tensor.
     """
 
     kwargs: dict[str, Any] = field(default_factory=dict)
     factory: str = "keymix.models.factory:create_model"
     imports: tuple[str, ...] = ()
+    task: str = ""
 
     def make(self) -> nn.Module:
         """Make the model, with the weights that seed 0 gives."""
@@ -78,7 +82,7 @@ class Peak:
     note: str
 
 
-def run_pass(model: nn.Module, x: Tensor, phase: Phase) -> None:
+def run_pass(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes = ONE_TENSOR) -> None:
     """Run one pass: forward alone without gradients, or forward and backward."""
     if phase == "inference":
         with torch.no_grad():
@@ -86,23 +90,25 @@ def run_pass(model: nn.Module, x: Tensor, phase: Phase) -> None:
         return
     with torch.enable_grad():
         if not any(p.requires_grad for p in model.parameters()):
-            x = x.detach().requires_grad_()
-        out = model(x)
-        out = out if isinstance(out, Tensor) else next(iter(out))
-        out.float().square().mean().backward()
+            x = _derived(x) if isinstance(x, Tensor) else [_derived(each) for each in x]
+        torch.autograd.backward(passes.training_pass(model, x))
 
 
-def cuda_growth(model: nn.Module, x: Tensor, phase: Phase) -> float:
+def _derived(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
+
+
+def cuda_growth(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes = ONE_TENSOR) -> float:
     """Measure the growth of CUDA memory over one pass of a copy of the model, MiB."""
-    trial = copy.deepcopy(model).train(phase == "training")
-    run_pass(trial, x, phase)  # libraries take their workspaces
+    trial, device = copy.deepcopy(model).train(phase == "training"), first_of(x).device
+    run_pass(trial, x, phase, passes=passes)  # libraries take their workspaces
     trial.zero_grad(set_to_none=True)
-    torch.cuda.synchronize(x.device)
-    before = torch.cuda.memory_allocated(x.device)
-    torch.cuda.reset_peak_memory_stats(x.device)
-    run_pass(trial, x, phase)
-    torch.cuda.synchronize(x.device)
-    return (torch.cuda.max_memory_allocated(x.device) - before) / MIB
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_pass(trial, x, phase, passes=passes)
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / MIB
 
 
 def _status(key: str) -> int:
@@ -121,19 +127,19 @@ def _release() -> None:
         trim(0)
 
 
-def cpu_growth(model: nn.Module, x: Tensor, phase: Phase) -> float:
+def cpu_growth(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes = ONE_TENSOR) -> float:
     """Measure the growth of this process's resident set over one pass, MiB.
 
     Only a fresh process gives an honest figure: memory that was freed but not returned to the
     system hides what a pass takes.
     """
     model.train(phase == "training")
-    run_pass(model, x[:2], phase)  # kernels, thread pools and code are loaded now
+    run_pass(model, x[:2], phase, passes=passes)  # kernels, thread pools and code are loaded now
     model.zero_grad(set_to_none=True)
     _release()
     _CLEAR.write_text("5")  # the high-water mark starts again from here
     before = _status("VmRSS")
-    run_pass(model, x, phase)
+    run_pass(model, x, phase, passes=passes)
     return max(0, _status("VmHWM") - before) / 1024
 
 
@@ -252,20 +258,25 @@ def main() -> int:
     """Measure what standard input asks for, one JSON line an answer on standard output."""
     request = json.load(sys.stdin)
     torch.set_num_threads(request["threads"])
-    shape = (max(2, request["batch_size"]), *request["input_size"])
+    batch_size, shape = request["batch_size"], tuple(request["input_size"])
     for name, fields in request["builds"].items():
         build = Build(
-            kwargs=fields["kwargs"], factory=fields["factory"], imports=tuple(fields["imports"])
+            kwargs=fields["kwargs"],
+            factory=fields["factory"],
+            imports=tuple(fields["imports"]),
+            task=fields["task"],
         )
+        passes = passes_of(build.task)
         try:
             model = build.make()
         except UserError as error:
             _answer("error", str(error))
             return 2
-        x = torch.randn(shape)[: request["batch_size"]]
         try:
+            x = example_for(model, passes, shape, max(2, batch_size))[:batch_size]
             for phase in request["phases"]:
-                _answer("peak", {f"{name}/{phase}": round(cpu_growth(model, x, phase), 2)})
+                grown = cpu_growth(model, x, phase, passes=passes)
+                _answer("peak", {f"{name}/{phase}": round(grown, 2)})
         except (RuntimeError, ValueError) as error:
             _answer("failed", {name: f"{type(error).__name__}: {str(error).splitlines()[0]}"})
         del model

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console, models_and_images, out_folder
-from keymix.cli.frames import refuse_frames, spikes_instead
+from keymix.cli.models_and_images import refuse_frames, spikes_instead
 from keymix.cli.parser import VerbParser
 from keymix.errors import NoAttentionMap, UserError
 
@@ -274,8 +274,7 @@ def _photos(
     source = one
     if given.images is None and one.run is None:  # a model by name beside a run sees the run's
         source = next((other for other in loaded if other.run is not None), one)
-    images = models_and_images.load_images(source, given.images, limit=given.limit)
-    images = replace(images, view=one.view)
+    images = models_and_images.load_images(source, given.images, limit=given.limit, view=one.view)
     pixels, names = [], []
     for i, name in enumerate(images.names):
         try:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console, out_folder
-from keymix.cli.frames import refuse_frames, spikes_instead
 from keymix.cli.models_and_images import (
     add_arguments,
     load_images,
     load_models,
+    refuse_frames,
+    spikes_instead,
     warn_of_random,
 )
 from keymix.cli.parser import VerbParser

@@ -126,7 +126,10 @@ def main(argv: list[str]) -> int:
     loaded = load_models(given.models, pretrained=given.pretrained)
     for one in loaded:
         _prepare(one, given.time_steps)
-    images = [_shown(one, given) for one in loaded]
+    images = [
+        load_images(one, given.images, limit=given.limit, time_steps=given.time_steps)
+        for one in loaded
+    ]
     warn_of_random(loaded, console.note)
 
     from keymix.analysis.spikes_record import SpikesRecord
@@ -180,15 +183,6 @@ def _prepare(loaded: Loaded, time_steps: int | None) -> None:
     change(time_steps)
 
 
-def _shown(loaded: Loaded, given: argparse.Namespace) -> Images:
-    """Find what a model is shown: images, or the frames of recordings for a run on those."""
-    from keymix.cli.frames import load_frames, takes_frames
-
-    if takes_frames(loaded):
-        return load_frames(loaded, given.images, limit=given.limit, time_steps=given.time_steps)
-    return load_images(loaded, given.images, limit=given.limit)
-
-
 def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> SpikesStudy:
     """Measure one model."""
     from keymix.analysis.spikes import spike_study
@@ -200,7 +194,7 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> SpikesS
     raster_image, photo, rasters = _rasters(
         loaded, images, given
     )  # first, since what is wrong there shows at once
-    with _watching(loaded.label, len(images), images.kind) as progress:
+    with _watching(loaded.label, len(images), images.kind.nouns) as progress:
         found = spike_study(
             model,
             images.batches(given.batch_size),
@@ -222,13 +216,13 @@ def _study(loaded: Loaded, images: Images, given: argparse.Namespace) -> SpikesS
 
 
 def _at_chance(loaded: Loaded) -> list[str]:
-    """Say of a run that its test accuracy is not above chance, if that is so."""
+    """Say of a run that its test accuracy, if it has one, is not above chance."""
     from keymix.analysis.statistics import no_better_than_chance
 
     if loaded.run is None or not loaded.run.done:
         return []
     summary = loaded.run.summary
-    images, top1 = summary.data.sizes["test"], summary.last.test.scores["top1"]
+    images, top1 = summary.data.sizes["test"], summary.last.test.scores.get("top1")
     classes = len(summary.data.classes)
     if top1 is None or not no_better_than_chance(top1, classes=classes, images=images):
         return []

@@ -11,7 +11,7 @@ from typing import Any
 
 from keymix.cli import console
 from keymix.cli.compare_result import plain, tell, tell_open
-from keymix.cli.parser import whole_number
+from keymix.cli.parser import IMPORT_HELP, VerbParser, whole_number
 from keymix.cli.recipe_options import flat, sort_words, typed
 from keymix.errors import UserError
 
@@ -35,8 +35,8 @@ _FLAGS = ("--no-controls", "--twin", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
-Train several token mixers under one recipe, paired by seed, and tell accuracy (of masks: their
-overlap with the truth), cost and doubt.
+Train several token mixers under one recipe, paired by seed, and tell the score of the data's task
+(accuracy; of masks their overlap with the truth), cost and doubt.
 Without options: scikit-learn's digits, every dense mixer and the identity control, three seeds.
 Run again on the same folder it goes on; further mixers and seeds join the runs that are done."""
 
@@ -63,6 +63,8 @@ def main(argv: list[str]) -> int:
         raise UserError(
             f"unexpected {' '.join(words.names)!r}. Mixers go behind --mixers, data behind --data."
         )
+    imports = words.options.get("--import", [])
+    VerbParser.run_files(imports)
     fields = dict(words.fields)
     named = {option: words.last(option) for option in _OPTIONS}
     short: dict[str, Any] = {path: fields.pop(path, None) for path in _SHORT.values()}
@@ -88,7 +90,7 @@ def main(argv: list[str]) -> int:
             controls="--no-controls" not in words.flags,
             twin="--twin" in words.flags,
             processes=_whole("--processes", named["--processes"]),
-            imports=words.options.get("--import", []),
+            imports=imports,
             overwrite="--overwrite" in words.flags,
             command=shlex.join(["keymix", "compare", *argv]),
             progress=watch,
@@ -155,8 +157,9 @@ def _help() -> str:
         "--recipe",
         metavar="NAME",
         help="a recipe, a YAML or JSON file, or a run's folder "
-        "(default: digits_vit for digits, moving_digits_qkformer for events and spiking mixers, "
-        "small_masks_setr for images with masks, else small_images_vit)",
+        "(default: what the data's task has for them: digits_vit for digits, "
+        "moving_digits_qkformer for events and spiking mixers, small_masks_setr for images with "
+        "masks, else small_images_vit)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only so many training images, a stratified choice")
@@ -170,7 +173,7 @@ def _help() -> str:
     add("--no-controls", action="store_true", help="leave the identity control out")
     add("--twin", action="store_true", help="spiking models: the baseline with ReLU at T=1 joins")
     add("--processes", metavar="N", help="runs side by side (default: one a core, on a GPU one)")
-    add("--import", metavar="FILE.py", help="a file that registers your own mixers")
+    add("--import", metavar="FILE.py", help=IMPORT_HELP)
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
     add("--overwrite", action="store_true", help="throw away another comparison in that folder")
     add("--json", action="store_true", help="tell the result as JSON")

@@ -182,8 +182,14 @@ def _count(
 
     from keymix.analysis.counting import count
     from keymix.models import create_model
+    from keymix.models.factory import task_of_model
     from keymix.models.memory import ran_out
     from keymix.models.time_steps import take_time_steps
+    from keymix.task import DEFAULT, list_tasks
+
+    task = task_of_model(name)
+    if task == DEFAULT or task not in list_tasks():
+        task = ""  # its models take one tensor, or nothing is known of them
 
     def made() -> nn.Module:
         model: nn.Module = create_model(name, **options)
@@ -194,7 +200,7 @@ def _count(
     try:
         with torch.device("meta"):
             model = made()
-            return count(model, size), _inner_width(model)
+            return count(model, size, task=task), _inner_width(model)
     except _UNFIT as error:
         of_the_user = isinstance(error, UserError) and error.__context__ is None
         if ran_out(error) or of_the_user:
@@ -202,7 +208,7 @@ def _count(
         # some models look at the numbers they are built from, which meta tensors lack
     model = made()
     try:
-        return count(model, size), _inner_width(model)
+        return count(model, size, task=task), _inner_width(model)
     except UserError:
         raise
     except _UNFIT as error:

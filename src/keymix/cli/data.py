@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.parser import VerbParser
-from keymix.data.specs import is_events, named, task_name
+from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError, missing, one_line, unknown
 from keymix.task import get_task
 from keymix.train.data_config import DataConfig
@@ -42,6 +42,7 @@ _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
 _HELP = """\
 usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--split-by UNIT]
                          [--test-fraction F] [--cell-mib MIB] [--json] [--out FILE] [--overwrite]
+                         [--import FILE.py]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
@@ -96,7 +97,9 @@ def _check(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    parser.add_imports()
     given = parser.parse_args(argv)
+    parser.run_imports(given)
     if given.time_steps is not None and given.time_steps < 1:
         raise UserError(f"--time-steps {given.time_steps}: give 1 or more.")
     target = None if given.out is None else Path(given.out)
@@ -110,8 +113,8 @@ def _check(argv: list[str]) -> int:
     DataConfig(spec=given.data, **{k: v for k, v in of_one_kind.items() if hasattr(DataConfig, k)})
     task = get_task(task_name(given.data))
     TaskConfig(options={name: of_one_kind[name] for name in task.data_options}).checked(task)
-    items = named("images", events=resolve(given.data)[0].events)
-    with _watching(items) as progress:
+    nouns = kind_of_spec(resolve(given.data)[0].name).nouns
+    with _watching(nouns) as progress:
         report = check(given.data, progress=progress, time_steps=given.time_steps, **of_one_kind)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
@@ -158,8 +161,9 @@ def _watching(items: str) -> Iterator[Progress]:
 def _tell(report: Report) -> None:
     """Say the verdict, then the facts, then each finding with what to do about it."""
     _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
+    nouns = kind_of_spec(report.spec).nouns
     for name, text in _facts(report.facts):
-        _line(named(name, events=is_events(report.spec)), text)
+        _line(nouns if name == "images" else name, text)
     if report.findings:
         rows = [
             [f.level, f.what, _places(f), f.remedy or "–", str(f.count)] for f in report.findings

@@ -9,8 +9,12 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keymix.data.specs import DataSpec
 
 PATH = Path(__file__).with_name("index.json")
 
@@ -19,14 +23,15 @@ def _first_line(docstring: str | None) -> str:
     return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
 
-def _mixers() -> list[dict[str, Any]]:
+def _mixers(*, own: bool) -> list[dict[str, Any]]:
+    """Describe the mixers: keymix's own, or those that a user registered."""
     from keymix.mixers.registry import aliases_of, get_mixer_class, list_mixers
 
     rows = []
     for name in list_mixers():
         cls = get_mixer_class(name)
-        if not cls.__module__.startswith("keymix."):
-            continue  # a user's own
+        if cls.__module__.startswith("keymix.") != own:
+            continue
         module = sys.modules[cls.__module__]
         rows.append(
             {
@@ -62,24 +67,50 @@ def _models() -> list[dict[str, Any]]:
     return rows
 
 
-def build() -> dict[str, list[dict[str, Any]]]:
-    """Gather what there is from the registries, as plain data."""
-    from keymix import recipes
-    from keymix.data.specs import SPECS
+def _data(specs: Iterable[DataSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": s.usage,
+            "aliases": [s.name] if s.name != s.usage else [],
+            "downloads": s.downloads,
+            "summary": s.summary,
+        }
+        for s in specs
+    ]
 
+
+def _tasks(*, own: bool) -> list[dict[str, Any]]:
+    """Describe the tasks: keymix's own, or those that a user registered."""
+    from keymix.task import built_in_tasks, get_task, list_tasks
+
+    tasks = [get_task(name) for name in list_tasks() if (name in built_in_tasks()) == own]
+    return [
+        {
+            "name": task.name,
+            "summary": task.does,
+            "scores": [score.name for score in task.scores],
+            "unit": task.unit,
+        }
+        for task in tasks
+    ]
+
+
+def build(*, own: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """Gather what there is from the registries, as plain data.
+
+    Args:
+        own: Whether keymix's own, or what files of a user's registered in this process.
+    """
+    from keymix import recipes
+    from keymix.data.specs import SPECS, list_specs
+
+    names = recipes.names() if own else []
     return {
-        "models": _models(),
-        "mixers": _mixers(),
-        "recipes": [{"name": n, "summary": recipes.summary(n)} for n in recipes.names()],
-        "data": [
-            {
-                "name": s.usage,
-                "aliases": [s.name] if s.name != s.usage else [],
-                "downloads": s.downloads,
-                "summary": s.summary,
-            }
-            for s in SPECS
-        ],
+        "models": _models() if own else [],
+        "mixers": _mixers(own=own),
+        "recipes": [{"name": name, "summary": recipes.summary(name)} for name in names],
+        "data": _data(row for row in list_specs() if (row in SPECS) == own),
+        "tasks": _tasks(own=own),
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix list``: models, mixers, recipes and data sets, from an index, at once."""
+"""``keymix list``: models, mixers, recipes, data sets and tasks, from an index, at once."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ import json
 from typing import Any
 
 from keymix.cli.console import line, out, say, table
-from keymix.cli.index import PATH
+from keymix.cli.index import PATH, build
 from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, unknown
 
-KINDS = ("models", "mixers", "recipes", "data")
+KINDS = ("models", "mixers", "recipes", "data", "tasks")
 Row = dict[str, Any]
 
 
 def _parser() -> VerbParser:
     parser = VerbParser(
         prog="keymix list",
-        description="List models, mixers, recipes and data sets.",
+        description="List models, mixers, recipes, data sets and tasks.",
         epilog="examples:\n  keymix list\n  keymix list mixers\n  keymix list models '*ska*'\n\n"
         "keymix count and keymix train also take timm's models by name, and put a mixer into its "
         "ViT, DeiT, CaiT, Swin and MetaFormer.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "kind", nargs="?", metavar="KIND", help="models, mixers, recipes or data (default: all)"
+        "kind",
+        nargs="?",
+        metavar="KIND",
+        help="models, mixers, recipes, data or tasks (default: all)",
     )
     parser.add_argument(
         "pattern", nargs="?", metavar="PATTERN", help="shell-style pattern of the name, '*ska*'"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_imports()
     return parser
 
 
@@ -54,6 +58,10 @@ def main(argv: list[str]) -> int:
         else:
             raise unknown("kind to list", kind, KINDS)
     index: dict[str, list[Row]] = json.loads(PATH.read_text(encoding="utf-8"))
+    if args.imports:
+        VerbParser.run_imports(args)
+        for each, rows in build(own=False).items():
+            index[each] = [*index[each], *rows]
     chosen = {k: index[k] for k in KINDS if kind in (None, k)}
     if pattern is not None:
         found = {k: [r for r in rows if _matches(r, pattern)] for k, rows in chosen.items()}
@@ -88,6 +96,8 @@ def _cells(kind: str, row: Row) -> list[str]:
         return [row["name"], ", ".join(row["aliases"]), row["summary"] + note]
     if kind == "data":
         return [row["name"], "a download" if row["downloads"] else "this machine", row["summary"]]
+    if kind == "tasks":
+        return [row["name"], row["summary"], ", ".join(row["scores"]), row["unit"]]
     return [row["name"], row["summary"]]
 
 
@@ -96,13 +106,14 @@ HEADINGS = {
     "mixers": ["mixer", "alias", "what it is"],
     "recipes": ["recipe", "what it is"],
     "data": ["data", "comes from", "what it is"],
+    "tasks": ["task", "what a model does", "scores", "unit of chance"],
 }
 
 
 def _print(kind: str, rows: list[Row], *, alone: bool) -> None:
     """Print one kind; in a pipe, lines of several kinds start with the kind."""
     headings, cells = HEADINGS[kind], [_cells(kind, row) for row in rows]
-    left = 3 if kind != "models" else 2
+    left = {"models": 2, "tasks": 4}.get(kind, 3)
     if out.is_terminal or alone:
         table(headings, cells, title=None if alone else kind, left=left)
         return

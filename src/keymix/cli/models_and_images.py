@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from keymix.analysis.study_record import ModelOnImages, StudiedModel, joined
-from keymix.data.specs import task_name
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.kinds import IMAGE, InputKind
+from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
 from keymix.report import formats
+from keymix.task import DEFAULT
 from keymix.train.data_config import DataConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from keymix.data.record import DataRecord
     from keymix.data.sources.base import Table
     from keymix.train.runs import Run
 
@@ -37,6 +39,7 @@ class View:
         mean: Mean of each channel, of values 0..1.
         std: Standard deviation of each channel.
         crop_pct: Share of the resized image's side that the centre crop keeps.
+        kind: Kind of input that it is.
     """
 
     size: tuple[int, int]
@@ -44,14 +47,13 @@ class View:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_pct: float
+    kind: InputKind = IMAGE
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """Turn uint8 ``[*, C, H, W]`` into what the model takes, float32."""
-        import torch
+        """Turn what was read, ``[*, C, H, W]``, into what the model takes, float32."""
+        from keymix.data.shown import prepared
 
-        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-        shown: Tensor = (pixels.float() / 255 - mean[:, None, None]) / std[:, None, None]
-        return shown
+        return prepared(pixels, self.kind, mean=self.mean, std=self.std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class Loaded:
         weights: Where its weights come from, in words; `RANDOM` where from nowhere.
         view: How it is shown images.
         run: The run, where it is one.
+        record: The record of the run's data.
     """
 
     label: str
@@ -73,6 +76,7 @@ class Loaded:
     weights: str
     view: View
     run: Run | None
+    record: DataRecord | None = None
 
     def studied(self) -> StudiedModel:
         """Return what a record says of it."""
@@ -91,47 +95,54 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Images for one model, read one by one.
+    """Inputs of any kind for one model, read one by one.
 
     Attributes:
         origin: Where they come from, in words.
         names: Of each: its file, or its file and row.
         view: How they are shown.
-        open: Opens one by its number.
+        read: Reads one by its number, at the size of the view.
         left_out: Name and reason of each that could not be read, as `batches` meets them.
     """
 
     origin: str
     names: tuple[str, ...]
     view: View
-    open: Callable[[int], Any]
+    read: Callable[[int], Tensor]
     left_out: dict[str, str] = field(default_factory=dict)
-    kind: ClassVar[str] = "images"
 
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def kind(self) -> InputKind:
+        """What they are."""
+        return self.view.kind
+
     def pixels(self, i: int) -> Tensor:
-        """Read an image, resized and cropped, uint8 ``[C, H, W]``.
+        """Read one: uint8 ``[C, H, W]`` of an image, counts ``[T, C, H, W]`` of a recording.
+
+        A grey image fills the three channels of a model of colour.
 
         Raises:
-            UserError: If it is damaged; it is named.
+            UserError: If it is damaged, or has other channels than the model takes; it is named.
         """
-        import torch
-
-        from keymix.data.decode import evaluation_array, reading
-
-        view = self.view
-        with reading(one_line(self.names[i])), self.open(i) as image:
-            array = evaluation_array(image, view.size, view.in_chans, view.crop_pct)
-        return torch.from_numpy(array.copy())
+        pixels, wanted = self.read(i), self.view.in_chans
+        channels = pixels.shape[-3]
+        if channels == wanted:
+            return pixels
+        if channels == 1 and wanted == 3:
+            return pixels.repeat_interleave(3, -3)
+        raise UserError(f"{one_line(self.names[i])}: {channels} channels; the model takes {wanted}")
 
     def picture(self, pixels: Tensor) -> Tensor:
         """Make of what `pixels` gives what a person looks at, uint8 ``[C, H, W]``."""
-        return pixels
+        from keymix.data.shown import picture
+
+        return picture(pixels, self.kind)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield normalised batches ``[B, C, H, W]``; what is damaged goes to `left_out`.
+        """Yield normalised batches, a tensor each; what is damaged goes to `left_out`.
 
         Raises:
             UserError: If none can be read.
@@ -155,37 +166,6 @@ class Images:
         elif not some:
             why = next(iter(self.left_out.values()), "there is none")
             raise UserError(f"no image of {self.origin} can be read: {why}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scans(Images):
-    """Images for one model that are stretched to its size, not cropped; ``open`` reads them.
-
-    Attributes:
-        stacked: Whether their channels are slices of a stack.
-    """
-
-    stacked: bool
-
-    def pixels(self, i: int) -> Tensor:
-        """Read an image, stretched to the size, uint8 ``[C, H, W]``.
-
-        Raises:
-            UserError: If it is damaged, or has other channels than the model takes.
-        """
-        image: Tensor = self.open(i)
-        wanted = self.view.in_chans
-        if len(image) == 1 and wanted == 3:
-            return image.repeat(3, 1, 1)
-        if len(image) != wanted:
-            raise UserError(
-                f"{one_line(self.names[i])}: {len(image)} channels; the model takes {wanted}"
-            )
-        return image
-
-    def picture(self, pixels: Tensor) -> Tensor:
-        """Make of what `pixels` gives what a person looks at: of a stack the middle slice."""
-        return pixels[len(pixels) // 2][None] if self.stacked else pixels
 
 
 def add_arguments(add: Callable[..., Any], *, several: bool = True, limit: int = 64) -> None:
@@ -259,32 +239,63 @@ def load_images(
     *,
     limit: int | None,
     split: SplitName = "test",
+    time_steps: int | None = None,
+    view: View | None = None,
 ) -> Images:
-    """Find the images that a model is shown.
+    """Find the inputs that a model is shown: files, or a data set's as a loader shows them.
 
     Args:
         loaded: The model.
-        words: What ``--images`` was given; None for the run's own data.
-        limit: Most images, evenly over those that there are; None for all.
-        split: Which images of a data spec or of a run's data.
+        words: What ``--images`` was given: files, folders, or one data spec; None for the run's own
+            data.
+        limit: Most inputs, evenly over those that there are; None for all.
+        split: Which inputs of a data spec or of a run's data.
+        time_steps: Frames of a recording; None for the run's own. Images have none.
+        view: How they are shown; None for as the model is.
 
     Raises:
-        UserError: If there are none, or a word is neither a path nor a data spec.
+        UserError: If there are none, they do not fit the model, or a word is neither a path nor a
+            data spec.
     """
-    if takes_scans(loaded, words):
-        return load_scans(loaded, words, limit=limit, split=split)
-    if words is None:
-        if loaded.run is None:
+    view = view or loaded.view
+    if words is not None and not (len(words) == 1 and is_spec(words[0])):
+        return _of_files(loaded, words, view, limit, time_steps)
+    config = _config(loaded, None if words is None else words[0])
+    kind = kind_of_spec(config.spec)
+    if kind.noun != loaded.view.kind.noun:
+        raise UserError(
+            f"data {config.spec!r} holds {kind.holds}, and {loaded.name!r} takes "
+            f"{loaded.view.kind.holds}"
+        )
+    if time_steps is not None and "T" in kind.axes:
+        config = replace(config, time_steps=time_steps)
+    if _opens_alone(config.spec):
+        table = _split_of(config, split)
+        return _of_table(table, f"{split} images of {config.spec}", view, limit)
+    return _of_split(config, split, view, limit)
+
+
+def refuse_frames(loaded: Sequence[Loaded]) -> None:
+    """Refuse runs on anything but images where an analysis looks at images.
+
+    Raises:
+        UserError: If there is one; it names the analysis that takes it.
+    """
+    for one in loaded:
+        if one.view.kind.noun != IMAGE.noun:
             raise UserError(
-                f"{loaded.name!r} is a model by name and brings no images: give --images"
+                f"{one.name!r} is a run on {one.view.kind.holds}, and this works on images alone"
+                f"{spikes_instead(one)}"
             )
-        data = loaded.run.recipe.data
-        table = _split_of(data, split)
-        return _of_table(table, f"{split} images of {data.spec}", loaded.view, limit)
-    if len(words) == 1 and is_spec(words[0]):
-        table = _split_of(DataConfig(spec=words[0]), split)
-        return _of_table(table, f"{split} images of {words[0]}", loaded.view, limit)
-    return _of_files(words, loaded.view, limit)
+
+
+def spikes_instead(loaded: Loaded) -> str:
+    """Name the analysis of a spiking network's spikes; nothing for other models."""
+    from keymix.hosts.spiking import spiking_stages
+
+    if not spiking_stages(loaded.model):
+        return ""
+    return f"; `keymix analyze spikes {loaded.name}` shows its spikes"
 
 
 # ---- models ---------------------------------------------------------------------------------
@@ -332,8 +343,11 @@ def _run(name: str, label: str) -> Loaded:
         mean=data.mean,
         std=data.std,
         crop_pct=data.crop_pct,
+        kind=data.kind,
     )
-    return Loaded(label=label, name=name, model=model, weights=told, view=view, run=run)
+    return Loaded(
+        label=label, name=name, model=model, weights=told, view=view, run=run, record=data
+    )
 
 
 def named_model(name: str, label: str, *, pretrained: bool = False, **options: Any) -> Loaded:
@@ -375,9 +389,7 @@ def _view_of(model: nn.Module) -> View:
 
 def is_spec(word: str) -> bool:
     """Whether a word is a data spec, and no path."""
-    from keymix.data.specs import SPECS
-
-    return not Path(word).exists() and word.partition(":")[0] in {spec.name for spec in SPECS}
+    return not Path(word).exists() and word.partition(":")[0] in {row.name for row in list_specs()}
 
 
 def evenly(count: int, limit: int | None) -> list[int]:
@@ -386,6 +398,30 @@ def evenly(count: int, limit: int | None) -> list[int]:
         raise UserError(f"--limit {limit}: take at least one image")
     number = count if limit is None else min(limit, count)
     return [i * count // number for i in range(number)]
+
+
+def _opens_alone(spec: str) -> bool:
+    """Tell whether images of data open one by one, without a look at the whole set.
+
+    So they do where each is a file or a cell: a few are shown at once, and broken ones left out.
+    """
+    return task_name(spec) == DEFAULT and kind_of_spec(spec) is IMAGE
+
+
+def _config(loaded: Loaded, spec: str | None) -> DataConfig:
+    """The run's settings of data; where other data are named, with what fits those."""
+    from keymix.train.run_data import of_other_data
+
+    own = None if loaded.run is None else loaded.run.recipe.data
+    if spec is None:
+        if own is None:
+            raise UserError(
+                f"{loaded.name!r} is a model by name and brings no images: give --images"
+            )
+        return own
+    if own is None or _opens_alone(spec) or task_name(spec) != task_name(own.spec):
+        return DataConfig(spec=spec)
+    return own if spec == own.spec else replace(of_other_data(own, spec), event_split=None)
 
 
 def _split_of(data: DataConfig, split: SplitName) -> Table:
@@ -405,106 +441,66 @@ def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Image
 
     chosen = table.select(np.asarray(evenly(len(table), limit), dtype=np.int64))
     names = tuple(chosen.name(i) for i in range(len(chosen)))
-    return Images(origin=origin, names=names, view=view, open=chosen.open)
+
+    def read(i: int) -> Tensor:
+        import torch
+
+        from keymix.data.decode import evaluation_array, reading
+
+        with reading(one_line(names[i])), chosen.open(i) as image:
+            array = evaluation_array(image, view.size, view.in_chans, view.crop_pct)
+        return torch.from_numpy(array.copy())
+
+    return Images(origin=origin, names=names, view=view, read=read)
 
 
-def _of_files(words: Sequence[str], view: View, limit: int | None) -> Images:
-    from keymix.data.decode import open_image
+def _of_split(config: DataConfig, split: SplitName, view: View, limit: int | None) -> Images:
+    """Load a set as training does and take a split of it."""
+    from keymix.train.model import load_data
+
+    data = load_data(config, image_size=view.size)
+    images = getattr(data, split)
+    rows = evenly(len(images), limit)
+    return Images(
+        origin=f"{split} {data.kind.nouns} of {config.spec}",
+        names=tuple(images.ids(row) for row in rows),
+        view=replace(view, kind=data.kind),
+        read=lambda i: images.read(rows[i]),
+    )
+
+
+def _of_files(
+    loaded: Loaded, words: Sequence[str], view: View, limit: int | None, time_steps: int | None
+) -> Images:
+    """Take files, read as the run's data reads its own; for a model by name, plain images."""
+    from keymix.data.decode import read_image
+    from keymix.data.shown import read_file
     from keymix.train.runs import image_files
 
     for word in words:
         if not Path(word).exists():
             if is_spec(word):
-                raise UserError(f"data {word!r} stands among other images: give it alone")
+                raise UserError(
+                    f"data {word!r} stands among other {view.kind.nouns}: give it alone"
+                )
             raise UserError(
-                f"there is no image or folder {word!r}, and no data spec of that name; "
+                f"there is no {view.kind.noun} or folder {word!r}, and no data spec of that name; "
                 "`keymix list data` shows those"
             )
-    found = image_files(words)
+    found = image_files(words, events=view.kind.noun != IMAGE.noun)
     chosen = [found[i] for i in evenly(len(found), limit)]
-    origin = one_line(words[0]) if len(words) == 1 else f"{formats.count(len(found))} files"
+    record = loaded.record
+    if record is not None and time_steps is not None and "T" in view.kind.axes:
+        record = replace(record, time_steps=time_steps)
+
+    def read(i: int) -> Tensor:
+        if record is not None:
+            return read_file(chosen[i], record, view.size)
+        return read_image(chosen[i], view.size, view.in_chans, crop_pct=view.crop_pct)
+
     return Images(
-        origin=origin,
+        origin=one_line(words[0]) if len(words) == 1 else f"{formats.count(len(found))} files",
         names=tuple(map(str, chosen)),
         view=view,
-        open=lambda i: open_image(chosen[i]),
-    )
-
-
-# ---- images of data with masks ----------------------------------------------------------------
-
-
-def takes_scans(loaded: Loaded, words: Sequence[str] | None) -> bool:
-    """Tell whether a model is shown images of data with masks.
-
-    Args:
-        loaded: The model.
-        words: What ``--images`` was given.
-    """
-    if words is not None and len(words) == 1 and is_spec(words[0]):
-        return task_name(words[0]) == SEGMENTATION.name
-    return loaded.run is not None and task_name(loaded.run.recipe.data.spec) == SEGMENTATION.name
-
-
-def load_scans(
-    loaded: Loaded, words: Sequence[str] | None, *, limit: int | None, split: SplitName
-) -> Scans:
-    """Find the images that a model is shown.
-
-    Args:
-        loaded: The model; by name, or a run on masks.
-        words: What ``--images`` was given: files, folders, or one data spec; None for the run's own
-            data.
-        limit: Most images, evenly over those that there are; None for all.
-        split: Which images of a data spec or of the run's data.
-
-    Raises:
-        UserError: If there are none, or they do not fit the model.
-    """
-    from keymix.train.model import load_data
-
-    if words is not None and not (len(words) == 1 and is_spec(words[0])):
-        return _scans_of_files(loaded, words, limit)
-    config = _scans_config(loaded, None if words is None else words[0])
-    images = getattr(load_data(config, image_size=loaded.view.size), split)
-    rows = evenly(len(images), limit)
-    return Scans(
-        origin=f"{split} images of {config.spec}",
-        names=tuple(images.ids(row) for row in rows),
-        view=loaded.view,
-        open=lambda i: images.read(rows[i]),
-        stacked=images.scans is not None and images.scans.stacked,
-    )
-
-
-def _scans_config(loaded: Loaded, spec: str | None) -> DataConfig:
-    """The run's settings of data, for other data if a spec is given."""
-    from keymix.train.run_data import of_other_data
-
-    if loaded.run is not None and task_name(loaded.run.recipe.data.spec) == SEGMENTATION.name:
-        config = loaded.run.recipe.data
-        return config if spec in (None, config.spec) else of_other_data(config, spec)
-    if spec is None:
-        raise UserError(f"{loaded.name!r} is a model by name and brings no images: give --images")
-    return DataConfig(spec=spec)
-
-
-def _scans_of_files(loaded: Loaded, words: Sequence[str], limit: int | None) -> Scans:
-    from keymix.data.decode import resized_image
-    from keymix.data.segmentation.files import ScanFile
-    from keymix.train.runs import image_files
-
-    assert loaded.run is not None
-    slices = loaded.run.recipe.data.spec.startswith("uwgi:")
-    found = image_files(words)
-    chosen = [found[i] for i in evenly(len(found), limit)]
-    view = loaded.view
-    files = [ScanFile(path=path, slices=slices, channels=view.in_chans) for path in chosen]
-    origin = one_line(words[0]) if len(words) == 1 else f"{formats.count(len(found))} files"
-    return Scans(
-        origin=origin,
-        names=tuple(map(str, chosen)),
-        view=view,
-        open=lambda i: resized_image(files[i].pixels(), view.size),
-        stacked=slices and view.in_chans > 1,
+        read=read,
     )

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from keymix.errors import UserError, unknown
 
+IMPORT_HELP = "a file that registers your own mixers, tasks or data sources"
 MOST_PIXELS = 2**20
 """Of a side: more than any image has that a model is shown."""
 
@@ -35,14 +36,14 @@ class VerbParser(argparse.ArgumentParser):
         return given
 
     def add_imports(self) -> None:
-        """Add ``--import FILE.py``, which registers a user's own mixers."""
+        """Add ``--import FILE.py``, which registers a user's own mixers, tasks or sources."""
         self.add_argument(
             "--import",
             dest="imports",
             action="append",
             default=[],
             metavar="FILE.py",
-            help="a file that registers your own mixers",
+            help=IMPORT_HELP,
         )
 
     def add_image_size(self) -> None:
@@ -71,13 +72,18 @@ class VerbParser(argparse.ArgumentParser):
             help=f"steps T of a spiking model; default: {default}",
         )
 
+    @classmethod
+    def run_imports(cls, given: argparse.Namespace) -> None:
+        """Run the files given with ``--import``, before anything names what they register."""
+        cls.run_files(given.imports)
+
     @staticmethod
-    def run_imports(given: argparse.Namespace) -> None:
-        """Import the files given with ``--import``."""
-        if given.imports:
+    def run_files(files: Sequence[str]) -> None:
+        """Run files that register mixers, tasks or data sources."""
+        if files:
             from keymix.mixers.registry import import_file
 
-            for file in given.imports:
+            for file in files:
                 import_file(file)
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli.models_and_images import is_run, load_models
+from keymix.data.kinds import IMAGE, InputKind
+from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
+from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,7 +124,6 @@ def _refuse_other_libraries(name: str) -> None:
 
 
 def _of_run(name: str, spec: str | None) -> Source:
-    from keymix.data.tasks import SEGMENTATION
     from keymix.train import files
     from keymix.train.model import device_of_this_machine
     from keymix.train.run_data import data_for
@@ -132,16 +134,7 @@ def _of_run(name: str, spec: str | None) -> Source:
     if not weights.exists():
         raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
     model, seen = run.model_and_data()
-    if seen.events:
-        raise UserError(
-            f"the run {name!r} takes frames of events, and a swap is calibrated and judged on "
-            "images. Train it anew with another --model.mixer."
-        )
-    if seen.task_kind is SEGMENTATION:
-        raise UserError(
-            f"the run {name!r} predicts masks, and a swap is calibrated and judged on classes. "
-            "Train it anew with another --model.mixer, or swap in Python: keymix.swap(model, …)."
-        )
+    _refuse_others(f"the run {name!r}", seen.task_kind, seen.kind)
     data, numbers = data_for(run.recipe.data, seen, spec, seen.image_size)
     return Source(
         name=name,
@@ -155,6 +148,29 @@ def _of_run(name: str, spec: str | None) -> Source:
     )
 
 
+def _refuse_others(what: str, task: Task, kind: InputKind) -> None:
+    """Refuse models that no swap can be calibrated and judged for: by the task's facts.
+
+    Args:
+        what: What is refused, in an error's words.
+        task: The task of its data.
+        kind: Their kind.
+
+    Raises:
+        UserError: Saying what the task does, and what to do instead.
+    """
+    again = "Train it anew with another --model.mixer"
+    if kind.noun != IMAGE.noun:
+        raise UserError(
+            f"{what} takes {kind.holds}, and a swap is calibrated and judged on images. {again}."
+        )
+    if "swap" not in task.rooms:
+        raise UserError(
+            f"{what} {task.does}, and a swap is calibrated and judged on classes. {again}, or swap "
+            "in Python: keymix.swap(model, …)."
+        )
+
+
 def _by_name(given: argparse.Namespace) -> Source:
     import difflib
 
@@ -163,7 +179,7 @@ def _by_name(given: argparse.Namespace) -> Source:
 
     from keymix.cli.parser import parse_size
     from keymix.models.factory import create_model, list_models
-    from keymix.train.model import build_model, device_of_this_machine, load_data, start_from
+    from keymix.train.model import device_of_this_machine, load_data, model_for, start_from
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
     name = given.model
@@ -188,6 +204,11 @@ def _by_name(given: argparse.Namespace) -> Source:
         )
     if given.pretrained and given.weights:
         raise UserError("--pretrained and --weights exclude each other: give one")
+    _refuse_others(
+        f"a model of data {given.data!r}",
+        get_task(task_name(given.data)),
+        kind_of_spec(given.data),
+    )
     size = None if given.image_size is None else parse_size(given.image_size)
     shown = _pretrained(name) if given.pretrained else None
     if shown is not None:
@@ -198,13 +219,7 @@ def _by_name(given: argparse.Namespace) -> Source:
         model=ModelConfig(name=name),
     )
     data = load_data(recipe.data, crop_pct=None if shown is None else shown.view.crop_pct)
-    model = build_model(
-        recipe,
-        num_classes=len(data.classes),
-        in_chans=data.in_chans,
-        image_size=data.image_size,
-        time_steps=data.time_steps,
-    )
+    model = model_for(recipe, data.record())
     weights = "random weights"
     if shown is not None:
         theirs = getattr(shown.model, "num_classes", None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from keymix.compare.plan import Entrant, Plan
 from keymix.compare.worker import reason
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
+from keymix.records import from_json, to_json
 from keymix.report.record import CostRow
 
 if TYPE_CHECKING:
@@ -29,24 +31,12 @@ PEAK_SECONDS = 1.5
 """About what the fresh process takes that measures a model's peak memory."""
 
 
-def model_of(
-    recipe: Mapping[str, Any],
-    num_classes: int,
-    in_chans: int,
-    image_size: Sequence[int],
-    time_steps: int | None = None,
-) -> nn.Module:
-    """Build the model of a recipe given as plain values; another process makes it so, too."""
-    from keymix.train.model import build_model
+def model_of(recipe: Mapping[str, Any], data: object) -> nn.Module:
+    """Build the model of a recipe for data, both as plain values; another process does so, too."""
+    from keymix.train.model import model_for
     from keymix.train.recipe import from_dict
 
-    return build_model(
-        from_dict(recipe),
-        num_classes=num_classes,
-        in_chans=in_chans,
-        image_size=image_size,
-        time_steps=time_steps,
-    )
+    return model_for(from_dict(recipe), from_json(DataRecord, data, where="the record of the data"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +81,9 @@ def costs(
     builds = _builds(plan, data)
     device = device_of_this_machine()
     models = {label: build.make().to(device) for label, build in builds.items()}
-    broken = {label: why for label, model in models.items() if (why := _breaks(model, shape))}
+    broken = {label: why for label, each in models.items() if (why := _breaks(each, data))}
     sound = {label: model for label, model in models.items() if label not in broken}
-    effort = effort or _effort(list(sound.values()), shape, threads)
+    effort = effort or _effort(list(sound.values()), data, threads)
     measured = {}
     if sound:
         measured = measure_interleaved(
@@ -102,6 +92,7 @@ def costs(
             batch_size=effort.batch_size,
             repeats=effort.repeats,
             threads=threads,
+            task=data.task,
         )
     if sound and device.type == "cpu":
         chosen = {label: builds[label] for label in sound}
@@ -116,7 +107,7 @@ def costs(
             note = f"its model does not run: {broken[label]}"
             table[label] = CostRow.unknown(entrant.params, note=note)
             continue
-        row, cost = _counted(entrant, models[label], shape), measured[label]
+        row, cost = _counted(entrant, models[label], data), measured[label]
         notes = [row.note] if row.note else []
         if cost.busy:
             notes.append("times: the machine was busy while they were measured")
@@ -142,22 +133,22 @@ def counted(plan: Plan, data: DataRecord) -> dict[str, CostRow]:
         data: The record of the images, for their shape and classes.
     """
     table: dict[str, CostRow] = {}
-    builds, shape = _builds(plan, data), _shape(data)
+    builds = _builds(plan, data)
     for entrant in plan.entrants:
         try:
-            table[entrant.label] = _counted(entrant, builds[entrant.label].make(), shape)
+            table[entrant.label] = _counted(entrant, builds[entrant.label].make(), data)
         except FAILURES as error:  # a mixer of the user's may be gone
             note = f"not counted: {reason(error)}"
             table[entrant.label] = CostRow.unknown(entrant.params, note=note)
     return table
 
 
-def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> CostRow:
+def _counted(entrant: Entrant, model: nn.Module, data: DataRecord) -> CostRow:
     from keymix.analysis.counting import count
 
     row = CostRow.unknown(entrant.params, note="")
     try:
-        found = count(model, shape)
+        found = count(model, _shape(data), task=data.task)
     except FAILURES as error:  # a mixer of the user's may fail in training mode alone
         return replace(row, note=f"not counted: {reason(error)}")
     return replace(
@@ -169,8 +160,9 @@ def _counted(entrant: Entrant, model: nn.Module, shape: Sequence[int]) -> CostRo
 
 
 def _shape(data: DataRecord) -> tuple[int, ...]:
-    frames = () if data.time_steps is None else (data.time_steps,)
-    return (*frames, data.in_chans, *data.image_size)
+    """Return the shape of one input, by the axes of its kind."""
+    sizes = dict(zip("TCHW", (data.time_steps, data.in_chans, *data.image_size), strict=True))
+    return tuple(int(sizes[axis] or 0) for axis in re.findall("[TCHW]", data.kind.axes))
 
 
 def _builds(plan: Plan, data: DataRecord) -> dict[str, Build]:
@@ -181,12 +173,10 @@ def _builds(plan: Plan, data: DataRecord) -> dict[str, Build]:
             factory="keymix.compare.costs:model_of",
             kwargs={
                 "recipe": plan.recipe_for(entrant, 0).to_dict(),
-                "num_classes": len(data.classes),
-                "in_chans": data.in_chans,
-                "image_size": list(data.image_size),
-                "time_steps": data.time_steps,
+                "data": to_json(data),
             },
             imports=plan.imports,
+            task=data.task,
         )
         for entrant in plan.entrants
     }
@@ -206,21 +196,22 @@ def expected_seconds(image_seconds: Sequence[float]) -> float:
     return rounds + PEAK_SECONDS * models
 
 
-def _breaks(model: nn.Module, shape: Sequence[int]) -> str | None:
+def _breaks(model: nn.Module, data: DataRecord) -> str | None:
     """Say why a model cannot run on one image; ``None`` if it can."""
     import torch
 
-    device = next(model.parameters()).device
+    from keymix.analysis.passes import example_for, passes_of
+
     model.eval()
     try:
         with torch.inference_mode():
-            model(torch.zeros((1, *shape), device=device))
+            model(example_for(model, passes_of(data.task), _shape(data), 1))
     except FAILURES as error:
         return reason(error)
     return None
 
 
-def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> Effort:
+def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effort:
     """Choose batch size and rounds, so that large models are measured in sensible time too."""
     from keymix.analysis.measure import measure_interleaved
 
@@ -228,11 +219,12 @@ def _effort(models: Sequence[nn.Module], shape: Sequence[int], threads: int) -> 
     if models:  # the fastest of a few passes: a busy machine slows any of them
         trial = measure_interleaved(
             {str(i): model for i, model in enumerate(models)},
-            shape,
+            _shape(data),
             batch_size=1,
             repeats=3,
             warmup=1,
             threads=threads,
+            task=data.task,
         )
         seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
     return effort_for(seconds, len(models))

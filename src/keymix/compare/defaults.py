@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe of a comparison for which nobody named one: by the data, the model and the mixers.
 
-Recordings of events and mixers of spiking tokens want a spiking model, and recordings a recipe
-whose augmentation is for frames. Images with masks want a model that answers every pixel.
+A task has recipes by data set and by kind of input. Mixers of spiking tokens want a spiking model.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keymix.data.specs import is_events, task_name
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.kinds import IMAGE, RECORDING, InputKind
+from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
+from keymix.task import DEFAULT, Task, get_task
 from keymix.train.recipe import Recipe
 
-DIGITS_RECIPE, IMAGES_RECIPE = "digits_vit", "small_images_vit"
-EVENTS_RECIPE, MASKS_RECIPE = "moving_digits_qkformer", "small_masks_setr"
+DATA = "digits"
+"""The data set where neither data nor a recipe is named."""
 SPIKING_MODEL = "qkformer_micro_32"
 _SIDE = 32  # pixels a side of the images and frames that the spiking model is made for
 
@@ -42,7 +42,7 @@ class Default:
         Raises:
             UserError: If the data cannot be opened.
         """
-        own = chosen.model.name == SPIKING_MODEL and is_events(chosen.data.spec)
+        own = chosen.model.name == SPIKING_MODEL and kind_of_spec(chosen.data.spec) is RECORDING
         if not own or chosen.data.image_size is not None:
             return chosen
         from keymix.data.events.loading import sensor_of
@@ -78,19 +78,19 @@ def default_for(
         mixers: The mixers, if some were named.
 
     Raises:
-        UserError: If a mixer is unknown.
+        UserError: If a mixer is unknown, or the data's task has no recipe of its own.
     """
     from keymix import recipes
 
-    if is_events(data):
-        return Default(recipe=recipes.get(EVENTS_RECIPE), why=f"{data} holds recordings of events")
-    if task_name(data) == SEGMENTATION.name:
-        return Default(recipe=recipes.get(MASKS_RECIPE), why=f"{data} holds images with masks")
+    task, kind = get_task(task_name(data)), kind_of_spec(data)
+    if task.name != DEFAULT or kind is not IMAGE:
+        holds = kind.holds if task.name == DEFAULT else task.holds
+        return Default(recipe=recipes.resolve(_name(task, data, kind)), why=f"{data} holds {holds}")
     spiking = model is None and [*_by_tokens(mixers)] == ["spiking"]
     why = "these mixers take spiking tokens" if spiking else ""
     if spiking and data is None:
-        return Default(recipe=recipes.get(EVENTS_RECIPE), why=why)
-    recipe = recipes.get(DIGITS_RECIPE if data in (None, "digits") else IMAGES_RECIPE)
+        return Default(recipe=recipes.resolve(_name(task, None, RECORDING)), why=why)
+    recipe = recipes.resolve(_name(task, data or DATA, kind))
     if spiking:
         recipe = replace(
             recipe,
@@ -98,6 +98,19 @@ def default_for(
             model=replace(recipe.model, name=SPIKING_MODEL),
         )
     return Default(recipe=recipe, why=why)
+
+
+def _name(task: Task, data: str | None, kind: InputKind) -> str:
+    """Name a task's recipe: of the data set, else of its kind of input, else of any data."""
+    spec = kind.name if data is None else data.partition(":")[0]
+    found = (task.recipes[key] for key in (spec, kind.name, "") if key in task.recipes)
+    name = next(found, None)
+    if name is None:
+        given = "no data" if data is None else f"data {data!r}"
+        raise UserError(
+            f"task {task.name!r} has no recipe of its own for {given}: name one with --recipe"
+        )
+    return name
 
 
 def refuse_two_kinds(mixers: str | Sequence[str] | None) -> None:

@@ -104,19 +104,13 @@ def _training(recipe: Recipe, data: ImageData) -> Training:
     """A training as a run's, of a model of its own; each of its steps ends in an update."""
     from keymix.train.distill import make_teacher
     from keymix.train.engine import make_task
-    from keymix.train.model import build_model, device_of_this_machine
+    from keymix.train.model import device_of_this_machine, model_for
     from keymix.train.recipe import replace_path
     from keymix.train.step import Training, check_precision, make_fabric
 
     check_precision(recipe.precision)
     recipe = replace_path(recipe, {"optim.accumulate": 1})
-    model = build_model(
-        recipe,
-        num_classes=len(data.classes),
-        in_chans=data.in_chans,
-        image_size=data.image_size,
-        time_steps=data.time_steps,
-    )
+    model = model_for(recipe, data.record())
     teacher = make_teacher(recipe.loss, data, device_of_this_machine())
     steps = math.ceil(len(data.train) / recipe.data.batch_size)
     task = make_task(recipe, data, model, teacher, None, steps=steps)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.compare.defaults import default_for, refuse_two_kinds
 from keymix.data.bounds import MOST_OF_A_SEED
-from keymix.data.tasks import SEGMENTATION
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.train.recipe import Recipe, replace_path
 
@@ -67,9 +66,10 @@ class Plan:
         seeds: The training seeds, shared by all mixers.
         baseline: Label of the mixer that the others are compared with.
         match: ``"params"`` if widths were matched, else ``None``.
-        pooling: How every model reads out, timm's word (``avg``, ``token``, …); empty for masks.
+        pooling: How every model reads out, timm's word (``avg``, ``token``, …); empty where models
+            have no pooled readout.
         unheard: Labels of the mixers that bring nothing to a class token, if that decided it.
-        imports: The user's files that register mixers.
+        imports: The user's files that register mixers, tasks or data sources.
         out: The comparison's folder.
         cannot_sit: Why mixers that nobody named are not in it, a sentence each.
     """
@@ -271,18 +271,12 @@ def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.
     import torch
 
     from keymix.models.memory import refuse_beyond_memory
-    from keymix.train.model import build_model
+    from keymix.train.model import model_for
 
     mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
     with torch.random.fork_rng(devices=[]), torch.device(device):
         try:
-            model = build_model(
-                mixed,
-                num_classes=len(data.classes),
-                in_chans=data.in_chans,
-                image_size=data.image_size,
-                time_steps=data.time_steps,
-            )
+            model = model_for(mixed, data.record())
         except UserError as error:
             if str(error).startswith("unknown model"):
                 raise
@@ -357,10 +351,10 @@ def make_plan(
         raise unknown("match", str(match), ["params"])
     build = meta_builder(recipe, data)
     models = {spec.label: build(spec) for spec in specs}
-    masks = data.task is SEGMENTATION  # every patch token is read out
-    deaf = tuple(s.label for s in specs if not masks and not _mixes_prefix(s, models[s.label]))
     found = getattr(models[baseline.label], "global_pool", "")
-    pooling = "" if masks else str(found or "token")
+    pooled = found is not None  # else every token is read out
+    deaf = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
+    pooling = str(found or "token") if pooled else ""
     unheard: tuple[str, ...] = ()
     if deaf and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):

@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One row a mixer: accuracy, or overlap, of the last epoch, intervals, verdict."""
+        """One row per mixer: the score of the last epoch, intervals, verdict."""
         return [to_json(row) for row in self.record.outcome.last]
 
     @property
@@ -102,9 +102,10 @@ def compare(
         mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
             all registered mechanisms for the model's tokens, dense or spiking, if None.
         seeds: A number N for seeds 0 … N-1, or the seeds.
-        recipe: A recipe, its name or file; if None, ``digits_vit`` for digits,
-            ``moving_digits_qkformer`` for recordings of events and for mixers of spiking tokens
-            alone, ``small_masks_setr`` for images with masks, else ``small_images_vit``.
+        recipe: A recipe, its name or file; if None, that which the data's task has for it: for
+            classification ``digits_vit`` for digits, ``moving_digits_qkformer`` for recordings of
+            events and for mixers of spiking tokens alone, else ``small_images_vit``; for
+            segmentation ``small_masks_setr``.
         overrides: Recipe fields by dotted key, e.g. ``{"optim.lr": 1e-3}``.
         epochs: Epochs of each run.
         limit: Training and validation images together.
@@ -116,8 +117,8 @@ def compare(
         twin: Whether the baseline's twin without spikes joins: the same spiking model with ReLU for
             its neurons and one time step.
         processes: Training processes side by side; decided by cores and device if None.
-        imports: Python files that register mixers of one's own. Those of an earlier call are not
-            run again unless they are given again; a note names them.
+        imports: Python files that register mixers, tasks or data sources of one's own. Those of an
+            earlier call are not run again unless they are given again; a note names them.
         overwrite: Throw away another comparison that is in the folder.
         command: The command that repeats this, for the record; the call itself if None.
         progress: Called with every :class:`keymix.compare.events.Event`.

@@ -35,7 +35,7 @@ def with_twin(plan: Plan, data: ImageData) -> Plan:
             f"--twin: {plan.recipe.model.name} has no spikes to do without. Choose a spiking model "
             "such as qkformer_micro_32, or leave --twin out."
         )
-    frames = data.time_steps is not None
+    frames = "T" in data.kind.axes
     options: dict[str, Any] = {"neuron": "relu"} | ({} if frames else {"time_steps": 1})
     spec = parse_mixer(plan.baseline)
     shared = replace(

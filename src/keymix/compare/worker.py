@@ -97,7 +97,7 @@ _runner = Runner()  # of a worker process
 
 
 def set_up(imports: tuple[str, ...], threads: int) -> None:
-    """Make a worker process ready: import the files that register mixers, limit its threads."""
+    """Make a worker process ready: import the files that register things, limit its threads."""
     import torch
 
     from keymix.mixers.registry import import_file

@@ -256,10 +256,10 @@ def _module_name(path: Path) -> str:
 
 
 def import_file(path: str | Path) -> None:
-    """Run a user's Python file, so that the mixers it registers exist.
+    """Run a user's Python file, so that the mixers, tasks or data sources it registers exist.
 
     Args:
-        path: The file. It keeps its own module name, ``keymix_user_<stem>``.
+        path: The file. It keeps its own module name, ``keymix_user_<stem>``. It is run once.
 
     Raises:
         UserError: If there is no such file, or running it fails.
@@ -296,5 +296,5 @@ def _failed(message: str, error: BaseException) -> UserError:
     """Make the error of a file that raised one while it was imported."""
     said, what = str(error), type(error).__name__
     if isinstance(error, SystemExit):
-        what = "it ends the program (sys.exit) instead of registering mixers"
+        what = "it ends the program (sys.exit) instead of registering mixers, tasks or data sources"
     return UserError(f"{message}: {what}{f': {said}' if said else ''}")

@@ -31,6 +31,7 @@ from keymix.models.input_size import check_patches
 from keymix.models.match import matched, trainable
 from keymix.models.memory import check_weights_fit, ran_out
 from keymix.models.pretrained import fetching
+from keymix.task import DEFAULT
 
 _UNFIT = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
@@ -186,16 +187,20 @@ def domain_of(name: str) -> Literal["dense", "spiking"]:
     return "spiking" if "spiking" in domains else "dense"
 
 
-def task_of_model(name: str) -> Literal["classification", "segmentation"]:
-    """Say what a model is for; timm's classify.
+def task_of_model(name: str) -> str:
+    """Return the name of the task that a model says it is for; `keymix.task.DEFAULT` if it is mute.
+
+    What builds a model says it: the attribute ``task`` of the class of keymix's own, or of the
+    function that ``timm.models.register_model`` registered.
 
     Args:
         name: Of the model, or any other text.
     """
-    if name not in list_models():
-        return "classification"
-    build, _ = family_of(name)
-    return "segmentation" if getattr(build, "task", "") == "segmentation" else "classification"
+    if name in list_models():
+        return str(getattr(family_of(name)[0], "task", DEFAULT))
+    if timm.is_model(name):
+        return str(getattr(model_entrypoint(name), "task", DEFAULT))
+    return DEFAULT
 
 
 def check_model(name: str) -> None:

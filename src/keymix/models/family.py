@@ -141,6 +141,11 @@ def family_of(name: str) -> tuple[type[nn.Module], Row]:
     return _FAMILIES[name]
 
 
+def families() -> list[type[nn.Module]]:
+    """Return the classes of the registered models, each once."""
+    return list(dict.fromkeys(build for build, _ in _FAMILIES.values()))
+
+
 def register_variants(
     module: str,
     build: type[nn.Module],

@@ -15,6 +15,8 @@ from timm.models import get_model_traits
 from torch import nn
 
 from keymix.hosts.encoded import encoder_of
+from keymix.models.family import families
+from keymix.task import DEFAULT, get_task, list_tasks
 
 Config = dict[str, Any]
 
@@ -60,8 +62,6 @@ _OF_OTHER_WEIGHTS = (
     *("label_names", "label_offset", "label_descriptions"),
 )
 _CROPPED = {"crop_mode": "center", "interpolation": "bicubic"}
-# images with masks are resized whole, proportions or not
-_FITTED = {"segmentation": {"crop_mode": "squash", "interpolation": "bilinear"}}
 
 
 def preprocessing_of(data: TrainedOn) -> Config:
@@ -75,10 +75,22 @@ def preprocessing_of(data: TrainedOn) -> Config:
         "mean": data.mean,
         "std": data.std,
         "crop_pct": data.crop_pct,
-        **_FITTED.get(data.task, _CROPPED),
+        **_CROPPED,
+        **_declared(data.task),
         "num_classes": len(data.classes),
         "label_names": data.classes,
     }
+
+
+def _declared(task: str) -> Mapping[str, str]:
+    """Return what the models for a task declare of how its images are resized, if they do.
+
+    Args:
+        task: Name of the task, which weights of an unknown one may tell, too.
+    """
+    takes = get_task(task).takes if task in list_tasks() else task
+    builds = [build for build in families() if getattr(build, "task", DEFAULT) == takes]
+    return next(filter(None, (getattr(build, "preprocessing", None) for build in builds)), {})
 
 
 def described(model: nn.Module) -> Config:

@@ -12,7 +12,7 @@ more in these rows than anything the text names; what is missing does no multipl
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -56,7 +56,11 @@ class SETR(MixerModel, Encoded):
     """
 
     task: ClassVar[str] = "segmentation"
-    global_pool = ""  # nothing is pooled
+    preprocessing: ClassVar[Mapping[str, str]] = {
+        "crop_mode": "squash",
+        "interpolation": "bilinear",
+    }
+    global_pool: str | None = None  # every token is read out
     encoder: Any
     decoder: Any
 

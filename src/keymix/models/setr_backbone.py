@@ -24,6 +24,7 @@ from keymix.models.family import register_variants
 from keymix.models.image_size import set_image_size
 from keymix.models.input_size import check_patches, record_input_size
 from keymix.models.setr import CLASSES, FEATURES, SETR, setr_cfg, within
+from keymix.task import DEFAULT
 
 DEEPEST = 16
 """Reduction that the decoder's four doublings undo: the deepest map of at most this is decoded."""
@@ -190,8 +191,8 @@ class SETRBackbone(SETR):
 
 
 def _checked(backbone: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse a backbone that gives no maps, and arguments that the model itself takes."""
-    if task_of_model(backbone) != "classification":
+    """Refuse a backbone that decodes maps itself, and arguments that the model itself takes."""
+    if task_of_model(backbone) != DEFAULT:
         raise UserError(f"{backbone=} has a decoder itself; name what encodes, such as 'resnet50'")
     for name in _SAID:
         if name in given:

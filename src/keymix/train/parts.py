@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis import passes
 from keymix.analysis.answers import Answers, Arrays
+from keymix.analysis.passes import Inputs
 from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
@@ -22,7 +24,6 @@ from keymix.records import to_json
 from keymix.task import Task, get_task
 from keymix.train._checks import require
 from keymix.train.scoring import ImageBatch
-from keymix.train.scoring import Inputs as Inputs  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -88,16 +89,15 @@ class TrainingPart(ABC):
             shape: Of one input, such as (C, H, W).
             batch_size: How many.
         """
-        return torch.randn(batch_size, *shape)
+        return passes.normal_inputs(shape, batch_size)
 
     def training_pass(self, model: nn.Module, inputs: Inputs) -> Tensor:
         """Run the forward pass of a training step on an example and return a number to derive.
 
-        What a step's loss is does not matter for its cost, so outputs are squared and averaged.
+        What a step's loss is does not matter for its cost, so outputs are squared and averaged. A
+        task overrides this where a model in training mode takes the targets as well.
         """
-        out = model(inputs)
-        out = out if isinstance(out, Tensor) else next(iter(out))
-        return out.float().square().mean()
+        return passes.squared_outputs(model, inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

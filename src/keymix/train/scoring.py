@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis.passes import Inputs as Inputs  # noqa: PLC0414
+
 Metrics = dict[str, float | None]
 """Scores by name, None where one is not defined."""
-Inputs = Tensor | list[Tensor]
-"""A batch of inputs: one tensor, or a list where they keep their own sizes."""
 
 
 class ImageBatch(Protocol):
