@@ -331,7 +331,6 @@ ALLOWED = {
     # what a check of data found, which `keymix data check --json` prints
     "data/contents.py": 2,
     "data/findings.py": 2,
-    "data/segmentation/check.py": 1,
     # keyword arguments, states and calls, whose form torch or a caller sets
     "records.py": 1,
     "data/events/store.py": 1,

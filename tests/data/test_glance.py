@@ -106,7 +106,7 @@ def test_recordings_are_compared_by_their_frames(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "ev", {"train/a": 8, "train/b": 8, "test/a": 3, "test/b": 3})
     shutil.copy(root / "train" / "a" / "000.npz", root / "test" / "a" / "again.npz")
     report = glance(load(f"events:{root}", time_steps=2))
-    assert told(report) == {"images in more than one split": ("falsifies", 1)}
+    assert told(report) == {"recordings in more than one split": ("falsifies", 1)}
     assert report.facts["looked_at"] == {"images": 23, "of": 23}
 
 

@@ -17,6 +17,8 @@ from torchvision import tv_tensors
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data import specs as known
 from keymix.data.augment import check_augment
+from keymix.data.check import check
+from keymix.data.glance import glance
 from keymix.data.kinds import IMAGE, PLACE
 from keymix.data.sources.arrays import Arrays
 from keymix.data.sources.base import Faults, Source
@@ -284,3 +286,28 @@ def test_strata_are_classes_where_there_are_any() -> None:
     labels = np.array([2, 0, 1, 1])
     assert ClassTargets(labels).strata.tolist() == labels.tolist()
     assert ArrayTargets(labels).strata.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("spec", ["dials", "points"])
+def test_a_check_reads_all_of_them(sources: Path, spec: str) -> None:
+    report = check(spec)
+    assert report.fit
+    assert "classes" not in report.facts
+    assert sum(report.facts["splits"].values()) == sum(report.facts["images"].values())
+    assert report.facts["sizes"]["different"] == (1 if spec == "dials" else 15)
+    found = glance(load(spec))
+    assert found.fit
+    assert found.facts["looked_at"]["images"] == found.facts["looked_at"]["of"]
+
+
+def test_a_check_finds_copies_with_other_targets(sources: Path) -> None:
+    def copied(argument: str, faults: Faults) -> Source:
+        source = dials(argument, faults)
+        assert isinstance(source.train, Arrays)
+        held = source.train.held.copy()
+        held[1] = held[0]
+        return replace(source, train=Arrays("dials", held, source.train.targets))
+
+    register_source(replace(parse("dials")[0], open_with=copied))
+    found = {finding.what: finding.count for finding in check("dials").findings}
+    assert found["images with more than one value"] == 1

@@ -3,39 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data import contents
 from keymix.data.carve import carve
-from keymix.data.findings import FAULTS, STOPS, WARNING, Finding, Report
+from keymix.data.findings import FAULTS, STOPS, WARNING, Report
 from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
-from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.sources.base import Fault, Faults, Source
 from keymix.data.specs import (
-    SPECS,
     DataSpec,
+    Options,
     existing_folder,
     existing_path,
+    find_spec,
     kind_of,
-    named,
     parse,
 )
-from keymix.data.survey import survey
-from keymix.data.tasks import SEGMENTATION
+from keymix.data.survey import Survey
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int, int], None]
-
-_ON_DISK = ("folder", "imagenet", "parquet", "events", "cifar10dvs", "dvs128", "uwgi", "masks")
-
-# they say themselves where to get a set that is not there, or how it is laid out
-_TELL_WHERE = ("cifar10dvs", "dvs128", "uwgi", "masks")
 
 
 def check(
@@ -71,33 +65,34 @@ def check(
             that have none.
     """
     entry, argument = resolve(what)
-    if time_steps is not None and not entry.events:
+    options = Options(
+        time_steps=time_steps,
+        masks=masks,
+        stack=stack,
+        split_by=split_by,
+        test_fraction=test_fraction,
+        cell_mib=cell_mib,
+    )
+    if time_steps is not None and not entry.takes("time_steps"):
         raise UserError(
-            f"time_steps={time_steps} is for recordings of events; data {what} holds images. Leave "
-            "--time-steps out."
+            f"time_steps={time_steps} is for {RECORDING.holds}; data {what} holds "
+            f"{entry.input_kind.holds}. Leave --time-steps out."
         )
-    of_masks = {"masks": masks, "stack": stack, "split_by": split_by}
-    others: dict[str, object] = {"test_fraction": test_fraction, "cell_mib": cell_mib}
-    entry.check_settings(what, of_masks | others)
+    entry.check_settings(what, options.of_one_kind)
     report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
-    faults, kinds = Faults(collect=True), FAULTS
-    segments = entry.task == SEGMENTATION.name
-    if segments:
-        from keymix.data.segmentation.table import KINDS
-
-        kinds = {**FAULTS, **KINDS}
+    faults, words = Faults(collect=True), _words(entry)
     try:
-        source = entry.open(argument, faults, **of_masks, cell_mib=cell_mib)
+        source = entry.open(argument, faults, **options.of_opening)
     except UserError as error:
-        if entry.name not in _ON_DISK or not Path(argument).expanduser().exists():
+        if not entry.on_disk or not Path(argument).expanduser().exists():
             raise
-        if any(of_masks.values()) and _opens(entry, argument):
+        given = {name: value for name, value in options.of_opening.items() if value is not None}
+        if given.keys() - {"cell_mib"} and _opens(entry, argument):
             raise  # a setting is at fault, not the data
-        _add_faults(report, faults, kinds)
+        _add_faults(report, faults.found, words)
         report.add(STOPS, "sets that cannot be opened", [str(error)], "")
         return report
-    given = {"train": source.train, "val": source.val, "test": source.test}
-    tables = {name: table for name, table in given.items() if table is not None}
+    tables = source.tables
     report.facts["images"] = {name: len(table) for name, table in tables.items()}
     report.facts["notes"] = list(source.notes)
     total, done = sum(map(len, tables.values())), 0
@@ -108,22 +103,34 @@ def check(
         if progress is not None:
             progress(done, total)
 
-    if segments:
-        from keymix.data.segmentation.check import Settings, check_scans
-
-        settings = Settings(stack=stack, split_by=split_by, test_fraction=test_fraction)
-        check_scans(report, source, faults, settings, count)
-        _add_faults(report, faults, kinds)
-    else:
-        _add_faults(report, faults, kinds)
-        _check_images(report, source, tables, faults, count, time_steps)
-    remedy = "they are not read: move them, or give them an image's ending"
-    if source.kind is RECORDING:
-        remedy = "they are not read: move them, or store them as .npz"
-    report.add(WARNING, "files that are no images by their name", faults.strangers, remedy)
-    if source.kind is RECORDING:
-        report.findings = [_of_recordings(found) for found in report.findings]
+    targets, opened = source.train.targets, len(faults.found)
+    splits = _splits(report, source, options, faulty=bool(opened))
+    surveys = _survey(source, faults, options, count)
+    _add_faults(report, faults.found, words)
+    images = contents.Images(source.classes, tables, surveys, splits, source.kind)
+    contents.add_broken(report, images)
+    contents.add_remarks(report, images)
+    contents.add_copies(report, images)
+    contents.add_cases(report, images, grouped=source.grouped)
+    known = {fault.kind for fault in faults.found}
+    contents.findings_of(targets).check(report, images, source, known)
+    if targets.groups is None or not source.grouped:
+        contents.add_sequences(report, sequences_of(tables), targets.kind)
+    contents.add_sizes(report, images)
+    contents.add_traits(report, images)
+    items = source.items
+    remedy = f"they are not read: move them, or {source.kind.stored}"
+    report.add(WARNING, f"files that are no {items} by their name", faults.strangers, remedy)
     return report
+
+
+def _survey(
+    source: Source, faults: Faults, options: Options, count: Callable[[int], None]
+) -> dict[str, Survey]:
+    """Look at all inputs as their source says."""
+    module, _, name = source.surveyed.partition(":")
+    look = getattr(importlib.import_module(module), name)
+    return cast("dict[str, Survey]", look(source, source.tables, faults, options, count))
 
 
 def _opens(entry: DataSpec, argument: str) -> bool:
@@ -134,45 +141,6 @@ def _opens(entry: DataSpec, argument: str) -> bool:
     return True
 
 
-def _check_images(
-    report: Report,
-    source: Source,
-    tables: dict[str, Table],
-    faults: Faults,
-    count: Callable[[int], None],
-    time_steps: int | None,
-) -> None:
-    """Look at every image or recording that has a class."""
-    splits = _splits(report, tables, source if not faults.found else None)
-    if source.kind is RECORDING:
-        from keymix.data.events.loading import TIME_STEPS
-        from keymix.data.events.survey import survey_events
-
-        steps = TIME_STEPS if time_steps is None else time_steps
-        surveys = survey_events(tables, count, steps)
-    else:
-        surveys = {name: survey(table, source.in_chans, count) for name, table in tables.items()}
-    images = contents.Images(source.classes, tables, surveys, splits)
-    contents.add_broken(report, images)
-    if source.kind is RECORDING:
-        contents.add_sparse(report, images, steps)
-    contents.add_copies(report, images)
-    known = {fault.kind for fault in faults.found}
-    if "unreadable file" not in known:  # its rows are of unknown classes
-        told = bool(known & {"empty class", "unknown class"})
-        contents.add_classes(report, images, empty_told=told)
-    contents.add_sequences(report, sequences_of(tables), masks=False)
-    contents.add_sizes(report, images)
-    contents.add_traits(report, images)
-
-
-def _of_recordings(found: Finding) -> Finding:
-    """Call recordings what was said of images; files keep their names."""
-    where = [line.replace(" training images,", " training recordings,") for line in found.where]
-    what, remedy = (named(text, events=True) for text in (found.what, found.remedy))
-    return replace(found, what=what, remedy=remedy, where=where)
-
-
 def resolve(what: str) -> tuple[DataSpec, str]:
     """Resolve a spec, or a path by what lies there, into its row and its argument.
 
@@ -180,26 +148,40 @@ def resolve(what: str) -> tuple[DataSpec, str]:
         UserError: If the spec is unknown, or nothing is there.
     """
     path = Path(what).expanduser()
-    if what.partition(":")[0] not in {spec.name for spec in SPECS} and path.exists():
+    if find_spec(what) is None and path.exists():
         what = f"{kind_of(path)}:{what}"
     entry, argument = parse(what)
-    if entry.name == "parquet":
-        existing_path(entry.name, argument)
-    elif entry.name in _ON_DISK and entry.name not in _TELL_WHERE:
-        existing_folder(entry.name, argument)
+    if entry.on_disk and not entry.says_where:
+        place = existing_path if entry.takes("cell_mib") else existing_folder  # one file will do
+        place(entry.name, argument)
     return entry, argument
 
 
 def _splits(
-    report: Report, tables: dict[str, Table], source: Source | None
+    report: Report, source: Source, options: Options, *, faulty: bool
 ) -> dict[str, NDArray[np.str_]]:
-    """Tell the split of every row: as carved, or the table's name where nothing can be carved."""
+    """Tell the split of every row: as carved, or the table's name where nothing can be carved.
+
+    Raises:
+        UserError: If a share is asked for that the data have fixed.
+    """
+    tables = source.tables
     splits = {name: np.full(len(table), name, dtype="<U5") for name, table in tables.items()}
-    if source is None:
-        return splits
+    if faulty and source.train.targets.groups is None:
+        return splits  # there may be inputs without a stratum
     try:
-        parts, notes = carve(source, report.spec, None, 0.1, 0)
+        parts, notes = carve(
+            source,
+            report.spec,
+            None,
+            source.checked_fraction,
+            0,
+            split_by=options.split_by,
+            test_fraction=options.test_fraction,
+        )
     except UserError as error:
+        if options.test_fraction is not None and len(tables) > 1:
+            raise  # the option is at fault, not the data
         report.add(STOPS, "splits left empty", [str(error)], "")
         return splits
     for name, part in parts.items():
@@ -209,8 +191,21 @@ def _splits(
     return splits
 
 
-def _add_faults(report: Report, faults: Faults, kinds: Mapping[str, tuple[str, str]]) -> None:
-    for kind, (what, remedy) in kinds.items():
-        found = [fault for fault in faults.found if fault.kind == kind]
-        details = [{"id": fault.culprit, "reason": fault.message} for fault in found]
-        report.add(STOPS, what, [fault.message for fault in found], remedy, details)
+def _words(entry: DataSpec) -> dict[str, tuple[str, str]]:
+    """Put the kinds of faults of such data in words: what, and what to do."""
+    items = entry.input_kind.nouns
+    words = {kind: (what, remedy.format(items=items)) for kind, (what, remedy) in FAULTS.items()}
+    if entry.target_kind.faults:
+        module, _, name = entry.target_kind.faults.partition(":")
+        words |= getattr(importlib.import_module(module), name)
+    return words
+
+
+def _add_faults(
+    report: Report, found: Sequence[Fault], words: Mapping[str, tuple[str, str]]
+) -> None:
+    for kind in dict.fromkeys((*words, *(fault.kind for fault in found))):
+        of_kind = [fault for fault in found if fault.kind == kind]
+        details = [{"id": fault.culprit, "reason": fault.message} for fault in of_kind]
+        what, remedy = words.get(kind, (kind, ""))
+        report.add(STOPS, what, [fault.message for fault in of_kind], remedy, details)

@@ -1,54 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the images of a data set say about it: damage, copies, classes, sizes, kinds of file."""
+"""What the inputs of a data set say about it: damage, copies, classes, sizes, kinds of file."""
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.balance import Balance
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
+from keymix.data.kinds import CLASS, IMAGE, InputKind, TargetKind
 from keymix.data.sequences import Sequences
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import Source, Table
 from keymix.data.streams import IntArray
 from keymix.data.survey import TRAITS, Survey
+from keymix.data.targets import Targets
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData, Split
+
+_T = TypeVar("_T")
 
 _TINY = 8  # pixels a side
 _TINY_SHARE = 0.25  # of the median side
 _WARNED = ("animated", "turned")  # traits whose loss a person may not expect
 IN_SEQUENCES = "sequences of frames taken for independent images"
 _SHOWN = 3  # equal images named in a line
-_COPIES = {
-    "leak": (
-        FALSIFIES,
-        "images in more than one split",
-        "keep each in one split: a model is tested on what it learned from",
-    ),
-    "conflict": (
-        FALSIFIES,
-        "images with more than one label",
-        "find the right class and remove the other copies",
-    ),
-    "copy": (
-        WARNING,
-        "images repeated within a class",
-        "keep one of each, unless they should weigh more",
-    ),
-}
+SPLITS = ("train", "val", "test")
 
 
 class Images:
-    """All images of a data set in one row, with what was seen of them.
+    """All inputs of a data set in one row, with what was seen of them.
 
     Args:
-        classes: Names of the classes.
+        classes: Names of the classes; none where targets are others.
         tables: The source's tables by name.
         surveys: What was seen of each table.
         splits: The split that each row of each table goes to.
+        kind: The kind of input.
     """
 
     def __init__(
@@ -57,108 +50,241 @@ class Images:
         tables: Mapping[str, Table],
         surveys: Mapping[str, Survey],
         splits: Mapping[str, NDArray[np.str_]],
+        kind: InputKind = IMAGE,
     ) -> None:
-        self.classes = classes
+        self.classes, self.kind = classes, kind
         self.tables = tables
+        self.target = next(iter(tables.values())).targets.kind
         seen = [surveys[name] for name in tables]
-        self.labels = np.concatenate([table.labels for table in tables.values()])
+        self.surveys = seen
+        self.labels = np.concatenate([table.targets.strata for table in tables.values()])
         self.splits = np.concatenate([splits[name] for name in tables])
         self.hashes = np.concatenate([each.hashes for each in seen])
         self.sizes = np.concatenate([each.sizes for each in seen])
         self.traits = np.concatenate([each.traits for each in seen])
+        nothing = [np.zeros(len(each.sizes), dtype=np.bool_) for each in seen]
+        self.blank = np.concatenate(
+            [none if s.blank is None else s.blank for s, none in zip(seen, nothing, strict=True)]
+        )
         self._starts = np.cumsum([0, *map(len, tables.values())])
-        self.sparse = {
-            int(start) + i: each.sparse[i]
-            for start, each in zip(self._starts, seen, strict=False)
-            for i in sorted(each.sparse)
+        self.remarks = self._joined([each.remarks for each in seen])
+        self.broken = self._joined([each.broken for each in seen])
+        groups = [table.targets.groups for table in tables.values()]
+        self.groups = [name for each in groups for name in each or ()]
+
+    def _joined(self, parts: Sequence[Mapping[int, _T]]) -> dict[int, _T]:
+        """Number what was seen of the tables' rows in one row, ascending."""
+        return {
+            int(start) + i: part[i]
+            for start, part in zip(self._starts, parts, strict=False)
+            for i in sorted(part)
         }
-        self.broken = {
-            int(start) + i: each.broken[i]
-            for start, each in zip(self._starts, seen, strict=False)
-            for i in sorted(each.broken)
-        }
+
+    def _row(self, k: int) -> tuple[int, int]:
+        """Tell the number of the table of input ``k``, and its position there."""
+        number = int(np.searchsorted(self._starts, k, side="right")) - 1
+        return number, k - int(self._starts[number])
+
+    def of_split(self, name: str) -> NDArray[np.bool_]:
+        """Mark the inputs of a split."""
+        marked: NDArray[np.bool_] = self.splits == name
+        return marked
 
     def id(self, k: int) -> str:
-        """Say where image ``k`` comes from."""
-        number = int(np.searchsorted(self._starts, k, side="right")) - 1
-        return list(self.tables.values())[number].name(k - int(self._starts[number]))
+        """Say where input ``k`` comes from."""
+        number, i = self._row(k)
+        return list(self.tables.values())[number].name(i)
+
+    def told(self, k: int) -> bytes | None:
+        """Tell the target of input ``k`` from others; None if it cannot be read."""
+        number, i = self._row(k)
+        hashes = self.surveys[number].targets
+        if hashes is not None:
+            found = hashes[i].tobytes()
+            return found if any(found) else None
+        return list(self.tables.values())[number].targets.content(i)
 
     def place(self, k: int) -> dict[str, Any]:
-        """Tell origin, split and class of image ``k``."""
-        label = int(self.labels[k])
-        name = self.classes[label] if label >= 0 and self.classes else None
-        return {"id": self.id(k), "split": str(self.splits[k]), "class": name}
+        """Tell origin, split and class or case of input ``k``."""
+        place: dict[str, Any] = {"id": self.id(k), "split": str(self.splits[k])}
+        if self.classes and self.target is CLASS:
+            label = int(self.labels[k])
+            place["class"] = self.classes[label] if label >= 0 else None
+        elif self.groups:
+            place["case"] = self.groups[k]
+        return place
 
     def sized(self, k: int) -> dict[str, Any]:
-        """Tell width, height and origin of image ``k``."""
+        """Tell width, height and origin of input ``k``."""
         width, height = self.sizes[k].tolist()
         return {"width": width, "height": height, "id": self.id(k)}
 
 
+class TargetFindings:
+    """What a check tells of targets: nothing, where they are no classes and no masks."""
+
+    def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
+        """Add what was found by reading all of them.
+
+        Args:
+            report: Where to.
+            images: Their inputs.
+            source: Where they come from.
+            known: Kinds of the faults that are told of already.
+        """
+
+    def glance(self, report: Report, images: Images, data: ImageData) -> None:
+        """Add what can be told of data that are loaded, without reading them.
+
+        Args:
+            report: Where to.
+            images: Their inputs.
+            data: The data.
+        """
+
+
+class ClassFindings(TargetFindings):
+    """What a check tells of class numbers."""
+
+    def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
+        """Count the inputs of each class, and find imbalance."""
+        del source
+        if "unreadable file" in known:  # its rows are of unknown classes
+            return
+        told = "empty class" in known or "unknown class" in known
+        add_classes(report, images, empty_told=told)
+
+    def glance(self, report: Report, images: Images, data: ImageData) -> None:
+        """Find classes that a split lacks, and imbalance."""
+
+        def counts(*splits: Split) -> IntArray:
+            labels = np.concatenate([split.targets.strata for split in splits])
+            return np.bincount(labels, minlength=len(data.classes)).astype(np.int64)
+
+        given = [split for split in data.splits if split.origin != "train"]
+        learned = counts(*(split for split in data.splits if split.origin == "train"))
+        by_split = {"train": learned, **{split.name: counts(split) for split in given}}
+        add_unmeasured(report, data.classes, by_split, images.kind)
+        add_uneven(report, data.classes, learned, images.kind)
+
+
+def findings_of(targets: Targets) -> TargetFindings:
+    """Open what a check tells of targets."""
+    module, _, name = targets.findings.partition(":")
+    return cast("type[TargetFindings]", getattr(importlib.import_module(module), name))()
+
+
 def add_broken(report: Report, images: Images) -> None:
-    """Name the images that cannot be decoded."""
+    """Name the inputs that cannot be decoded."""
     found = [{**images.place(k), "reason": why} for k, why in images.broken.items()]
     report.add(
         STOPS,
-        "broken images",
+        f"broken {images.kind.nouns}",
         [f"{one['id']}: {one['reason']}" for one in found],
         "replace or remove them, or train with --data.skip_corrupt true",
         found,
     )
 
 
-def add_sparse(report: Report, images: Images, time_steps: int) -> None:
-    """Name the recordings of events that do not fill their frames.
-
-    Args:
-        report: Where to.
-        images: The recordings.
-        time_steps: T, frames that would be made of each.
-    """
-    kinds = {
-        "few": (
-            f"recordings of fewer events than frames, at T = {time_steps}",
-            "by number all events are in the last frame: look at them, or take fewer "
-            "data.time_steps",
-        ),
-        "empty": (
-            f"recordings with empty frames by time, at T = {time_steps}",
-            "a frame without events tells a model nothing: take fewer data.time_steps, or leave "
-            "data.frames_by at number",
-        ),
-    }
-    for kind, (what, remedy) in kinds.items():
-        of_kind = [(k, told) for k, (which, told) in images.sparse.items() if which == kind]
-        found = [{**images.place(k), "reason": told} for k, told in of_kind]
+def add_remarks(report: Report, images: Images) -> None:
+    """Name the inputs that can be used, but are odd."""
+    for what, remedy in sorted({(each.what, each.remedy) for each in images.remarks.values()}):
+        found = [
+            {**images.place(k), "reason": each.told}
+            for k, each in images.remarks.items()
+            if each.what == what
+        ]
         report.add(WARNING, what, [f"{one['id']}: {one['reason']}" for one in found], remedy, found)
 
 
 def add_copies(report: Report, images: Images) -> None:
-    """Group equal images: in several splits, of several classes, or plain copies."""
-    whole = images.sizes[:, 0] > 0
+    """Group equal inputs: in several splits, with several targets, or plain copies."""
+    items, target = images.kind.nouns, images.target
+    blank = [images.id(k) for k in np.flatnonzero(images.blank).tolist()]
+    report.add(WARNING, f"{items} of one colour", blank, "look at them: they show nothing")
+    whole = (images.sizes[:, 0] > 0) & ~images.blank
     _, group, times = np.unique(images.hashes, return_inverse=True, return_counts=True)
-    groups: dict[int, list[dict[str, Any]]] = {}
+    groups: dict[int, list[int]] = {}
     for k in np.flatnonzero((times[group] > 1) & whole).tolist():
-        groups.setdefault(int(group[k]), []).append(images.place(k))
-    kinds: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in _COPIES}
-    for members in groups.values():
-        leaks = len({one["split"] for one in members}) > 1
-        conflicts = len({one["class"] for one in members}) > 1
-        if leaks:
-            kinds["leak"].append(members)
-        if conflicts:
-            kinds["conflict"].append(members)
-        if not leaks and not conflicts:
-            kinds["copy"].append(members)
-    for kind, (level, what, remedy) in _COPIES.items():
-        lines = [_equal(members) for members in kinds[kind]]
-        report.add(level, what, lines, remedy, kinds[kind])
+        groups.setdefault(int(group[k]), []).append(k)
+    leaks, conflicts, copies = [], [], []
+    for rows in groups.values():
+        members = [images.place(k) for k in rows]
+        leaking = len({one["split"] for one in members}) > 1
+        conflicting = len({images.told(k) for k in rows} - {None}) > 1
+        if leaking:
+            leaks.append(members)
+        if conflicting:
+            conflicts.append(members)
+        if not leaking and not conflicting:
+            copies.append(members)
+    for level, what, remedy, found in (
+        (
+            FALSIFIES,
+            f"{items} in more than one split",
+            "keep each in one split: a model is tested on what it learned from",
+            leaks,
+        ),
+        (
+            FALSIFIES,
+            f"{items} with more than one {target.single}",
+            f"find the right {target.noun} and remove the other copies",
+            conflicts,
+        ),
+        (
+            WARNING,
+            f"{items} repeated {target.repeated}",
+            "keep one of each, unless they should weigh more",
+            copies,
+        ),
+    ):
+        report.add(level, what, [_equal(members) for members in found], remedy, found)
 
 
 def _equal(members: list[dict[str, Any]]) -> str:
-    shown = [f"{one['id']} ({one['split']}, {one['class']})" for one in members[:_SHOWN]]
+    shown = [
+        f"{one['id']} ({one['split']}{', ' + str(one['class']) if 'class' in one else ''})"
+        for one in members[:_SHOWN]
+    ]
     more = len(members) - _SHOWN
     return " = ".join([*shown, f"{more} more"] if more > 0 else shown)
+
+
+def add_cases(report: Report, images: Images, *, grouped: bool) -> None:
+    """Count the cases of each split; find those in several, and splits of a single one.
+
+    Args:
+        report: Where to.
+        images: The inputs.
+        grouped: Whether groups are the data's own.
+    """
+    if not grouped or not images.groups:
+        return
+    of: dict[str, set[str]] = {}
+    for group, split in zip(images.groups, images.splits.tolist(), strict=True):
+        of.setdefault(group, set()).add(split)
+    counts = Counter(split for splits in of.values() for split in splits)
+    report.facts["cases"] = {name: counts[name] for name in SPLITS if counts[name]}
+    shared = [
+        {"case": case, "splits": sorted(of[case], key=SPLITS.index)}
+        for case in sorted(of)
+        if len(of[case]) > 1
+    ]
+    report.add(
+        FALSIFIES,
+        "cases in more than one split",
+        [f"{one['case']} ({', '.join(one['splits'])})" for one in shared],
+        "keep a case in one split (data.split_by=case): its slices resemble each other, and a "
+        "model is tested on what it learned from",
+        shared,
+    )
+    lone = [name for name in SPLITS if counts[name] == 1]
+    report.add(
+        WARNING,
+        "splits of a single case",
+        lone,
+        "nothing tells how far scores vary from case to case: add cases, or take a larger share",
+    )
 
 
 def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
@@ -169,39 +295,43 @@ def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
         images: The images.
         empty_told: Whether classes without images are told of already.
     """
-    names = images.classes
+    names, items = images.classes, images.kind.nouns
     counts = {
-        name: np.bincount(table.labels[table.labels >= 0], minlength=len(names))
+        name: np.bincount(labels[labels >= 0], minlength=len(names))
         for name, table in images.tables.items()
+        for labels in [table.targets.strata]
     }
     train = counts["train"]
-    if not names or not train.any():
-        return  # there are no labels, or none could be read
+    if not train.any():
+        return  # no label could be read
     report.facts["classes"] = {
         name: {split: int(counts[split][i]) for split in counts} for i, name in enumerate(names)
     }
 
     if not empty_told:
-        remedy = "no model can learn them: add images, or take their names out"
-        _warn(report, names, train == 0, "classes without training images", remedy)
-    remedy = "they are learned from, but never validated on: add images"
-    _warn(report, names, train == 1, "classes of one training image", remedy)
-    add_unmeasured(report, names, counts)
-    add_uneven(report, names, train)
+        remedy = f"no model can learn them: add {items}, or take their names out"
+        _warn(report, names, train == 0, f"classes without training {items}", remedy)
+    remedy = f"they are learned from, but never validated on: add {items}"
+    _warn(report, names, train == 1, f"classes of one training {images.kind.noun}", remedy)
+    add_unmeasured(report, names, counts, images.kind)
+    add_uneven(report, names, train, images.kind)
 
 
-def add_unmeasured(report: Report, names: Sequence[str], counts: Mapping[str, IntArray]) -> None:
+def add_unmeasured(
+    report: Report, names: Sequence[str], counts: Mapping[str, IntArray], kind: InputKind
+) -> None:
     """Name the classes that are learned, but that a split to measure on lacks.
 
     Args:
         report: Where to.
         names: The classes.
-        counts: Images of each class by split.
+        counts: Inputs of each class by split.
+        kind: The kind of input.
     """
     for split in ("val", "test"):
         if split in counts:
             lacking = (counts[split] == 0) & (counts["train"] > 0)
-            remedy = "what a model makes of them cannot be measured: add images"
+            remedy = f"what a model makes of them cannot be measured: add {kind.nouns}"
             _warn(report, names, lacking, f"classes that {split} lacks", remedy)
 
 
@@ -211,20 +341,22 @@ def _warn(
     report.add(WARNING, what, [names[i] for i in np.flatnonzero(which).tolist()], remedy)
 
 
-def add_uneven(report: Report, names: Sequence[str], counts: IntArray) -> None:
+def add_uneven(report: Report, names: Sequence[str], counts: IntArray, kind: InputKind) -> None:
     """Warn where the classes of the training images are uneven, as `Balance` defines it.
 
     Args:
         report: Where to.
         names: The classes.
-        counts: Training images of each.
+        counts: Training inputs of each.
+        kind: The kind of input.
     """
     if not counts.any():
         return
     balance = Balance(dict(enumerate(counts.tolist())))
     most, least = balance.largest, balance.smallest
     if balance.uneven:
-        line = f"{names[most]} has {counts[most]} training images, {names[least]} {counts[least]}"
+        line = f"{names[most]} has {counts[most]} training {kind.nouns}, {names[least]} "
+        line += str(counts[least])
         remedy = "read the accuracy of each class, not the mean alone"
         report.add(WARNING, "large imbalances", [line], remedy)
 
@@ -249,7 +381,7 @@ def add_sizes(report: Report, images: Images) -> None:
     tiny = [images.sized(k) for k in known[side < bound].tolist()]
     report.add(
         WARNING,
-        f"images with a side below {bound} pixels",
+        f"{images.kind.nouns} with a side below {bound} pixels",
         [f"{one['id']}: {one['width']}x{one['height']}" for one in tiny],
         "look at them: enlarged, they show little",
         tiny,
@@ -261,16 +393,18 @@ def add_traits(report: Report, images: Images) -> None:
     for place, (trait, answer) in enumerate(TRAITS.items()):
         found = np.flatnonzero(images.traits & (1 << place))
         level = WARNING if trait in _WARNED else NOTE
-        report.add(level, f"{trait} images", [images.id(int(k)) for k in found], answer)
+        report.add(
+            level, f"{trait} {images.kind.nouns}", [images.id(int(k)) for k in found], answer
+        )
 
 
-def add_sequences(report: Report, found: Sequences | None, *, masks: bool) -> None:
+def add_sequences(report: Report, found: Sequences | None, target: TargetKind) -> None:
     """Name the sequences whose frames are taken for independent images.
 
     Args:
         report: Where to.
         found: The sequences.
-        masks: Whether the images have masks, whose cases `groups.csv` can name.
+        target: The kind of target, which may know how groups are named.
     """
     if found is None:
         return
@@ -280,7 +414,7 @@ def add_sequences(report: Report, found: Sequences | None, *, masks: bool) -> No
         WARNING,
         IN_SEQUENCES,
         [f"{name}: {images} images" for name, images in found.images.items()],
-        f"{'name the sequence of each in groups.csv, or ' * masks}{how}: neighbours are nearly the "
+        f"{target.grouping}{how}: neighbours are nearly the "
         "same picture, so that a model is tested on what it learned from, and intervals over test "
         "images are too narrow",
         [{"sequence": name, "images": images} for name, images in found.images.items()],

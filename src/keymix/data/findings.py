@@ -106,11 +106,11 @@ class Report:
         }
 
 
-# what a source tells as a fault: words for many, and the remedy
+# what a source tells as a fault: words for many, and the remedy, where {items} are the inputs
 FAULTS: Mapping[str, tuple[str, str]] = {
     "one class": ("sets of one class only", "add a second class: there is nothing to tell apart"),
-    "empty class": ("empty classes", "add images, or remove the folder"),
-    "unknown class": ("classes that train does not have", "add training images, or remove them"),
+    "empty class": ("empty classes", "add {items}, or remove the folder"),
+    "unknown class": ("classes that train does not have", "add training {items}, or remove them"),
     "bad label": ("bad labels", "correct or remove the rows"),
     "labels without recording": ("labels without recording", "restore the recordings"),
     "recording without labels": ("recordings without labels", "restore the labels"),

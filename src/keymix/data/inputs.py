@@ -109,6 +109,27 @@ class Inputs(ABC):
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
             return convert(image, self.in_chans)
 
+    @property
+    def quick(self) -> bool:
+        """Whether all can be looked at in no time."""
+        return self.images is not None
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a first look is at fewer pixels, so that equal inputs need a second one."""
+        return False
+
+    def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
+        """Give bytes that tell input ``i`` from others, and say whether it is of one colour.
+
+        Args:
+            i: The input.
+            whole: Whether all of it is decoded, where a first look is `drafted`.
+        """
+        del whole
+        found = self.read(i)
+        return f"{tuple(found.shape)}".encode() + found.numpy().tobytes(), False
+
     def update_digest(self, digest: Digest) -> str:
         """Enter the inputs into the fingerprint of the data, and say what of them is hashed."""
         if self.images is not None:

@@ -124,11 +124,19 @@ class TargetKind:
         augment: Fields of `keymix.data.augment.Augment` for such targets alone, ``flip`` besides.
         data: Which data have such targets.
         instead: Which recipes to take for another augmentation.
+        single: What the one of an input is called where copies of the input have several.
+        repeated: How copies of an input with the same target are called.
+        grouping: How groups of such inputs can be named, the beginning of a remedy.
+        faults: Where the kinds of their faults are put in words, ``module:mapping``.
     """
 
     name: str
     noun: str
     nouns: str
+    single: str = ""
+    repeated: str = "with the same target"
+    grouping: str = ""
+    faults: str = ""
     placed: bool = False
     settings: Settings | None = None
     augment: tuple[str, ...] = ()
@@ -137,11 +145,17 @@ class TargetKind:
 
 
 _OF_MASKS = ("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")
-CLASS = TargetKind(name="class", noun="class", nouns="labels")
+CLASS = TargetKind(
+    name="class", noun="class", nouns="labels", single="label", repeated="within a class"
+)
 MASK = TargetKind(
     name="mask",
     noun="mask",
     nouns="masks",
+    single="mask",
+    repeated="with the same mask",
+    grouping="name the sequence of each in groups.csv, or ",
+    faults="keymix.data.segmentation.table:KINDS",
     placed=True,
     settings=Settings(
         names=("masks", "stack", "split_by", "test_fraction"),
@@ -153,8 +167,8 @@ MASK = TargetKind(
     instead="a recipe for segmentation, such as small_masks_setr; augment.flip, "
     f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
 )
-VALUE = TargetKind(name="value", noun="value", nouns="values")
-PLACE = TargetKind(name="place", noun="place", nouns="places", placed=True)
+VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
+PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
 TARGETS = {kind.name: kind for kind in (CLASS, MASK, VALUE, PLACE)}
 
 CELLS = Settings(names=("cell_mib",), lacks="has no parquet files")

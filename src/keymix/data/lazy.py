@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from keymix.data.augment import Augment
 from keymix.data.auto_augment import AutoAugment
 from keymix.data.batches import Made
-from keymix.data.decode import evaluation_array, reading, resize, to_array
+from keymix.data.decode import convert, evaluation_array, reading, resize, to_array
 from keymix.data.draws import erased_boxes, flips, resized_crop
 from keymix.data.inputs import Inputs
 from keymix.data.measure import REMEDY
@@ -35,6 +35,7 @@ from keymix.errors import UserError
 
 Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
 _CPU = torch.device("cpu")
+_SIDE = 64  # pixels a side from which a JPEG file may be decoded smaller
 
 
 @runtime_checkable
@@ -133,6 +134,20 @@ class ImagesOneByOne(Inputs):
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
             pixels = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
         return torch.from_numpy(pixels.copy())
+
+    @property
+    def drafted(self) -> bool:
+        """A JPEG file is decoded smaller at first, which is quicker."""
+        return True
+
+    def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
+        """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
+        with self.table.open(i) as opened:
+            size = opened.size
+            if not whole:
+                opened.draft(None, (_SIDE, _SIDE))
+            decoded = convert(opened, self.in_chans)
+        return f"{size}".encode() + decoded.tobytes(), False
 
     def server(
         self,

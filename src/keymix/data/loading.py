@@ -13,17 +13,14 @@ from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import Size, checked_size
 from keymix.data.inputs import HASHED
 from keymix.data.kinds import CLASS
-from keymix.data.prepare import Options, Pairs, Preparation
+from keymix.data.prepare import Pairs, Preparation
 from keymix.data.record import DataFacts
 from keymix.data.sieve import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
 from keymix.data.sources.base import Faults, Source
-from keymix.data.specs import OF_ONE_KIND, parse
+from keymix.data.specs import Options, parse
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 from keymix.task import Task, get_task
-
-OPENED_BY = ("masks", "stack", "split_by", "cell_mib")
-"""Settings that a source is opened with."""
 
 
 def load(
@@ -97,9 +94,8 @@ def load(
     entry, argument = parse(spec)
     if not 0.0 < val_fraction < 1.0:
         raise UserError(f"{val_fraction=} is not between 0 and 1, both excluded.")
-    entry.check_settings(spec, {name: getattr(options, name) for name in OF_ONE_KIND})
-    settings = {name: getattr(options, name) for name in OPENED_BY}
-    source = entry.open(argument, Faults(), **settings)
+    entry.check_settings(spec, options.of_one_kind)
+    source = entry.open(argument, Faults(), **options.of_opening)
     if source.train.targets.kind is CLASS and not source.classes:
         raise UserError(f"data {spec} have class numbers, but no classes. Name them in the source.")
     task = get_task(entry.task)

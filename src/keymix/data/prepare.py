@@ -8,7 +8,6 @@ folder of its kind (`keymix.data.sources.base.Source.preparation`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from keymix.data.lazy import ImagesOneByOne
 from keymix.data.measure import broken, decode_all, header_size, header_sizes, in_chunks
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Source, Table
+from keymix.data.specs import Options
 from keymix.data.targets import Targets
 from keymix.data.whole import WholeImages
 from keymix.errors import UserError
@@ -35,26 +35,6 @@ DEFAULT_SIZE: Size = (224, 224)
 
 Pairs = dict[str, tuple[Inputs, Targets]]
 """Inputs and targets of each split."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `keymix.data.loading.load` is asked for, as it says."""
-
-    image_size: Size | None = None
-    crop_pct: float | None = None
-    limit: int | None = None
-    val_fraction: float = 0.1
-    split_seed: int = 0
-    skip_corrupt: bool = False
-    time_steps: int | None = None
-    frames_by: str | None = None
-    event_split: str | None = None
-    masks: str | None = None
-    stack: int | None = None
-    split_by: str | None = None
-    test_fraction: float | None = None
-    cell_mib: int | None = None
 
 
 class Preparation:

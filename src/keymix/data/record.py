@@ -122,11 +122,13 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
         multilabel: Of masks, whether a pixel may belong to several classes.
 
     Raises:
-        UserError: If a split is missing from `sizes` or `index_sha256`, or
-            this keymix has no such task.
+        UserError: If a classifier's data have no classes, a split is missing from `sizes` or
+            `index_sha256`, or this keymix has no such task.
     """
 
     def __post_init__(self) -> None:
+        if not self.classes and self.task == DEFAULT:
+            raise UserError("classes is empty")
         for split in ("train", "val", "test"):
             for name, of in (("sizes", self.sizes), ("index_sha256", self.index_sha256)):
                 if split not in of:

@@ -49,6 +49,36 @@ _WORDNET_ID = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Options:
+    """What loading or a check is asked for; see `keymix.data.loading.load`."""
+
+    image_size: tuple[int, int] | None = None
+    crop_pct: float | None = None
+    limit: int | None = None
+    val_fraction: float = 0.1
+    split_seed: int = 0
+    skip_corrupt: bool = False
+    time_steps: int | None = None
+    frames_by: str | None = None
+    event_split: str | None = None
+    masks: str | None = None
+    stack: int | None = None
+    split_by: str | None = None
+    test_fraction: float | None = None
+    cell_mib: int | None = None
+
+    @property
+    def of_one_kind(self) -> dict[str, int | float | str | None]:
+        """Settings that only some data have, by name."""
+        return {name: getattr(self, name) for name in OF_ONE_KIND}
+
+    @property
+    def of_opening(self) -> dict[str, int | str | None]:
+        """Settings that a source is opened with, by name."""
+        return {name: getattr(self, name) for name in ("masks", "stack", "split_by", "cell_mib")}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """A kind of data set.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, TRANSPARENT, convert, reason
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.threads import threads
 from keymix.errors import UserError
@@ -38,6 +39,21 @@ _CHUNK = 32  # images a task
 _ORIENTATION = 0x0112  # EXIF's tag
 
 
+@dataclass(frozen=True)
+class Remark:
+    """Something odd about an input that can be used all the same.
+
+    Args:
+        what: What, in words for many.
+        remedy: What to do about it.
+        told: The same of this input.
+    """
+
+    what: str
+    remedy: str
+    told: str
+
+
 @dataclass(frozen=True, eq=False)
 class Survey:
     """What was seen of a table's images.
@@ -47,18 +63,44 @@ class Survey:
         sizes: Width and height in pixels, ``[N, 2]``; zero if broken.
         traits: Sets of `TRAITS` as bits, ``[N]``.
         broken: What is wrong with an image, by position.
-        sparse: Of recordings of events, what their frames lack, by position: kind and words.
+        remarks: What else is odd about an input, by position.
+        targets: Hashes of the targets, where they were read too; zero if broken.
+        blank: Whether all pixels are the same, where that was looked at.
+        own: What more was seen, for the findings of the targets.
     """
 
     hashes: NDArray[np.void]
     sizes: IntArray
     traits: IntArray
     broken: dict[int, str]
-    sparse: dict[int, tuple[str, str]] = field(default_factory=dict)
+    remarks: dict[int, Remark] = field(default_factory=dict)
+    targets: NDArray[np.void] | None = None
+    blank: NDArray[np.bool_] | None = None
+    own: object = None
 
     def having(self, trait: str) -> IntArray:
         """List the positions of images with a trait."""
         return np.flatnonzero(self.traits & _BIT[trait]).astype(np.int64)
+
+
+def survey_images(
+    source: Source,
+    tables: Mapping[str, Table],
+    faults: Faults,
+    options: Options,
+    progress: Progress,
+) -> dict[str, Survey]:
+    """Decode every image of a source.
+
+    Args:
+        source: Where they come from.
+        tables: Its tables by name.
+        faults: Takes faults of the data as a whole that are found on the way.
+        options: What training would be asked for.
+        progress: Called with the number of images done since the last call.
+    """
+    del faults, options
+    return {name: survey(table, source.in_chans, progress) for name, table in tables.items()}
 
 
 def survey(table: Table, in_chans: int, progress: Progress) -> Survey:

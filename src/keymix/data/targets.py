@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class Targets(ABC):
     kind: TargetKind = VALUE
     groups: Sequence[str] | None = None
     moves: bool = False
+    findings: ClassVar[str] = "keymix.data.contents:TargetFindings"
+    """Where it is said what a check tells of them, ``module:class``."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -69,6 +71,11 @@ class Targets(ABC):
         """Make a batch of targets that were read: one tensor where shapes agree, else a list."""
         plain = [each.as_subclass(Tensor) for each in targets]
         return torch.stack(plain) if len({each.shape for each in plain}) == 1 else plain
+
+    def content(self, i: int) -> bytes:
+        """Give bytes that tell the target of input ``i`` from others."""
+        target = self.read(i)
+        return f"{tuple(target.shape)}".encode() + target.numpy().tobytes()
 
     @property
     def values(self) -> Tensor | None:
@@ -131,6 +138,7 @@ class ClassTargets(Targets):
     """
 
     kind = CLASS
+    findings: ClassVar[str] = "keymix.data.contents:ClassFindings"
 
     def __init__(self, labels: IntArray) -> None:
         self.labels = labels

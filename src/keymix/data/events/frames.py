@@ -21,6 +21,9 @@ from keymix.data.specs import FRAMES_BY
 from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
 
+TIME_STEPS = 10
+"""Frames a recording where nobody says how many; published results have 10 and 16."""
+
 
 def starts(t: IntArray, time_steps: int, frames_by: str) -> IntArray:
     """Find the first event of each frame; a frame ends where the next begins.

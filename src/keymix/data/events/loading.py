@@ -7,23 +7,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from keymix.data.events.frames import check_size
+from keymix.data.events.frames import TIME_STEPS, check_size
 from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.events.serve import RecordedFrames
 from keymix.data.events.store import Settings, frames_of
 from keymix.data.events.stream import Size
-from keymix.data.prepare import Options, Pairs, Preparation
+from keymix.data.prepare import Pairs, Preparation
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.specs import FRAMES_BY, parse
+from keymix.data.specs import FRAMES_BY, Options, parse
 from keymix.errors import UserError, unknown
 from keymix.task import Task
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-TIME_STEPS = 10
-"""Frames a recording where nobody says how many; published results have 10 and 16."""
 _OR = (
     "Or leave such recordings out with --data.skip_corrupt true; `keymix data check` names them "
     "all."

@@ -131,6 +131,7 @@ class EventSource(Source):
 
     kind: ClassVar[InputKind] = RECORDING
     preparation: ClassVar[str] = "keymix.data.events.loading:EventPreparation"
+    surveyed: ClassVar[str] = "keymix.data.events.survey:survey_events"
 
     train: Recordings
     in_chans: int = 2

@@ -8,20 +8,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keymix.data.events.frames import starts
+from keymix.data.events.frames import TIME_STEPS, starts
 from keymix.data.events.recordings import Read, Recordings, digest_of
 from keymix.data.events.stream import Events
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.specs import Options
 from keymix.data.streams import IntArray
-from keymix.data.survey import HASH, Progress, Survey
+from keymix.data.survey import HASH, Progress, Remark, Survey
 from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _THREADS = 4
 
 
-FEW, EMPTY = "few", "empty"
-"""Kinds of sparse recordings: fewer events than frames, or frames without events by time."""
+def _few(time_steps: int, told: str) -> Remark:
+    return Remark(
+        f"recordings of fewer events than frames, at T = {time_steps}",
+        "by number all events are in the last frame: look at them, or take fewer data.time_steps",
+        told,
+    )
+
+
+def _empty(time_steps: int, told: str) -> Remark:
+    return Remark(
+        f"recordings with empty frames by time, at T = {time_steps}",
+        "a frame without events tells a model nothing: take fewer data.time_steps, or leave "
+        "data.frames_by at number",
+        told,
+    )
 
 
 @dataclass(frozen=True)
@@ -29,19 +43,27 @@ class _Seen:
     """What is kept of a whole recording: its hash, and what its frames lack."""
 
     hash: bytes
-    sparse: tuple[str, str] | None
+    sparse: Remark | None
 
 
 def survey_events(
-    tables: Mapping[str, Table], progress: Progress, time_steps: int
+    source: Source,
+    tables: Mapping[str, Table],
+    faults: Faults,
+    options: Options,
+    progress: Progress,
 ) -> dict[str, Survey]:
     """Read every recording of a source's tables, those of one file together.
 
     Args:
+        source: Where they come from.
         tables: Views of one set of recordings.
+        faults: Faults of the data as a whole; none is found on the way.
+        options: What training would be asked for, such as frames of a recording.
         progress: Called with the number of recordings done since the last call.
-        time_steps: T, frames that would be made of each.
     """
+    del source, faults
+    time_steps = options.time_steps or TIME_STEPS
     own = {name: table for name, table in tables.items() if isinstance(table, Recordings)}
     whole = next(iter(own.values())).whole
     wanted = np.zeros(len(whole), dtype=bool)
@@ -67,14 +89,14 @@ def _seen(read: Read, time_steps: int) -> _Seen | str:
     return _Seen(digest_of(read)[:HASH], _sparse(read, time_steps))
 
 
-def _sparse(events: Events, time_steps: int) -> tuple[str, str] | None:
+def _sparse(events: Events, time_steps: int) -> Remark | None:
     """Say what frames of a recording lack, if anything."""
     count = len(events)
     if count < time_steps:
-        return FEW, "1 event" if count == 1 else f"{count} events"
+        return _few(time_steps, "1 event" if count == 1 else f"{count} events")
     first = starts(events["t"], time_steps, "time")
     empty = int((np.diff(first, append=count) == 0).sum())
-    return (EMPTY, f"{empty} of {time_steps} frames") if empty else None
+    return _empty(time_steps, f"{empty} of {time_steps} frames") if empty else None
 
 
 def _survey(table: Recordings, found: Mapping[int, _Seen | str]) -> Survey:
@@ -82,7 +104,7 @@ def _survey(table: Recordings, found: Mapping[int, _Seen | str]) -> Survey:
     hashes = np.zeros(count, dtype=f"V{HASH}")
     sizes = np.zeros((count, 2), dtype=np.int64)
     broken: dict[int, str] = {}
-    sparse: dict[int, tuple[str, str]] = {}
+    sparse: dict[int, Remark] = {}
     for i, row in enumerate(table.rows.tolist()):
         seen = found[row]
         if isinstance(seen, str):

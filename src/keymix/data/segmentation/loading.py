@@ -9,13 +9,13 @@ from dataclasses import replace
 from keymix.data.carve import Part, shared_note
 from keymix.data.decode import Size
 from keymix.data.measure import in_chunks
-from keymix.data.prepare import DEFAULT_SIZE, Options, Pairs, Preparation
+from keymix.data.prepare import DEFAULT_SIZE, Pairs, Preparation
 from keymix.data.record import DataFacts
 from keymix.data.segmentation.held import HELD_BYTES, hold
 from keymix.data.segmentation.serve import ScanImages, SplitMasks
 from keymix.data.segmentation.table import ScanSource, ScanTable, Seen, refuse, unfit
 from keymix.data.sources.base import Source, Table, some
-from keymix.data.specs import MASKS, SPLIT_BY
+from keymix.data.specs import MASKS, SPLIT_BY, Options
 from keymix.errors import UserError, unknown
 from keymix.task import Task
 

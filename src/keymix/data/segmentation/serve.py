@@ -41,6 +41,12 @@ class ScanImages(WholeImages):
         image = self.read(i)
         return image[self.in_chans // 2][None] if self.scans.stacked else image
 
+    def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
+        """Give the pixels of image ``i``; of a stack, of the slice in the middle."""
+        del whole
+        image = self.picture(i).numpy()
+        return image.tobytes(), bool(image.min() == image.max())
+
 
 class SplitMasks(MaskTargets):
     """The masks of a split, at the size of its images.

@@ -6,16 +6,17 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen
-from keymix.data.sources.base import Fault
+from keymix.data.sources.base import Fault, Faults, Source, Table
+from keymix.data.specs import Options
 from keymix.data.streams import IntArray
-from keymix.data.survey import HASH, Progress
+from keymix.data.survey import HASH, Progress, Survey
 from keymix.data.tasks import IGNORE
 from keymix.data.threads import threads
 from keymix.errors import UserError
@@ -48,6 +49,47 @@ class ScanSurvey:
     blank: NDArray[np.bool_]
     seen: list[Seen]
     broken: dict[int, list[Fault]] = field(default_factory=dict)
+
+
+def survey_source(
+    source: Source,
+    tables: Mapping[str, Table],
+    faults: Faults,
+    options: Options,
+    progress: Progress,
+) -> dict[str, Survey]:
+    """Read every image and mask of a source.
+
+    Args:
+        source: Where they come from.
+        tables: Its tables by name.
+        faults: Takes what is wrong with single images, each once: a file may be in several stacks.
+        options: What training would be asked for, such as slices of a stack.
+        progress: Called with the number of images done since the last call.
+    """
+    scans = {name: table for name, table in tables.items() if isinstance(table, ScanTable)}
+    found = {
+        name: survey_scans(table, len(source.classes), progress, stack=options.stack)
+        for name, table in scans.items()
+    }
+    told = set()
+    for each in found.values():
+        for fault in (fault for k in sorted(each.broken) for fault in each.broken[k]):
+            if (fault.kind, fault.message) not in told:
+                told.add((fault.kind, fault.message))
+                faults.found.append(fault)
+    return {
+        name: Survey(
+            each.hashes,
+            each.sizes,
+            np.zeros(len(each.seen), dtype=np.int64),
+            {},
+            targets=each.mask_hashes,
+            blank=each.blank,
+            own=each,
+        )
+        for name, each in found.items()
+    }
 
 
 def survey_scans(

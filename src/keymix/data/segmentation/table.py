@@ -208,6 +208,7 @@ class MaskTargets(Targets):
     """
 
     kind = MASK
+    findings: ClassVar[str] = "keymix.data.segmentation.check:MaskFindings"
 
     def __init__(self, table: ScanTable) -> None:
         self.table, self.groups = table, table.groups
@@ -246,6 +247,8 @@ class ScanSource(Source):
     """
 
     preparation: ClassVar[str] = "keymix.data.segmentation.loading:ScanPreparation"
+    surveyed: ClassVar[str] = "keymix.data.segmentation.survey:survey_source"
+    checked_fraction: ClassVar[float] = 1 / 6  # 80:16:4 with the test split
 
     train: ScanTable
     val: ScanTable | None = None

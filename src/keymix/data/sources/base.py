@@ -151,6 +151,10 @@ class Source:
     kind: ClassVar[InputKind] = IMAGE
     preparation: ClassVar[str] = "keymix.data.prepare:Preparation"
     """Where loading the splits is said, ``module:class``."""
+    surveyed: ClassVar[str] = "keymix.data.survey:survey_images"
+    """Where a check's look at all inputs is said, ``module:function``."""
+    checked_fraction: ClassVar[float] = 0.1
+    """Share that becomes validation in a check, as in recipes for such data."""
 
     classes: tuple[str, ...] = ()
     train: Table
