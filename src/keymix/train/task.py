@@ -174,6 +174,8 @@ class TrainingTask(nn.Module):
         if self.ema is not None:
             self.ema.requires_grad_(False)
         self.scores, self.data = scores, data
+        if data is not None:
+            self.kind = data.task
         self.last_lr = recipe.optim.lr
         self.losses = losses
         full = None if steps_per_epoch == 1 else recipe.data.batch_size

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of a task of one's own share: stop and resume, a comparison of seconds, a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keymix
+from commands import one_thread
+from keymix.analysis.memory import Peak
+from keymix.analysis.statistics import Interval
+from keymix.compare.run import Comparison
+from keymix.compare.verdicts import Judgement, judge
+from keymix.task import get_task
+from keymix.train.recipe import Recipe
+from keymix.train.task import TrainingTask
+
+
+def check_resume(recipe: Recipe, folder: Path, *, weights: int) -> None:
+    """Stop a run within each of its epochs; it ends with the weights of one that was not stopped.
+
+    Args:
+        recipe: The run, of two epochs.
+        folder: For the runs.
+        weights: Epochs within which it is stopped.
+    """
+    whole = keymix.train(recipe, folder / "whole")
+    step = TrainingTask.training_step
+    for _ in range(weights):
+        steps = 0
+
+        def stopped(self: TrainingTask, batch: Any, number: int) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == 3:
+                raise KeyboardInterrupt
+            return step(self, batch, number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TrainingTask, "training_step", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                keymix.train(recipe, folder / "stopped", checkpoint_minutes=0)
+        assert not keymix.load_run(folder / "stopped").done
+    resumed = keymix.train(recipe, folder / "stopped")
+    (ours, _), (theirs, _) = resumed.weights(), whole.weights()
+    assert all(bool((ours[name] == tensor).all()) for name, tensor in theirs.items())
+    assert resumed.summary.last == whole.summary.last
+    lines = [
+        [{**line, "seconds": 0, "images_per_s": 0} for line in run.metrics()]
+        for run in (resumed, whole)
+    ]
+    assert lines[0] == lines[1]
+
+
+@contextmanager
+def quick_comparisons() -> Iterator[None]:
+    """Estimate nothing, start no process for peak memory, and time few rounds."""
+
+    def known(builds: Any, *args: Any, **more: Any) -> dict[str, Peak]:
+        peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
+        return dict.fromkeys(builds, peak)
+
+    with pytest.MonkeyPatch.context() as patch, one_thread():
+        patch.setattr("keymix.analysis.memory.peak_memory", known)
+        patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
+        yield
+
+
+def compared(recipe: Recipe, out: Path, file: str, *, processes: int = 1) -> Comparison:
+    """Compare two mixers at two seeds."""
+    found: Comparison = keymix.compare(
+        recipe=recipe,
+        mixers="softmax,identity",
+        seeds=2,
+        out=out,
+        imports=[file],
+        processes=processes,
+    )
+    assert not found.failed
+    return found
+
+
+def judged_difference(task: str, difference: float) -> Judgement:
+    """Judge a mixer whose score differs so much from the baseline's, beyond doubt."""
+    sure = Interval(
+        n=30,
+        difference=difference,
+        low=0.9 * difference,
+        high=1.1 * difference,
+        p=1e-6,
+        p_holm=1e-6,
+    )
+    return judge("one", "other", sure, sure, planned=30, score=get_task(task).score)
