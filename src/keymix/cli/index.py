@@ -9,8 +9,12 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keymix.data.specs import DataSpec
 
 PATH = Path(__file__).with_name("index.json")
 
@@ -62,6 +66,19 @@ def _models() -> list[dict[str, Any]]:
     return rows
 
 
+def data_rows(specs: Iterable[DataSpec]) -> list[dict[str, str | bool | list[str]]]:
+    """Gather data specs, as plain data."""
+    return [
+        {
+            "name": s.usage,
+            "aliases": [s.name] if s.name != s.usage else [],
+            "downloads": s.downloads,
+            "summary": s.summary,
+        }
+        for s in specs
+    ]
+
+
 def build() -> dict[str, list[dict[str, Any]]]:
     """Gather what there is from the registries, as plain data."""
     from keymix import recipes
@@ -71,15 +88,7 @@ def build() -> dict[str, list[dict[str, Any]]]:
         "models": _models(),
         "mixers": _mixers(),
         "recipes": [{"name": n, "summary": recipes.summary(n)} for n in recipes.names()],
-        "data": [
-            {
-                "name": s.usage,
-                "aliases": [s.name] if s.name != s.usage else [],
-                "downloads": s.downloads,
-                "summary": s.summary,
-            }
-            for s in SPECS
-        ],
+        "data": data_rows(SPECS),
     }
 
 

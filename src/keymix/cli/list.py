@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 from keymix.cli.console import line, out, say, table
-from keymix.cli.index import PATH
+from keymix.cli.index import PATH, data_rows
 from keymix.cli.parser import VerbParser
+from keymix.data.specs import registered_specs
 from keymix.errors import UserError, unknown
 
 KINDS = ("models", "mixers", "recipes", "data")
@@ -54,6 +55,7 @@ def main(argv: list[str]) -> int:
         else:
             raise unknown("kind to list", kind, KINDS)
     index: dict[str, list[Row]] = json.loads(PATH.read_text(encoding="utf-8"))
+    index["data"] += data_rows(registered_specs())
     chosen = {k: index[k] for k in KINDS if kind in (None, k)}
     if pattern is not None:
         found = {k: [r for r in rows if _matches(r, pattern)] for k, rows in chosen.items()}

@@ -375,9 +375,9 @@ def _view_of(model: nn.Module) -> View:
 
 def is_spec(word: str) -> bool:
     """Whether a word is a data spec, and no path."""
-    from keymix.data.specs import SPECS
+    from keymix.data.specs import find_spec
 
-    return not Path(word).exists() and word.partition(":")[0] in {spec.name for spec in SPECS}
+    return not Path(word).exists() and find_spec(word) is not None
 
 
 def evenly(count: int, limit: int | None) -> list[int]:

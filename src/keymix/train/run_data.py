@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from keymix.data.specs import MASKS, named, parse
+from keymix.data.kinds import SLICES
+from keymix.data.specs import MASKS, parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
 from keymix.train.scoring import ImageBatch
@@ -19,7 +20,6 @@ from keymix.train.scoring import ImageBatch
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.data.record import DataRecord
-    from keymix.data.tasks import MaskKind
     from keymix.train.data_config import DataConfig
 
 
@@ -36,7 +36,7 @@ def data_for(
         config: The run's settings of data.
         seen: The record of the data that it was trained on.
         spec: Other data; None for the run's own.
-        size: Height and width of the images, pixels.
+        size: Height and width of the images, pixels; nothing to images that keep their own.
         time_steps: Frames a recording, of a run on events; those of the training if None.
 
     Returns:
@@ -47,23 +47,24 @@ def data_for(
     """
     own = config.spec
     wanted = own if spec is None else spec
-    kinds = ("recordings of events", "images")
-    if (events := parse(wanted)[0].events) != seen.events:
-        holds, trained = kinds if events else kinds[::-1]
-        raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {trained}.")
+    entry, kind = parse(wanted)[0], seen.kind
+    if entry.input_kind.axes != kind.axes:
+        holds = entry.input_kind.holds
+        raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {kind.holds}.")
     _same_task(wanted, seen)
     if wanted != own:
         config = of_other_data(config, wanted, multilabel=seen.multilabel)
-    if time_steps is not None and seen.events:
+    if time_steps is not None and entry.takes("time_steps"):
         config = replace(config, time_steps=time_steps)
-    data = warn_of_sparse(load_data(config, image_size=size, crop_pct=seen.crop_pct))
+    own_sizes = seen.task_kind.whole_images and config.image_size is None
+    given = None if own_sizes else size
+    data = warn_of_sparse(load_data(config, image_size=given, crop_pct=seen.crop_pct))
     if data.in_chans != seen.in_chans:
         raise UserError(
-            f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
-            f"{seen.in_chans}."
+            f"data {data.spec!r} has {kind.nouns} of {data.in_chans} channels; the run was trained "
+            f"on {seen.in_chans}."
         )
-    if data.masks is not None:
-        _same_masks(data, data.masks, seen)
+    data.train.targets.check_like(data.spec, data.classes, seen)
     new = [name for name in data.classes if name not in seen.classes]
     if new:
         raise UserError(
@@ -72,8 +73,7 @@ def data_for(
             f"{', '.join(seen.classes[:10])}."
         )
     if wanted == own and _changed(seen, data.record()):
-        items = named("images", events=data.time_steps is not None)
-        told = f"the {items} of data {data.spec} are not those that the run was trained with: "
+        told = f"the {kind.nouns} of data {data.spec} are not those that the run was trained with: "
         told += "what is scored may have been trained on"
         warnings.warn(told, KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen.classes.index(name) for name in data.classes])
@@ -93,7 +93,7 @@ def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = No
         UserError: If the run was trained on stacks, and images of the data have no neighbours.
     """
     entry = parse(spec)[0]
-    scans = entry.name == "uwgi"  # the one whose masks are made as asked, and are stacked
+    scans = entry.input_kind is SLICES  # masks are made as asked, and images are stacked
     if config.stack not in (None, 1) and not scans:
         raise UserError(
             f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
@@ -106,24 +106,8 @@ def of_other_data(config: DataConfig, spec: str, *, multilabel: bool | None = No
     )
 
 
-def _same_masks(data: ImageData, masks: MaskKind, seen: DataRecord) -> None:
-    """Refuse masks of another kind, and of other classes or in another order."""
-    if masks.multilabel != seen.multilabel:
-        trained = MASKS[bool(seen.multilabel)]
-        layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
-        raise UserError(
-            f"data {data.spec!r} has {MASKS[masks.multilabel]} masks; the run was trained on "
-            f"{trained} ones. Lay them out as {layout}, or take a run on masks of their kind."
-        )
-    if data.classes != seen.classes:
-        raise UserError(
-            f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained on "
-            f"{', '.join(seen.classes)}, in this order. Rename or reorder its classes."
-        )
-
-
 def _same_task(spec: str, seen: DataRecord) -> None:
-    """Refuse masks for a classifier, and classes for a segmenter."""
+    """Refuse data of another task."""
     holds, trained = parse(spec)[0].task, seen.task
     if holds != trained:
         raise UserError(
@@ -144,9 +128,15 @@ def _changed(seen: DataRecord, now: DataRecord) -> bool:
 
 
 def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
-    """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
+    """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class.
+
+    Data without classes come as they are.
+    """
     from keymix.data.loaders import Batch
 
+    if not len(numbers):
+        yield from batches
+        return
     numbers = numbers.to(device_of_this_machine())
     for batch in batches:
         yield Batch(batch.images, numbers[batch.targets], batch.index)
