@@ -14,6 +14,7 @@ import torch
 from pictures import picture
 from torchvision import tv_tensors
 
+from keymix.cli import main
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data import specs as known
 from keymix.data.augment import check_augment
@@ -227,10 +228,16 @@ def test_groups_stay_whole(sources: Path) -> None:
     assert batches(data)[0].targets.dtype == torch.int64
 
 
-def test_a_registered_source_is_one_like_others(sources: Path) -> None:
+def test_a_registered_source_is_one_like_others(
+    sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert {"dials", "points"} <= {spec.name for spec in list_specs()}
     assert task_name("dials:3") == "dial"
     assert parse("dials:3")[1] == "3"
+    assert main(["list", "data", "dials"]) == 0
+    assert "dials[:N]" in capsys.readouterr().out
+    assert main(["data", "check", "dials", "--json"]) == 0
+    assert '"train": 60' in capsys.readouterr().out
     with pytest.raises(UserError, match="Did you mean 'dials'"):
         parse("dial")
     with pytest.raises(UserError, match=r"data\.masks = 'exclusive': data dials holds no masks"):

@@ -24,7 +24,7 @@ def title(data: DataRecord) -> str:
 def _place(data: DataRecord) -> str:
     """Return the last part of a path in a data spec: ``folder:~/photos`` is photos."""
     kind, _, path = data.spec.partition(":")
-    return path.rstrip("/").rpartition("/")[2] or kind
+    return kind if path.isdigit() else path.rstrip("/").rpartition("/")[2] or kind
 
 
 def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:

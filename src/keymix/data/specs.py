@@ -300,6 +300,7 @@ SPECS: tuple[DataSpec, ...] = (
         summary="UW-Madison GI Tract: PATH/train.csv with run lengths and 16-bit slices under "
         "PATH/train/case*/; masks of three organs",
         module="keymix.data.segmentation.uwgi",
+        kind="slices",
         task="segmentation",
         target="mask",
         on_disk=True,
@@ -337,6 +338,11 @@ SPECS: tuple[DataSpec, ...] = (
 
 
 _OWN: dict[str, DataSpec] = {}
+
+
+def registered_specs() -> list[DataSpec]:
+    """Return the data specs that `register_source` added."""
+    return list(_OWN.values())
 
 
 def list_specs() -> list[DataSpec]:

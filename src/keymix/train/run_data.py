@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from keymix.data.kinds import SLICES
 from keymix.data.specs import parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
@@ -36,7 +37,7 @@ def data_for(
         config: The run's settings of data.
         seen: The record of the data that it was trained on.
         spec: Other data; None for the run's own.
-        size: Height and width of the images, pixels.
+        size: Height and width of the images, pixels; nothing to images that keep their own.
         time_steps: Frames a recording, of a run on events; those of the training if None.
 
     Returns:
@@ -47,28 +48,28 @@ def data_for(
     """
     own = config.spec
     wanted = own if spec is None else spec
-    kinds = ("recordings of events", "images")
-    if (events := parse(wanted)[0].events) != seen.events:
-        holds, trained = kinds if events else kinds[::-1]
-        raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {trained}.")
+    entry, kind = parse(wanted)[0], seen.kind
+    if entry.input_kind.axes != kind.axes:
+        holds = entry.input_kind.holds
+        raise UserError(f"data {wanted!r} holds {holds}; the run was trained on {kind.holds}.")
     _same_task(wanted, seen)
     if wanted != own:
         options = answers_of(seen.task_kind).options_for(seen, wanted)
         config = of_other_data(config, wanted, options)
-    if time_steps is not None and seen.events:
+    if time_steps is not None and entry.takes("time_steps"):
         config = replace(config, time_steps=time_steps)
-    shown = None if seen.task_kind.whole_images else size
-    data = warn_of_sparse(load_data(config, image_size=shown, crop_pct=seen.crop_pct))
+    own_sizes = seen.task_kind.whole_images and config.image_size is None
+    given = None if own_sizes else size
+    data = warn_of_sparse(load_data(config, image_size=given, crop_pct=seen.crop_pct))
     if data.in_chans != seen.in_chans:
         raise UserError(
-            f"data {data.spec!r} has images of {data.in_chans} channels; the run was trained on "
-            f"{seen.in_chans}."
+            f"data {data.spec!r} has {kind.nouns} of {data.in_chans} channels; the run was trained "
+            f"on {seen.in_chans}."
         )
     answers_of(data.task).check_data(data, seen)
     if wanted == own and _changed(seen, data.record()):
-        text = f"the {data.kind.nouns} of data {data.spec} are not those that the run was trained "
-        text += "with: what is scored may have been trained on"
-        warnings.warn(text, KeymixWarning, stacklevel=2)
+        text = f"the {kind.nouns} of data {data.spec} are not those that the run was trained with: "
+        warnings.warn(f"{text}what is scored may have been trained on", KeymixWarning, stacklevel=2)
     numbers = torch.tensor([seen.classes.index(name) for name in data.classes])
     return replace(data, mean=seen.mean, std=seen.std), numbers
 
@@ -88,7 +89,7 @@ def of_other_data(
         UserError: If the run was trained on stacks, and images of the data have no neighbours.
     """
     entry = parse(spec)[0]
-    scans = entry.name == "uwgi"  # the one whose images are stacked
+    scans = entry.input_kind is SLICES  # images are stacked as asked
     if config.stack not in (None, 1) and not scans:
         raise UserError(
             f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
@@ -106,7 +107,7 @@ def of_other_data(
 
 
 def _same_task(spec: str, seen: DataRecord) -> None:
-    """Refuse masks for a classifier, and classes for a segmenter."""
+    """Refuse data of another task."""
     holds, trained = parse(spec)[0].task, seen.task
     if holds != trained:
         raise UserError(
