@@ -25,7 +25,7 @@ OF_KINDS = {
     "train/fits.py": 1,
     "train/model.py": 1,
     "train/predictions.py": 2,
-    "train/run_data.py": 3,
+    "train/run_data.py": 1,
     "train/runs.py": 1,
 }
 """The same of kinds of input, outside the data room."""

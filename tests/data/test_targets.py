@@ -234,8 +234,6 @@ def test_a_registered_source_is_one_like_others(
     assert {"dials", "points"} <= {spec.name for spec in list_specs()}
     assert task_name("dials:3") == "dial"
     assert parse("dials:3")[1] == "3"
-    assert main(["list", "data", "dials"]) == 0
-    assert "dials[:N]" in capsys.readouterr().out
     assert main(["data", "check", "dials", "--json"]) == 0
     assert '"train": 60' in capsys.readouterr().out
     with pytest.raises(UserError, match="Did you mean 'dials'"):

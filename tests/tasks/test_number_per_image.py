@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from toy_tasks import check_resume, compared, judged_difference, quick_comparisons
+from toy_tasks import check_resume, compared, judged_difference, quick_comparisons, registered
 
 import keymix
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
@@ -183,37 +183,44 @@ class Radius(Prediction):
 
 RadiusAnswers.prediction = Radius
 
-keymix.register_task(
-    Task(
-        name="radius",
-        does="says a radius for each image",
-        holds="images with a number each",
-        scores=(
-            Score(
-                key="mae",
-                name="mean absolute error",
-                short="MAE",
-                label="error",
-                better="less",
-                high=None,
-                unit="px",
+
+def register() -> None:
+    """Register the task and its data, as a file for ``--import`` does."""
+    keymix.register_task(
+        Task(
+            name="radius",
+            does="says a radius for each image",
+            holds="images with a number each",
+            scores=(
+                Score(
+                    key="mae",
+                    name="mean absolute error",
+                    short="MAE",
+                    label="error",
+                    better="less",
+                    high=None,
+                    unit="px",
+                ),
             ),
-        ),
-        models="classification",
-        recipes={"": "small_images_vit"},
-        training=RadiusTraining(),
-        answers=RadiusAnswers(),
+            models="classification",
+            recipes={"": "small_images_vit"},
+            training=RadiusTraining(),
+            answers=RadiusAnswers(),
+        )
     )
-)
-keymix.register_source(
-    DataSpec(
-        name="discs",
-        argument="[N]",
-        summary="discs of a radius",
-        task="radius",
-        open_with=open_discs,
+    keymix.register_source(
+        DataSpec(
+            name="discs",
+            argument="[N]",
+            summary="discs of a radius",
+            task="radius",
+            open_with=open_discs,
+        )
     )
-)
+
+
+if __name__.startswith("keymix_user"):
+    register()
 
 RECIPE = Recipe(
     name="discs",
@@ -226,7 +233,7 @@ RECIPE = Recipe(
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    with quick_comparisons():
+    with registered(register), quick_comparisons():
         yield
 
 

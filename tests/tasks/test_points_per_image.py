@@ -23,7 +23,7 @@ from PIL import Image
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from toy_tasks import check_resume, compared, quick_comparisons
+from toy_tasks import check_resume, compared, quick_comparisons, registered
 
 import keymix
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
@@ -283,27 +283,34 @@ class PointsOfAFile(Prediction):
 
 PointAnswers.prediction = PointsOfAFile
 
-keymix.register_task(
-    Task(
-        name="points",
-        does="finds points in images",
-        holds="images with points",
-        scores=(Score(key="f1", name="F1 score", short="F1", label="F1"),),
-        validation_loss=False,
-        whole_images=True,
-        training=PointTraining(),
-        answers=PointAnswers(),
+
+def register() -> None:
+    """Register the task and its data, as a file for ``--import`` does."""
+    keymix.register_task(
+        Task(
+            name="points",
+            does="finds points in images",
+            holds="images with points",
+            scores=(Score(key="f1", name="F1 score", short="F1", label="F1"),),
+            validation_loss=False,
+            whole_images=True,
+            training=PointTraining(),
+            answers=PointAnswers(),
+        )
     )
-)
-keymix.register_source(
-    DataSpec(
-        name="scenes",
-        argument="[N]",
-        summary="squares on images of unequal sizes",
-        task="points",
-        open_with=open_scenes,
+    keymix.register_source(
+        DataSpec(
+            name="scenes",
+            argument="[N]",
+            summary="squares on images of unequal sizes",
+            task="points",
+            open_with=open_scenes,
+        )
     )
-)
+
+
+if __name__.startswith("keymix_user"):
+    register()
 
 RECIPE = Recipe(
     name="scenes",
@@ -316,7 +323,7 @@ RECIPE = Recipe(
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    with quick_comparisons():
+    with registered(register), quick_comparisons():
         yield
 
 

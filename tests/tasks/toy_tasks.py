@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,16 @@ def check_resume(recipe: Recipe, folder: Path, *, weights: int) -> None:
         for run in (resumed, whole)
     ]
     assert lines[0] == lines[1]
+
+
+@contextmanager
+def registered(register: Callable[[], None]) -> Iterator[None]:
+    """Register a task and its data, and forget them afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keymix.task._OWN", {})
+        patch.setattr("keymix.data.specs._OWN", {})
+        register()
+        yield
 
 
 @contextmanager

@@ -340,11 +340,6 @@ SPECS: tuple[DataSpec, ...] = (
 _OWN: dict[str, DataSpec] = {}
 
 
-def registered_specs() -> list[DataSpec]:
-    """Return the data specs that `register_source` added."""
-    return list(_OWN.values())
-
-
 def list_specs() -> list[DataSpec]:
     """Return all data specs, built-in and registered."""
     return [*SPECS, *_OWN.values()]

@@ -19,7 +19,7 @@ from keymix.data.kinds import CLASS, PLACE, VALUE, TargetKind
 from keymix.data.streams import IntArray
 
 if TYPE_CHECKING:
-    from keymix.data.record import DataRecord
+    pass
 
 
 class Digest(Protocol):
@@ -99,19 +99,6 @@ class Targets(ABC):
         """
         del targets
         return digest
-
-    def check_like(self, spec: str, classes: Sequence[str], seen: DataRecord) -> None:
-        """Refuse targets that a run on others cannot be scored by, besides unknown classes.
-
-        Args:
-            spec: The data spec, for the message.
-            classes: Names of the classes.
-            seen: The record of the data that the run was trained on.
-
-        Raises:
-            UserError: Saying how they differ.
-        """
-        del spec, classes, seen
 
     def resized(self, sizes: Sequence[Size], size: Size) -> Targets:
         """Make the targets of images that are resized, proportions or not.

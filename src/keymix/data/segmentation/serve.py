@@ -10,15 +10,12 @@ from torch import Tensor
 from keymix.data.augment import Augment
 from keymix.data.decode import Size
 from keymix.data.kinds import IMAGE, SLICES
-from keymix.data.record import DataRecord
 from keymix.data.segmentation.augment import augmented, outside
 from keymix.data.segmentation.held import HeldScans
 from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
-from keymix.data.specs import MASKS
 from keymix.data.streams import IntArray
 from keymix.data.tasks import MaskKind
 from keymix.data.whole import WholeImages
-from keymix.errors import UserError
 
 
 class ScanImages(WholeImages):
@@ -80,21 +77,6 @@ class SplitMasks(MaskTargets):
     def select(self, rows: IntArray) -> SplitMasks:
         """Keep the masks of ``rows``."""
         return SplitMasks(self.table.select(rows), self.masks, self.image_size, self.unlisted)
-
-    def check_like(self, spec: str, classes: Sequence[str], seen: DataRecord) -> None:
-        """Refuse masks of another kind, and of other classes or in another order."""
-        if self.masks.multilabel != seen.multilabel:
-            layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
-            raise UserError(
-                f"data {spec!r} has {MASKS[self.masks.multilabel]} masks; the run was trained on "
-                f"{MASKS[bool(seen.multilabel)]} ones. Lay them out as {layout}, or take a run on "
-                "masks of their kind."
-            )
-        if tuple(classes) != seen.classes:
-            raise UserError(
-                f"data {spec!r} has masks of {', '.join(classes)}; the run was trained on "
-                f"{', '.join(seen.classes)}, in this order. Rename or reorder its classes."
-            )
 
     def augmented(
         self, image: Tensor, target: Tensor, i: int, augment: Augment, *, seed: int, epoch: int
