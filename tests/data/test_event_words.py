@@ -14,16 +14,7 @@ from keymix.data import load
 from keymix.data.check import check
 from keymix.data.events import read_events
 from keymix.data.record import LeftOutImage
-from keymix.data.specs import named
 from keymix.errors import UserError
-
-
-def test_images_are_called_recordings_in_a_sentence_and_options_keep_their_names() -> None:
-    told = "An image of 3 images, an image-wide --data.image_size and ImageNet"
-    assert named(told, events=False) == told
-    assert named(told, events=True) == (
-        "A recording of 3 recordings, a recording-wide --data.image_size and ImageNet"
-    )
 
 
 def _empty(file: Path, whole: bytes) -> None:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, cast
 
-from keymix.data.kinds import InputKind
 from keymix.data.record import DataRecord
 from keymix.report.record import Checked, DataCheck, Finding, GradedFinding, Level
 from keymix.report.views.wording import unit_of
@@ -95,29 +93,23 @@ def sheet(checked: Checked, data: DataRecord) -> DataCheck:
         missed = f"Not looked at, since time was short: {missed}; `keymix data check` looks at all."
     falsified = any(found.level == "falsifies" for found in checked.findings)
     return DataCheck(
-        findings=tuple(_graded(each, data) for each in checked.findings),
+        findings=tuple(_graded(each) for each in checked.findings),
         too_narrow=checked.too_narrow,
         looked_at=checked.looked_at,
         not_looked_at=checked.not_looked_at,
         headline="The data falsify results" if falsified else "A warning about the data",
         narrow=narrow(checked, data),
-        missed=_named(missed, data.kind),
+        missed=missed,
     )
 
 
-def _named(text: str, kind: InputKind) -> str:
-    """Call images what they are: the check of the data says images of all."""
-    text = re.sub(r"\b([Aa])n image\b", lambda a: f"{a[1]}{kind.one[1:]}", text)
-    return re.sub(r"\bimage(s?)\b", rf"{kind.noun}\1", text)
-
-
-def _graded(found: Finding, data: DataRecord) -> GradedFinding:
+def _graded(found: Finding) -> GradedFinding:
     remedy = found.remedy
     return GradedFinding(
         level=found.level,
-        what=_named(found.what, data.kind),
+        what=found.what,
         count=found.count,
         where=found.where,
-        remedy=_named(f"{remedy[0].upper()}{remedy[1:]}." if remedy else "", data.kind),
+        remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
         grade=_LEVELS[found.level],
     )

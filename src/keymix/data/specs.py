@@ -378,11 +378,6 @@ def find_spec(name: str | None) -> DataSpec | None:
     return None if name is None else known.get(name.partition(":")[0])
 
 
-def is_events(spec: str | None) -> bool:
-    """Tell whether a data spec names recordings of events."""
-    return kind_of_spec(spec) is RECORDING
-
-
 def kind_of_spec(spec: str | None) -> InputKind:
     """Tell the kind of input that a data spec names, by its name alone; images if it names none."""
     row = find_spec(spec)
@@ -393,19 +388,6 @@ def task_name(spec: str | None) -> str:
     """Tell the task that a data spec sets, by its name alone."""
     row = find_spec(spec)
     return DEFAULT if row is None else row.task
-
-
-def named(text: str, *, events: bool) -> str:
-    """Call images in a sentence recordings, where they are.
-
-    Args:
-        text: What is said of images.
-        events: Whether the data are recordings of events.
-    """
-    if not events:
-        return text
-    text = re.sub(r"\b([Aa])n image\b", r"\1 recording", text)
-    return re.sub(r"\bimage(s?)\b", r"recording\1", text)
 
 
 def parse(spec: str) -> tuple[DataSpec, str]:
