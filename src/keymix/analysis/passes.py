@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ Inputs = Tensor | list[Tensor]
 """A batch of inputs: one tensor, or a list where they keep their own sizes."""
 
 
+@runtime_checkable
 class Passes(Protocol):
     """What is run; `keymix.train.parts.TrainingPart` is one."""
 
