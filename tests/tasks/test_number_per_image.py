@@ -263,6 +263,7 @@ def test_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_compare_and_report(tmp_path: Path) -> None:
     found = compared(RECIPE, tmp_path / "out", __file__)
     rows = {row.mixer: row for row in found.record.outcome.last}

@@ -366,6 +366,7 @@ def test_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [len(each["points"]) for each in said] == counts
 
 
+@pytest.mark.slow
 def test_compare_and_report(tmp_path: Path) -> None:
     found = compared(RECIPE, tmp_path / "out", __file__)
     assert {row.mixer for row in found.record.outcome.last} == {"softmax", "identity"}
