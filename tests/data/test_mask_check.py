@@ -335,7 +335,7 @@ def test_what_a_table_does_not_tell_by_its_kind_is_told_all_the_same() -> None:
         (mask_set, {"stack": 3}, "have no neighbours"),
         (mask_set, {"masks": "multilabel"}, "no folders for the classes"),
         (mask_set, {"split_by": "day"}, "unknown data.split_by 'day'"),
-        (scan_set, {"masks": "both"}, "unknown data.masks 'both'"),
+        (scan_set, {"masks": "both"}, "unknown task.options.masks 'both'"),
         (scan_set, {"stack": 2}, "must be an odd number"),
     ],
 )

@@ -255,8 +255,11 @@ def test_a_class_that_no_folder_can_be_called_is_refused(
     ("options", "told"),
     [
         ({"stack": 3}, r"data\.stack = 3: images of masks:.* have no neighbours"),
-        ({"masks": "multilabel"}, r"data\.masks = 'multilabel': .* has no folders for the classes"),
-        ({"masks": "many"}, r"unknown data\.masks 'many'"),
+        (
+            {"masks": "multilabel"},
+            r"task\.options\.masks = 'multilabel': .* has no folders for the classes",
+        ),
+        ({"masks": "many"}, r"unknown task\.options\.masks 'many'"),
         ({"split_by": "day"}, r"unknown data\.split_by 'day'"),
         ({"test_fraction": 1.0}, r"test_fraction=1\.0 is not between 0 and 1"),
         ({"limit": 1}, r"limit=1 is below two images"),

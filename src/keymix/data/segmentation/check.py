@@ -122,7 +122,7 @@ def _add_masks(report: Report, images: Images, survey: ScanSurvey, source: ScanS
         WARNING,
         "masks in which classes overlap",
         [f"{images.id(k)}: {_pixels(number)}" for k, number in overlaps],
-        "exclusive masks keep one class a pixel; data.masks=multilabel keeps all",
+        "exclusive masks keep one class a pixel; task.options.masks=multilabel keeps all",
         [{**images.place(k), "pixels": number} for k, number in overlaps],
     )
     lost = np.flatnonzero((survey.area > 0) & (survey.ignored == survey.area)).tolist()

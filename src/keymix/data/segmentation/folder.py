@@ -106,7 +106,7 @@ def open_source(
 def _multilabel(places: dict[str, Path], masks: str | None) -> bool:
     """Tell by the folders whether each class has its masks, and compare with what is wanted."""
     if masks is not None and masks not in MASKS:
-        raise unknown("data.masks", masks, MASKS)
+        raise unknown("task.options.masks", masks, MASKS)
     inside = {place / "masks": bool(folders(place / "masks")) for place in places.values()}
     if len(set(inside.values())) > 1:
         told = ", ".join(str(place) for place, deep in inside.items() if deep)
@@ -115,7 +115,7 @@ def _multilabel(places: dict[str, Path], masks: str | None) -> bool:
     if masks is not None and (masks == "multilabel") != multilabel:
         has = "a folder for each class" if multilabel else "no folders for the classes"
         raise UserError(
-            f"data.masks = {masks!r}: {next(iter(inside))} has {has}, so its masks are "
+            f"task.options.masks = {masks!r}: {next(iter(inside))} has {has}, so its masks are "
             f"{MASKS[multilabel]}. Leave it out."
         )
     return multilabel

@@ -142,7 +142,7 @@ def _notes(seen: Mapping[str, Sequence[Seen]]) -> list[str]:
     if over:
         notes.append(
             f"classes overlap in {sum(over):,} pixels of {len(over):,} image{'s' * (len(over) > 1)}"
-            ": the later class is kept (data.masks=multilabel keeps all)"
+            ": the later class is kept (task.options.masks=multilabel keeps all)"
         )
     if replaced := sum(each.replaced for each in every):
         notes.append(

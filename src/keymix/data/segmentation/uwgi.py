@@ -63,7 +63,7 @@ def open_source(
     """
     kind = MASKS[0] if masks is None else masks
     if kind not in MASKS:
-        raise unknown("data.masks", kind, MASKS)
+        raise unknown("task.options.masks", kind, MASKS)
     channels = 1 if stack is None else stack
     if channels < 1 or channels % 2 == 0:
         raise UserError(f"data.stack = {stack}: it must be an odd number of slices, such as 3.")
