@@ -57,7 +57,7 @@ def archive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The folder with ``stored``, and with the masks that its runs were trained on."""
     folder = tmp_path_factory.mktemp("archive")
     with tarfile.open(request.param) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     few_masks.made_masks(folder / "masks_data")
     return folder
 
