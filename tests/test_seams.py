@@ -17,7 +17,6 @@ OF_TASKS = {
     "task.py": 1,  # the task of records that name none
     "data/dataset.py": 1,
     "data/specs.py": 2,  # the built-in sources of masks
-    "data/tasks.py": 2,
 }
 """Where a task is named yet, by file; ``python tests/seams.py`` prints it. None is added."""
 OF_KINDS = {
@@ -76,7 +75,7 @@ def test_a_branch_on_a_kind_of_input_is_found(line: str) -> None:
     [
         '"""Of segmentation."""',
         "def f() -> None:\n    'classification'",
-        "from keymix.data.tasks import SEGMENTATION",
+        "from keymix.data.kinds import SEGMENTATION",
         "x = given.time_steps is None",
         "named = [1]",
         "x = 'the task classification'",

@@ -57,7 +57,7 @@ class Score:
 
     @property
     def scale(self) -> float:
-        """What a value is multiplied by to be told: 100 of a fraction."""
+        """What a value is multiplied by to be shown: 100 of a fraction."""
         return 100.0 if self.unit == "%" else 1.0
 
     @property
@@ -86,7 +86,7 @@ class Score:
             return f"{value:.{self.places}f}"
         return f"{value:.{places}f}" if 10 <= abs(value) < 1e6 else f"{value:.3g}"
 
-    def told(self, value: float) -> str:
+    def text(self, value: float) -> str:
         """Write a value with its unit, such as ``93.1 %`` or ``2.41 mm``."""
         return f"{self.digits(value)}\u00a0{self.unit}" if self.unit else self.digits(value)
 
@@ -123,7 +123,7 @@ class Task:
         details: The dataclass of what an evaluation records next to its scores; None for nothing.
         models: The task that models say they are for, where another task's models serve it.
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
-        rooms: What else takes its models: ``swap``, ``distillation``.
+        rooms: What else takes its models: ``swap``.
         whole_images: Whether images keep their own size and a batch is a list of them.
         training: How it is trained, a `keymix.train.parts.TrainingPart`: the object, or where it
             is, ``module:attribute``, so that it loads when it is needed.

@@ -23,7 +23,7 @@ from keymix.analysis.overlap import (
     overlap_counts,
     weighted_jaccard,
 )
-from keymix.data.tasks import IGNORE
+from keymix.data.kinds import IGNORE
 
 ORGANS = (1, 2, 3)
 NAN = math.nan

@@ -6,10 +6,12 @@ from __future__ import annotations
 import pytest
 
 from keymix.cli import scores
-from keymix.data.tasks import CLASSIFICATION, SEGMENTATION
 from keymix.records import Own
+from keymix.task import get_task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
 from keymix.train.record import SplitScores
+
+CLASSIFICATION, SEGMENTATION = map(get_task, ("classification", "segmentation"))
 
 
 def test_cells_stand_under_their_heads() -> None:

@@ -25,7 +25,7 @@ from keymix.compare.plan import choose_mixers, make_plan
 from keymix.compare.rebuild import rebuild
 from keymix.compare.run import Comparison
 from keymix.data import load
-from keymix.data.tasks import IGNORE
+from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.records import to_json
 from keymix.tasks.segmentation.mask_layers import GROUND

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from keymix.data.dataset import ImageData, Split
+from keymix.data.kinds import MaskKind
 from keymix.data.record import DataFacts
 from keymix.data.segmentation.held import HeldScans
 from keymix.data.segmentation.serve import ScanImages, SplitMasks
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from keymix.data.streams import IntArray
-from keymix.data.tasks import MaskKind
 from keymix.task import get_task
 
 EXCLUSIVE = MaskKind(multilabel=False, background=0)

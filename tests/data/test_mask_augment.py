@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from each import together
 from keymix.data import Augment
+from keymix.data.kinds import MaskKind
 from keymix.data.segmentation.augment import augmented, outside
-from keymix.data.tasks import MaskKind
 
 NOTHING = Augment()
 FIVE = ("flip", "vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")

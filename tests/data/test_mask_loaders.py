@@ -11,8 +11,7 @@ from scan_tables import MULTILABEL, Scans, data_of, scans_of
 
 from keymix.data import Augment, ImageData, Loader
 from keymix.data.augment import check_augment
-from keymix.data.kinds import IMAGE, MASK, RECORDING
-from keymix.data.tasks import MaskKind
+from keymix.data.kinds import IMAGE, MASK, RECORDING, MaskKind
 from keymix.errors import UserError
 
 FIVE = Augment(

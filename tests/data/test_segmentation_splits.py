@@ -15,12 +15,12 @@ from scan_sets import mask_set, scan_path, scan_set
 from keymix.data import load
 from keymix.data.carve import Part, carve
 from keymix.data.dataset import ImageData
+from keymix.data.kinds import MaskKind
 from keymix.data.segmentation import loading
 from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
 from keymix.data.segmentation.table import ScanSource
 from keymix.data.splits import choose_groups
 from keymix.data.streams import Stream
-from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
 
 COUNTS = st.lists(st.integers(1, 12), min_size=3, max_size=12)

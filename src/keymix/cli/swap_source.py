@@ -159,7 +159,7 @@ def _refuse_others(what: str, task: Task, kind: InputKind) -> None:
     Raises:
         UserError: Saying what the task does, and what to do instead.
     """
-    again = "Train it anew with another --model.mixer"
+    again = "Train again with another --model.mixer"
     if kind.noun != IMAGE.noun:
         raise UserError(
             f"{what} takes {kind.holds}, and a swap is calibrated and judged on images. {again}."

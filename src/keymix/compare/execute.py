@@ -263,7 +263,7 @@ class Schedule:
                         epoch=line.epoch + 1,
                         epochs=job.recipe.schedule.epochs,
                         value=value,
-                        shown="" if value is None else score.told(value),
+                        shown="" if value is None else score.text(value),
                         text=score.name,
                     )
                 )

@@ -13,7 +13,7 @@ from keymix.data.decode import Size
 from keymix.data.events.serve import RecordedFrames
 from keymix.data.events.store import Frames
 from keymix.data.inputs import Inputs
-from keymix.data.kinds import InputKind
+from keymix.data.kinds import InputKind, MaskKind
 from keymix.data.record import DataFacts, DataRecord
 from keymix.data.segmentation.serve import SplitMasks
 from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
@@ -21,7 +21,6 @@ from keymix.data.sources.base import Table
 from keymix.data.splits import digest
 from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
-from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
 from keymix.task import Task
 

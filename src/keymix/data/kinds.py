@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 
 from keymix.errors import unknown
 
+BACKGROUND = "background"
+"""Name of the class of exclusive masks that no mean over classes counts."""
+IGNORE = 255
+"""Value of a mask's pixels that neither train nor count."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -173,3 +178,18 @@ TARGETS = {kind.name: kind for kind in (CLASS, MASK, VALUE, PLACE)}
 
 CELLS = Settings(names=("cell_mib",), lacks="has no parquet files")
 """Settings of data whose images are cells of parquet files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskKind:
+    """What the masks of a set are.
+
+    Args:
+        multilabel: Whether a pixel may belong to several classes, or to none: the model answers
+            with one logit a class, each for itself. Otherwise a pixel has one class.
+        background: Number of the class ``background`` of exclusive masks, which no mean over
+            classes counts; None where there is none.
+    """
+
+    multilabel: bool
+    background: int | None

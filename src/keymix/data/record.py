@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from keymix.data.kinds import RECORDING, InputKind, recorded_kind
-from keymix.data.tasks import BACKGROUND
+from keymix.data.kinds import BACKGROUND, RECORDING, InputKind, recorded_kind
 from keymix.errors import UserError
 from keymix.task import DEFAULT, Task, get_task, list_tasks
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from keymix.analysis.answers import Answers, Arrays
+from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import from_json
@@ -111,19 +111,6 @@ def read_answers(path: Path, data: DataRecord) -> Mapping[Which, Answers]:
     if wrong:
         raise UserError(f"cannot read {str(path)!r}: {wrong}")
     return {which: part.read(stored, which, data) for which in WEIGHTS}
-
-
-def read_predictions(path: Path, data: DataRecord) -> Arrays:
-    """Read what a run answered as arrays by name; see `read_answers`.
-
-    Raises:
-        UserError: If the file is missing or damaged, or is of other data.
-    """
-    found = read_answers(path, data)
-    arrays = dict(found["last"].shared())
-    for which, answers in found.items():
-        arrays |= answers.arrays(which)
-    return arrays
 
 
 def read_environment(folder: Path) -> Environment:

@@ -38,8 +38,8 @@ from torchvision.transforms.v2 import functional as F
 
 from keymix.data.augment import Augment
 from keymix.data.draws import flips
+from keymix.data.kinds import IGNORE, MaskKind
 from keymix.data.streams import Stream, uniforms
-from keymix.data.tasks import IGNORE, MaskKind
 
 SHIFT, SCALE, ANGLE = 0.0625, 0.1, 45.0
 """Largest shift as a share of a side, change of size as a share of it, turn in degrees."""

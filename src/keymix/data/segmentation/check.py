@@ -11,11 +11,11 @@ import numpy as np
 
 from keymix.data.contents import SPLITS, Images, TargetFindings
 from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
+from keymix.data.kinds import MaskKind
 from keymix.data.segmentation.survey import ScanSurvey, joined
 from keymix.data.segmentation.table import ScanSource, ScanTable, Unlisted, unfit
 from keymix.data.sources.base import Source
 from keymix.data.streams import IntArray
-from keymix.data.tasks import MaskKind
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData

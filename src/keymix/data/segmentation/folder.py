@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, open_image
+from keymix.data.kinds import BACKGROUND, IGNORE, MaskKind
 from keymix.data.measure import sample
 from keymix.data.regular import regular
 from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
@@ -16,7 +17,6 @@ from keymix.data.segmentation.table import ScanSource, tell_shared
 from keymix.data.sources.base import Faults, some
 from keymix.data.sources.folder import folders, is_image
 from keymix.data.specs import MASKS, SPLIT_BY, existing_path
-from keymix.data.tasks import BACKGROUND, IGNORE, MaskKind
 from keymix.errors import UserError, unknown
 
 _SPLITS = ("train", "val", "test")

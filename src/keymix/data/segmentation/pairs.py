@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, convert, open_image, reason, to_array
+from keymix.data.kinds import IGNORE
 from keymix.data.regular import regular
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen, refuse
 from keymix.data.sources.base import Fault, head_digest, some
 from keymix.data.streams import IntArray
-from keymix.data.tasks import IGNORE
 
 _ONE_CHANNEL = ("1", "L", "P", *SIXTEEN_BIT)
 _HEAD = 1 << 15  # bytes of each file that enter the fingerprint of a large set

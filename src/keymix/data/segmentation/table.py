@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keymix.data.decode import Size, resized_image
-from keymix.data.kinds import MASK
+from keymix.data.kinds import MASK, MaskKind
 from keymix.data.sources.base import Fault, Faults, Source, Table
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Targets
-from keymix.data.tasks import MaskKind
 from keymix.errors import UserError
 
 Pixels = NDArray[np.uint8]

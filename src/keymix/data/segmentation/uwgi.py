@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keymix.data.kinds import BACKGROUND, MaskKind
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.rows import read_rows
 from keymix.data.segmentation.slices import Slice, Slices, SliceSet, size_of, spacing_of
@@ -22,7 +23,6 @@ from keymix.data.segmentation.table import ScanSource, Unlisted, tell_shared
 from keymix.data.sources.base import Fault, Faults, some
 from keymix.data.specs import MASKS, SPLIT_BY, existing_path
 from keymix.data.streams import IntArray
-from keymix.data.tasks import BACKGROUND, MaskKind
 from keymix.errors import UserError, unknown
 
 ORGANS = ("large_bowel", "small_bowel", "stomach")

@@ -21,5 +21,5 @@ TASK = Task(
         "digits": "digits_vit",
         "recording": "moving_digits_qkformer",
     },
-    rooms=frozenset({"swap", "distillation"}),
+    rooms=frozenset({"swap"}),
 )

@@ -27,9 +27,9 @@ from keymix.analysis.answers import (
     WholeNumbers,
     array_faults,
 )
+from keymix.data.kinds import IGNORE
 from keymix.data.record import DataRecord
 from keymix.data.specs import MASKS, parse
-from keymix.data.tasks import IGNORE
 from keymix.errors import UserError
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
-from keymix.data.tasks import IGNORE
+from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.report.formats import percent
 from keymix.report.pictures import image_uri

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from keymix.data.tasks import IGNORE
+from keymix.data.kinds import IGNORE
 
 
 def pixel_losses(logits: Tensor, targets: Tensor, *, multilabel: bool) -> tuple[Tensor, Tensor]:

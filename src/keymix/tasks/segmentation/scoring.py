@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from keymix.analysis import overlap
-from keymix.data.tasks import IGNORE
+from keymix.data.kinds import IGNORE
 from keymix.tasks.segmentation.losses import pixel_losses
 from keymix.train.scoring import Metrics, ValidationScores
 
