@@ -27,15 +27,15 @@ from keymix.errors import Interrupted, KeymixWarning
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.checkpoints import checkpoint_path, checkpoints, read, usable
 from keymix.train.engine import make_task, train
-from keymix.train.fits import training_batches
 from keymix.train.loop import Saver
+from keymix.train.losses import Teacher
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.scoring import effective_precision
 from keymix.train.signals import Interrupts
-from keymix.train.step import Training, make_fabric
-from keymix.train.task import make_optimizer, make_schedule, seed_step, step_seed
-from keymix.train.teacher import Teacher
+from keymix.train.step import Training, make_fabric, make_optimizer, make_schedule
+from keymix.train.task import seed_step, step_seed
+from keymix.train.validate import training_batches
 
 Vary = Callable[[dict[str, Any]], Recipe]
 STEPS = 5
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_another_program_is_passed_over(tmp_path: Path, content:
     path.parent.mkdir()
     torch.save(content, path)
     with pytest.warns(KeymixWarning, match=path.name):
-        assert usable(tmp_path) == (None, {})
+        assert usable(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,11 @@ def try_out(
 
 def _training(recipe: Recipe, data: ImageData) -> Training:
     """A training as a run's, of a model of its own; each of its steps ends in an update."""
-    from keymix.train.distill import make_teacher
     from keymix.train.engine import make_task
     from keymix.train.model import device_of_this_machine, model_for
     from keymix.train.recipe import replace_path
     from keymix.train.step import Training, check_precision, make_fabric
+    from keymix.train.validate import make_teacher
 
     check_precision(recipe.precision)
     recipe = replace_path(recipe, {"optim.accumulate": 1})

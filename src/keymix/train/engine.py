@@ -19,18 +19,16 @@ from torch import nn
 from keymix.errors import UserError, WriteError
 from keymix.task import Task
 from keymix.train import files
-from keymix.train.checkpoints import read, standing
-from keymix.train.damage import read_environment
-from keymix.train.distill import make_teacher
+from keymix.train.checkpoints import read, resume_hint
 from keymix.train.environment import environment
-from keymix.train.epochs import EpochRecord, Report
-from keymix.train.fits import check_recipe, training_batches
-from keymix.train.folder import clear, is_done, recorded_in
-from keymix.train.lock import locked
-from keymix.train.loop import Saver, fit
-from keymix.train.memory import enough_memory
+from keymix.train.evaluation import eval_loader, record_of, score_split
+from keymix.train.files import locked
+from keymix.train.folder import clear, is_done, read_environment, recorded_in
+from keymix.train.loop import EpochRecord, Report, Saver, fit
+from keymix.train.losses import Teacher
 from keymix.train.model import (
     device_of_this_machine,
+    enough_memory,
     find_weights,
     load_data,
     mixer_label,
@@ -46,11 +44,10 @@ from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
 from keymix.train.resume import Progress, mend, progress_of, tell_lost, weights_told
 from keymix.train.runs import Run, load_run
-from keymix.train.score_split import eval_loader, record_of, score_split
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
 from keymix.train.task import TrainingTask
-from keymix.train.teacher import Teacher
+from keymix.train.validate import check_recipe, make_teacher, training_batches
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -102,7 +99,7 @@ def train(
     with (
         torch.random.fork_rng(devices=cuda),
         deterministic(recipe.deterministic),
-        interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
+        interruptible(lambda: resume_hint(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
         locked(folder, "run"),
     ):
@@ -143,7 +140,7 @@ def train(
                 model = _keep_last(recipe, record, task)
             _finish(recipe, folder, images, record, model, params=params)
         except WriteError as error:
-            raise WriteError(f"{error}; {standing(folder, overwrite=overwrite)}.") from error
+            raise WriteError(f"{error}; {resume_hint(folder, overwrite=overwrite)}.") from error
     return load_run(folder)
 
 
@@ -224,17 +221,7 @@ def make_task(
     *,
     steps: int,
 ) -> TrainingTask:
-    """Make what a run trains, by the task that its data set.
-
-    Args:
-        recipe: The run.
-        data: Its images.
-        model: Built by the recipe.
-        teacher: Whose answers are learned too.
-        folder: The run's folder, for the record of a loss that is not finite; None for a trial,
-            which goes on with any.
-        steps: Batches of an epoch.
-    """
+    """Make what a run trains, by the task that its data set."""
     losses = Losses(
         model,
         data.train.ids,
@@ -287,13 +274,7 @@ def _finish(
 
     def test(which: str) -> Evaluated:
         model.load_state_dict(files.read_weights(folder / files.weights_file(which))[0])
-        return score_split(
-            model,
-            eval_loader(recipe, data, "test"),
-            data.test,
-            data,
-            precision=recipe.precision,
-        )
+        return score_split(recipe, model, data, "test")
 
     scored = {"last": test("last")}
     mine, other = (folder / files.weights_file(which) for which in ("last", "best"))

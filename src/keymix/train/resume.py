@@ -21,11 +21,10 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.task import Task, get_task
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
-from keymix.train.damage import RETESTED, damage, epochs_told, read_summary
-from keymix.train.epochs import best_of, epochs_done
+from keymix.train.evaluation import score_split
+from keymix.train.folder import RETESTED, damage, epochs_told, read_summary
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, EpochLine, SameData, Validated, WeightsFacts
-from keymix.train.score_split import eval_loader, score_split
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -35,12 +34,9 @@ if TYPE_CHECKING:
 class Progress:
     """How far a run is.
 
-    Args:
-        checkpoint: Where it goes on; None to start from the first step, or to test alone.
-        trained: Whether its weights of the last epoch are there and only the test is to be done.
-        lines: The epochs' lines, those that are known.
-        best: The best epoch so far, with the scores of the weights that are kept as best.
-        lost: What of the record cannot be rebuilt, a sentence each.
+    Without a checkpoint it starts from the first step, or, if the last epoch is trained, is tested.
+    `best` has the scores of the weights that are kept as best, `lost` a sentence on each part of
+    the record that cannot be rebuilt.
     """
 
     checkpoint: Checkpoint | None = None
@@ -51,23 +47,12 @@ class Progress:
 
 
 def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module) -> Progress:
-    """Find what is done of a run, and hold its metrics against its checkpoint.
+    """Find what is done of a run, by its checkpoint, and compare its metrics with that.
 
-    Args:
-        folder: The run's folder.
-        recipe: The run.
-        data: Its images.
-        model: Built by the recipe; weights without scores of their own are scored with it.
-
-    Raises:
-        UserError: If the run began with other images, or it is finished, a file of it is damaged,
-            and nothing is left that the file could be written from.
+    Weights that have no scores of their own are scored with the model.
     """
-    checkpoint, content = usable(folder, resumes=not (folder / files.SUMMARY).exists())
-    before = None
-    if checkpoint is not None:
-        before = epochs_done(content, checkpoint.path)
-        del content  # it holds all weights
+    found = usable(folder, resumes=not (folder / files.SUMMARY).exists())
+    checkpoint, before = found or (None, None)
     ended = checkpoint is not None and checkpoint.epochs == recipe.schedule.epochs
     trained = None if ended else _facts(folder, "last")
     if trained is not None:  # written once, after the last epoch, whose checkpoint is gone
@@ -99,15 +84,7 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
 def mend(folder: Path, recipe: Recipe) -> bool:
     """Write again what is damaged of a finished run and can be had without its images.
 
-    Args:
-        folder: The run's folder.
-        recipe: The run.
-
-    Returns:
-        Whether the run is whole now; else it must be tested again.
-
-    Raises:
-        WriteError: If the disk does not take a file.
+    Returns whether the run is whole now; else it must be tested again.
     """
     found = damage(folder) if (folder / files.SUMMARY).exists() else {}
     for name, wrong in found.items():
@@ -120,8 +97,8 @@ def mend(folder: Path, recipe: Recipe) -> bool:
     if files.ENVIRONMENT in found:
         files.write_json(folder / files.ENVIRONMENT, Environment())  # nobody knows it any more
     if files.METRICS in found:
-        checkpoint, content = usable(folder)
-        kept = () if checkpoint is None else epochs_done(content, checkpoint.path).lines
+        checkpoint = usable(folder)
+        kept = () if checkpoint is None else checkpoint[1].lines
         lost: list[str] = []
         task = get_task(task_name(recipe.data.spec))
         lines, _ = _lines(folder, recipe.schedule.epochs, kept, lost, task)
@@ -142,18 +119,7 @@ def tell_lost(folder: Path, lost: Iterable[str]) -> None:
 def weights_told(
     which: str, folder: Path, recipe: Recipe, data: ImageData, model: nn.Module
 ) -> Validated:
-    """Return the epoch and the validation scores of weights: their own, or scored now.
-
-    Args:
-        which: ``last`` or ``best``.
-        folder: The run's folder.
-        recipe: The run.
-        data: Its images.
-        model: Built by the recipe; a copy takes the weights if they have no scores of their own.
-
-    Raises:
-        UserError: If the weights are damaged.
-    """
+    """The epoch and validation scores of weights: their own, or scored now with a copy of it."""
     path = folder / files.weights_file(which)
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
@@ -162,14 +128,7 @@ def weights_told(
         return own
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
-    scored = score_split(
-        model,
-        eval_loader(recipe, data, "val"),
-        data.val,
-        data,
-        precision=recipe.precision,
-    )
-    return Validated(epoch=None, val=scored.scores)
+    return Validated(epoch=None, val=score_split(recipe, model, data, "val").scores)
 
 
 def _facts(folder: Path, which: str) -> WeightsFacts | None:
@@ -183,14 +142,9 @@ def _facts(folder: Path, which: str) -> WeightsFacts | None:
 def _lines(
     folder: Path, done: int, kept: Sequence[EpochLine], lost: list[str], task: Task
 ) -> tuple[list[EpochLine], list[int]]:
-    """The lines of the epochs that are done, and the epochs that no line tells of.
+    """The lines of the epochs that are done, and the epochs that have none, which `lost` takes in.
 
-    Args:
-        folder: The run's folder.
-        done: Epochs that are done.
-        kept: The checkpoint's.
-        lost: Takes in what cannot be rebuilt.
-        task: By whose scores epochs are ranked.
+    Those that the checkpoint kept count before those of the file.
     """
     path = folder / files.METRICS
     told = {line.epoch: line for line in files.read_metrics(path, epochs=done, task=task)}
@@ -226,7 +180,8 @@ def _best(
         lost.append(f"{text}: the best of later epochs, or else the last, is used as the best")
         return None
     if facts.val is None and not lacking:  # of a version that kept no scores with the weights
-        return best_of(lines, data.task)
+        known = (line.validated for line in lines)
+        return max(known, key=lambda epoch: epoch.rank(data.task), default=None)
     found = weights_told("best", folder, recipe, data, model)
     if found.epoch is None:
         found = replace(found, epoch=_epoch_of(found, lines, lacking, data.task))
