@@ -29,6 +29,7 @@ from keymix.train.files import InUse, locked
 from keymix.train.loop import EpochRecord
 from keymix.train.recipe import Recipe
 from keymix.train.record import WeightsFacts
+from keymix.train.resume import Progress
 from keymix.train.runs import load_run
 
 Vary = Callable[[dict[str, Any]], Recipe]
@@ -149,7 +150,7 @@ def test_training_clock_waits_for_the_steps_on_the_gpu(
 
     monkeypatch.setattr("keymix.train.loop.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    record = EpochRecord(tmp_path, images=9, facts=Mock(), lines=[], best=None)
+    record = EpochRecord(tmp_path, images=9, facts=Mock(), before=Progress())
     for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):
         record.trained(torch.device(device))
         assert record._trained == seconds

@@ -7,13 +7,13 @@ A signal ends a step and saves; it ends a wait for data at once, with the steps 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keymix.errors import Interrupted
 from keymix.records import to_json
@@ -21,6 +21,7 @@ from keymix.train import files
 from keymix.train.checkpoints import prune, save
 from keymix.train.parts import answers_of
 from keymix.train.record import EpochLine, EpochsDone, SameData, Validated, WeightsFacts
+from keymix.train.resume import Progress
 from keymix.train.scoring import ImageBatch, Metrics
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training
@@ -40,8 +41,7 @@ class EpochRecord:
     """Write what an epoch leaves behind, in an order that a crash at any moment survives.
 
     Weights of a better epoch come first, then the line, then the checkpoint: a run that resumes
-    from a checkpoint drops later lines and makes them again. `facts` stand in the files of weights;
-    `lines`, `best` and `lost` (what could not be rebuilt) are those of a resumed run.
+    from a checkpoint drops later lines and makes them again. `facts` stand in the files of weights.
     """
 
     def __init__(
@@ -50,13 +50,11 @@ class EpochRecord:
         *,
         images: int,
         facts: WeightsFacts,
-        lines: Iterable[EpochLine],
-        best: Validated | None,
-        lost: Iterable[str] = (),
+        before: Progress,
         report: Report | None = None,
     ) -> None:
         self.folder, self.images, self.facts, self.report = folder, images, facts, report
-        self.lines, self.best, self.lost = list(lines), best, list(lost)
+        self.lines, self.best, self.lost = list(before.lines), before.best, list(before.lost)
         self._trained = self._before = 0.0
         self._start = time.perf_counter()
 
@@ -110,6 +108,12 @@ class EpochRecord:
         path = self.folder / files.weights_file(which)
         files.write_weights(path, task.evaluated.state_dict(), self.facts.of(validated))
 
+    def keep_last(self, task: TrainingTask) -> None:
+        """Write the weights of the last epoch."""
+        last = self.facts.recipe.schedule.epochs - 1
+        known = (line.validated for line in self.lines if line.epoch == last)
+        self.write_weights("last", task, next(known, Validated(epoch=last, val={})))
+
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start
 
@@ -118,10 +122,10 @@ class ProgressBar:
     """A bar over all steps of the run at a terminal, drawn a few times a second, in a ``with``."""
 
     def __init__(self, steps: int, epochs: int, *, done: int = 0, shown: bool = True) -> None:
-        self._bar = Progress(
-            TextColumn("epoch {task.fields[epoch]} of {task.fields[epochs]}"),
-            BarColumn(),
-            TimeRemainingColumn(),
+        self._bar = rich.Progress(
+            rich.TextColumn("epoch {task.fields[epoch]} of {task.fields[epochs]}"),
+            rich.BarColumn(),
+            rich.TimeRemainingColumn(),
             console=Console(stderr=True),
             refresh_per_second=4,
             transient=True,
