@@ -6,10 +6,9 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
-from keymix.report import plots
-from keymix.report.log_plots import log_curves
+from keymix.report import charts
+from keymix.report.charts import Line, log_curves
 from keymix.report.page import render_page
-from keymix.report.plots import Line
 from keymix.report.tables import Column, Table
 from keymix.report.views.payload import as_element_text
 
@@ -98,7 +97,7 @@ def _chart(record: MemoryGrowth) -> Markup | None:
     if not series:
         return None
     papers = [label for label in series if label.endswith(", paper")]
-    looks = plots.looks(list(series), baseline=record.mixers[0], controls=papers)
+    looks = charts.looks(list(series), baseline=record.mixers[0], controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
     drawn: Markup = log_curves(
         lines,

@@ -10,9 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from keymix.analysis.timing import WORDS, Verdict
+from keymix.report.charts import Line, Look, curves
 from keymix.report.formats import points
 from keymix.report.page import render_page
-from keymix.report.plots import Line, Look, curves
 from keymix.report.tables import csv_text
 from keymix.report.views.payload import as_element_text
 from keymix.surgery.search_record import Search, Step

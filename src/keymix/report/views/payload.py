@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from keymix.records import to_json
 from keymix.report import pictures
+from keymix.report.charts import Look
 from keymix.report.part import Page
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.views.attention import LEVELS
 from keymix.report.views.learning import history
