@@ -13,9 +13,6 @@ from keymix.report import charts
 from keymix.report.charts import Look, as_file
 from keymix.report.collapse_charts import curves, pairs_maps, theta_map
 from keymix.report.page import render_page
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
 
 COLUMNS = (
     ("block", "block", "{:.0f}", 1.0),
@@ -55,9 +52,7 @@ def render(record: CollapseRecord) -> str:
         "rows": {label: rows_of(study) for label, study in studies.items()},
         "first": record.studies[0],
     }
-    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
-    payload = as_element_text({"mixers": entries})
-    return render_page("collapse.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("collapse.html.j2", view)
 
 
 def files(record: CollapseRecord) -> dict[str, str]:

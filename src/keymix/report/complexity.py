@@ -19,9 +19,6 @@ from keymix.report import charts
 from keymix.report.charts import Line, Look, log_curves, outside
 from keymix.report.complexity_tables import tables
 from keymix.report.page import render_page
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ def render(record: ComplexityRecord) -> str:
         baseline=BASELINE,
         controls=[entry.label for entry in record.mixers if entry.control],
     )
-    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
     view = {
         "r": record,
         "looks": looks,
@@ -62,8 +58,7 @@ def render(record: ComplexityRecord) -> str:
         "without": _without_parameters(record),
         "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),
     }
-    payload = as_element_text({"mixers": entries})
-    return render_page("complexity.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("complexity.html.j2", view)
 
 
 def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:

@@ -10,9 +10,6 @@ from keymix.report import charts
 from keymix.report.charts import Line, log_curves
 from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
 
 
 def table(record: MemoryGrowth) -> Table:
@@ -71,15 +68,13 @@ def render(record: MemoryRecord) -> str:
     """
     view = {
         "r": record,
-        "looks": {},
         "heads": _heads(record),
         "table": table(record),
         "chart": _chart(record),
         "missing": [row for row in record.rows if row.reason],
         "printed": any(row.paper_mib for row in record.rows),
     }
-    payload = as_element_text({"mixers": []})
-    return render_page("memory.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("memory.html.j2", view)
 
 
 def _heads(record: MemoryGrowth) -> str:

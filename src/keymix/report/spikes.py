@@ -15,9 +15,6 @@ from keymix.report.charts import Look, as_file
 from keymix.report.page import render_page
 from keymix.report.spikes_charts import along_blocks, along_steps, energy_by_part
 from keymix.report.spikes_tables import headline, neurons, operations, tables
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
 
 
 def render(record: SpikesRecord) -> str:
@@ -53,9 +50,7 @@ def render(record: SpikesRecord) -> str:
         "neurons": {label: neurons([study]) for label, study in studies.items()},
         "drawn": {label: _drawn(study) for label, study in studies.items()},
     }
-    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
-    payload = as_element_text({"mixers": entries})
-    return render_page("spikes.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("spikes.html.j2", view)
 
 
 def files(record: SpikesRecord) -> dict[str, str]:
