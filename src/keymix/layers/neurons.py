@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.layers.foreign_neurons import Made
 from keymix.layers.step_mode import Stepping
-from keymix.ops.neuron.layout import Dynamics
-from keymix.ops.neuron.multi_step import BACKENDS, Backend, Choice, choose, integrate_and_fire
+from keymix.ops.neuron.multi_step import (
+    Backend,
+    Choice,
+    check_backend,
+    choose,
+    integrate_and_fire,
+)
+from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.neuron.surrogate import Surrogate
 
 NeuronKind = Literal["lif", "if", "plif", "relu"]
@@ -38,8 +44,8 @@ class SpikingNeuron(Stepping):
             threshold off (soft reset).
         detach_reset: Whether the gradient passes the reset by.
         surrogate: The slope of the step in the backward pass.
-        backend: ``"auto"``, or a path by name (``"reference"``, ``"blocked"``, ``"inductor"``,
-            ``"triton"``), which runs or raises with the reason.
+        backend: ``"auto"``, or a path by name (``"reference"``, ``"blocked"``, ``"triton"``), which
+            runs or raises with the reason.
 
     Raises:
         UserError: If the resting potential is not below the threshold, or a name is unknown.
@@ -60,8 +66,7 @@ class SpikingNeuron(Stepping):
                 raise UserError(f"{v_threshold=} must be above 0, where a soft reset rests")
         elif not -math.inf < v_reset < v_threshold < math.inf:
             raise UserError(f"{v_threshold=} must be a number above {v_reset=}")
-        if backend not in BACKENDS:
-            raise unknown("backend", str(backend), BACKENDS)
+        check_backend(backend)
         if isinstance(surrogate, str):
             surrogate = Surrogate(surrogate)
         self.v_threshold, self.v_reset, self.detach_reset = v_threshold, v_reset, detach_reset
