@@ -158,13 +158,7 @@ def spiking_linear(
 
 
 def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
-    """Pool images, and lay their first axis out as steps and images.
-
-    Args:
-        pool: What pools them; None for nothing.
-        lead: T and B.
-        y: ``[T B, D, h, w]``.
-    """
+    """Pool images ``[T B, D, h, w]`` if there is a pool, and split the first axis into T, B."""
     y = y if pool is None else pool(y)
     return y.view(*lead, *y.shape[1:])
 
