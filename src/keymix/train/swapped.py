@@ -15,7 +15,7 @@ from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
 from keymix.hosts.encoded import encoder_of
 from keymix.hosts.layers import Layer, find_layers
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.mixers.registry import mixer_options
 from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import list_models, own_mixers
