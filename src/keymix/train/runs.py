@@ -176,6 +176,7 @@ def evaluate(
         UserError: If weights or data are unfit, the data has classes that the run never saw, or
             the model, or the memory, cannot take the image size or the time steps.
     """
+    refuse_lone(resize, image_size)
     if split not in ("train", "val", "test"):
         raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
     run = run if isinstance(run, Run) else load_run(run)
@@ -210,15 +211,16 @@ def evaluate(
     return plain
 
 
+def refuse_lone(resize: str | None, image_size: object) -> None:
+    """Refuse what mixers do at another size where no other size is given."""
+    if resize is not None and image_size is None:
+        raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
+
+
 def at_size(
     run: Run, which: Which, image_size: int | tuple[int, int] | None, resize: str | None
 ) -> tuple[nn.Module, DataRecord, tuple[int, int]]:
-    """A run's model for an image size, the record of its data, and the height and width.
-
-    `resize`, what mixers do at another size, is refused where no other size is given.
-    """
-    if resize is not None and image_size is None:
-        raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
+    """A run's model for an image size, the record of its data, and the height and width."""
     model, seen = run.model_and_data(which)
     if image_size is None:
         return model, seen, seen.image_size
@@ -279,6 +281,7 @@ def predict(
         UserError: If a path does not exist, the weights are unfit, or the model, or the memory,
             cannot take the image size or the time steps.
     """
+    refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     if top < 1:
         raise UserError(f"top = {top}: name at least one class.")

@@ -34,7 +34,7 @@ from keymix.tasks.segmentation.scoring import predicted_masks
 from keymix.train.evaluation import SplitName, data_for
 from keymix.train.folder import Which
 from keymix.train.model import device_of_this_machine, enough_memory
-from keymix.train.runs import Run, at_size, image_files, load_run
+from keymix.train.runs import Run, at_size, image_files, load_run, refuse_lone
 from keymix.train.scoring import autocast
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def predict_masks(
             two images have one name, weights or data are unfit, or the model, or the memory,
             cannot take the image size.
     """
+    refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     if parse(run.recipe.data.spec)[0].task != TASK.name:
         raise UserError(f"the run {str(run.folder)!r} classifies images and predicts no masks.")
