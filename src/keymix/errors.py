@@ -91,6 +91,12 @@ def missing(kind: str, choices: Iterable[str]) -> UserError:
     return UserError(f"which {kind}? Choose from {', '.join(sorted(choices))}.")
 
 
+def require(condition: bool, name: str, value: object, remedy: str) -> None:
+    """Refuse a value, named by its dotted key, unless a condition holds."""
+    if not condition:
+        raise UserError(f"{name} = {value!r}: {remedy}.")
+
+
 def one_line(text: str) -> str:
     """Show control characters, such as a name may hold, as escapes: nothing drives a terminal."""
     return text if text.isprintable() else text.translate(_ESCAPES)

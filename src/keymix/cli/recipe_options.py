@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.train.config import groups
+from keymix.train.config import helps
 from keymix.train.recipe import FREE, Recipe, parse_value, paths, renamed_keys
 
 SHORT = {
@@ -115,16 +115,20 @@ def recipe_parser(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    values = {} if recipe is None else flat(recipe)
-    for title, helps in groups(Recipe):
-        group = parser.add_argument_group(title)
-        for path, text in helps.items():
-            value = f" [{_shown(values[path])}]" if recipe is not None else ""
-            group.add_argument(
-                f"--{path}",
-                metavar=path.rpartition(".")[2].upper(),
-                help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
-            )
+    values = None if recipe is None else flat(recipe)
+    groups = {"": parser.add_argument_group("One complete training run")}
+    known = set(paths())
+    for path, text in helps(Recipe):
+        if path not in known:
+            groups[path] = parser.add_argument_group(text.rstrip("."))
+            continue
+        group, _, name = path.rpartition(".")
+        value = "" if values is None else f" [{_shown(values[path])}]"
+        groups[group].add_argument(
+            f"--{path}",
+            metavar=name.upper(),
+            help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
+        )
     return parser
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
 from keymix.data.specs import FRAMES_BY, SPECS, SPLIT_BY, task_name
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError, require, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.task import DEFAULT, Task, get_task, list_tasks
 from keymix.train.config import (
@@ -28,7 +28,6 @@ from keymix.train.config import (
     leaves,
     parse,
     read_file,
-    require,
 )
 
 T = TypeVar("T")

@@ -18,12 +18,11 @@ from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
 from keymix.data.specs import OF_ONE_KIND, parse
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import KeymixWarning, UserError, require
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone, task_of_model
 from keymix.task import Task, get_task
 from keymix.train import files
-from keymix.train.config import require
 from keymix.train.losses import Teacher
 from keymix.train.model import device_of_this_machine, takes_no_frames
 from keymix.train.parts import training_of

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from keymix.errors import require
 from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_loss
 from keymix.tasks.segmentation.scoring import MaskScores
-from keymix.train.config import require
 from keymix.train.losses import Teacher
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
