@@ -62,7 +62,7 @@ def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def helps(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """What docstrings say of each dotted key of nested dataclasses, behind what they say of these."""
+    """What docstrings say of nested dataclasses, each followed by what they say of its keys."""
     for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(cls) or "", re.M):
         if hint := hints(cls).get(name):
             yield prefix + name, " ".join(text.split())
