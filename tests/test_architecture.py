@@ -299,7 +299,7 @@ ALLOWED = {
     "analysis/spikes_operations.py": 1,
     "cli/recipe_options.py": 2,
     "compare/costs.py": 1,
-    "compare/plan.py": 2,
+    "compare/plan.py": 3,
     "surgery/plans.py": 1,
     "surgery/statistics.py": 1,
     "train/recipe.py": 8,

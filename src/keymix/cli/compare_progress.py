@@ -13,8 +13,7 @@ from keymix.errors import one_line
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from keymix.compare.events import Event, Watcher
-    from keymix.compare.remaining import Remaining
+    from keymix.compare.events import Event, Remaining, Watcher
 
 
 @contextmanager
@@ -38,7 +37,7 @@ class _Left:
 
     def see(self, event: Event) -> None:
         if event.estimate is not None:
-            from keymix.compare.remaining import Remaining
+            from keymix.compare.events import Remaining
 
             self._remaining = Remaining(event.estimate)
         elif self._remaining is not None:
@@ -47,7 +46,7 @@ class _Left:
     def __str__(self) -> str:
         if self._remaining is None:
             return ""
-        from keymix.compare.estimate import roughly
+        from keymix.compare.eta import roughly
 
         return f"about {roughly(self._remaining.seconds())} left"
 

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
 
     from keymix.cli.compare_progress import watching
-    from keymix.compare.rebuild import rebuild
+    from keymix.compare.run import rebuild
 
     with watching() as watch:
         result = rebuild(given.folder, imports=given.imports, progress=watch)

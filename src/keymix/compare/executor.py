@@ -105,6 +105,15 @@ class WorkerEnded(RuntimeError):
         return self.exit_code in (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
+def reason(error: BaseException) -> str:
+    """Write an error as one line of at most 300 characters."""
+    words = " ".join(str(error).split())
+    kind = type(error).__name__
+    whole = isinstance(error, UserError | CallError | WorkerEnded)
+    line = words if whole else f"{kind}: {words}" if words else kind
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
 class SynchronousExecutor(Executor):
     """Make every call at once in the calling thread.
 
