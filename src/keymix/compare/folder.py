@@ -23,12 +23,11 @@ from keymix.compare.runs import differences
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.records import from_json, to_json
-from keymix.report import csv_cells
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, DoneRun
+from keymix.report.tables import csv_text
 from keymix.report.views.spikes import steps_of
-from keymix.train.names import is_name
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe, from_record, is_name
 
 MANIFEST = "comparison.json"
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
@@ -384,7 +383,7 @@ def write_csv(path: Path, record: ComparisonRecord) -> None:
     from keymix.train.files import write_text
 
     columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
-    write_text(path, csv_cells.write(columns, csv_rows(record)))
+    write_text(path, csv_text(columns, csv_rows(record)))
 
 
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:

@@ -20,8 +20,7 @@ from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.report.record import ComparedMixer
 from keymix.task import DEFAULT, Task, get_task
-from keymix.train.names import is_name
-from keymix.train.recipe import Recipe, replace_path
+from keymix.train.recipe import Recipe, is_name, replace_path
 
 if TYPE_CHECKING:
     from torch import nn

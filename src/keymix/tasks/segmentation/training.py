@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_loss
 from keymix.tasks.segmentation.scoring import MaskScores
-from keymix.train._checks import require
+from keymix.train.config import require
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
