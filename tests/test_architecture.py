@@ -315,7 +315,7 @@ ALLOWED = {
     "analysis/spikes.py": 1,
     "analysis/spikes_raster.py": 2,
     "analysis/spikes_values.py": 1,
-    "cli/compare_result.py": 1,
+    "cli/comparison.py": 1,
     "cli/index.py": 1,
     "compare/run.py": 4,
     "data/events/places.py": 1,

@@ -15,7 +15,7 @@ import pytest
 from commands import one_thread
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
-from keymix.cli.compare_result import tell
+from keymix.cli.comparison import tell
 from keymix.compare.run import Comparison
 from keymix.report.record import CostRow, Outcome, OutcomeRow, opened
 

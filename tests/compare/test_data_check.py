@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from few_digits import small
 
-from keymix.cli.compare_result import plain, tell
+from keymix.cli.comparison import plain, tell
 from keymix.compare import folder
 from keymix.compare.events import Event
 from keymix.compare.record import checked_data, data_check, finding_lines, narrow_note

@@ -11,7 +11,7 @@ import pytest
 import torch
 from few_digits import brittle, small
 
-from keymix.cli.compare_progress import Lines
+from keymix.cli.comparison import Lines
 from keymix.compare.eta import Estimate, Trial, roughly, side_by_side, try_out
 from keymix.compare.events import Event, Remaining
 from keymix.data import load

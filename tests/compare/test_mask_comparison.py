@@ -19,7 +19,7 @@ from PIL import Image
 
 from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
-from keymix.cli.compare_result import plain, tell
+from keymix.cli.comparison import plain, tell
 from keymix.compare.pictures import normalised
 from keymix.compare.plan import choose_mixers, make_plan
 from keymix.compare.run import Comparison, rebuild

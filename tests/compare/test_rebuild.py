@@ -225,7 +225,7 @@ def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
     assert "missing: identity, seed 0: it has not started" in captured.err
     shutil.rmtree(done / "runs/softmax/seed1")
     shutil.rmtree(done / "runs/static_key")
-    monkeypatch.setattr("keymix.cli.compare_result.MOST_MISSING", 3)
+    monkeypatch.setattr("keymix.cli.comparison.MOST_MISSING", 3)
     assert main(["report", str(done)]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
     assert len(told) == 3

@@ -122,7 +122,7 @@ def test_the_twin_is_the_baselines_network_with_relu_at_one_step_under_the_same_
 
 
 def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
-    from keymix.cli.compare_result import plain, tell
+    from keymix.cli.comparison import plain, tell
 
     page = twinned.report.read_text(encoding="utf-8")
     assert "What spikes cost" in page
@@ -146,7 +146,7 @@ def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
 
 
 def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, capsys):
-    from keymix.cli.compare_result import plain, tell
+    from keymix.cli.comparison import plain, tell
     from keymix.report.html import render
     from keymix.report.views.spikes import dense_over
 

@@ -381,10 +381,8 @@ class NewEpochs:
 
     Every epoch replaces the file as a whole, and what follows the lines read before is new. A run
     that resumes first drops the lines behind its checkpoint and trains those epochs again: of a
-    file with another beginning, lines that differ from those read before are new.
-
-    Args:
-        path: The file; it need not exist yet.
+    file with another beginning, lines that differ from those read before are new. The file need
+    not exist yet.
     """
 
     def __init__(self, path: Path) -> None:

@@ -46,51 +46,35 @@ class PlannedMixer(ComparedMixer):
     """One mixer of a comparison, as it is planned.
 
     Its label reads back to the same mixer; its note says what ``--match`` chose, or what a twin is.
-
-    Attributes:
-        mixes_prefix: Whether prefix tokens receive anything from patch tokens.
-        params: Trainable parameters of the model with it.
-        twin_of: Label of the mixer whose twin without spikes this is; empty for a mixer.
-        options: What its model is built with in addition to the recipe's options.
     """
 
     note: str = ""
-    mixes_prefix: bool
-    params: int
-    twin_of: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    mixes_prefix: bool  # whether prefix tokens receive anything from patch tokens
+    params: int  # trainable, of the model with it
+    twin_of: str = ""  # label of the mixer whose twin without spikes this is
+    options: dict[str, Any] = field(default_factory=dict)  # of its model, besides the recipe's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """What the folder of a comparison records of its plan.
 
-    Attributes:
-        mixers: The mixers, in the order of every table.
-        seeds: The training seeds, shared by all mixers.
-        baseline: Label of the mixer that the others are compared with.
-        match: ``"params"`` if widths were matched, else None.
-        pooling: How every model reads out, timm's word (``avg``, ``token``, …); empty where models
-            have no pooled readout.
-        unheard: Labels of the mixers that bring nothing to a class token, if that decided it.
-        cannot_sit: Why mixers that nobody named are not in it, a sentence each.
-        imports: The user's files that register mixers, tasks or data sources.
-        command: What repeats the call; empty where it is not known, as are the next two 0.
-        processes: Training processes side by side.
-        threads: Threads of each.
+    `pooling` is how every model reads out, timm's word (``avg``, ``token``, …), empty where models
+    have no pooled readout; `unheard` are the mixers that bring nothing to a class token, if that
+    decided it. A call that nobody knows has an empty command and neither processes nor threads.
     """
 
-    mixers: tuple[PlannedMixer, ...]
-    seeds: tuple[int, ...]
-    baseline: str
-    match: str | None = None
+    mixers: tuple[PlannedMixer, ...]  # in the order of every table
+    seeds: tuple[int, ...]  # shared by all mixers
+    baseline: str  # label of the mixer that the others are compared with
+    match: str | None = None  # ``"params"`` if widths were matched
     pooling: str
     unheard: tuple[str, ...]
-    cannot_sit: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
-    command: str = ""
-    processes: int = 0
-    threads: int = 0
+    cannot_sit: tuple[str, ...] = ()  # why mixers that nobody named are not in it, a sentence each
+    imports: tuple[str, ...] = ()  # the user's files that register mixers, tasks or data sources
+    command: str = ""  # what repeats the call
+    processes: int = 0  # that train side by side
+    threads: int = 0  # of each
 
     def __post_init__(self) -> None:
         wrong = next(self._faults(), "")
@@ -123,17 +107,11 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Planned):
-    """A whole comparison, resolved and checked.
+    """A whole comparison, resolved and checked."""
 
-    Attributes:
-        recipe: What all runs share; each run replaces the mixer and the seed.
-        out: The comparison's folder.
-        notes: What was chosen without being asked for, a line each.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # what all runs share; each run replaces the mixer and the seed
     out: Path
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was chosen without being asked for, a line each
 
     @property
     def spiking(self) -> bool:
@@ -167,21 +145,13 @@ class Plan(Planned):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run to do, or a trial of its first steps.
+    """One run to do, or a trial of its first steps."""
 
-    Attributes:
-        mixer: Label of its mixer.
-        seed: Which run.
-        recipe: What to train.
-        folder: Where.
-        trial: If not 0, only a few steps are timed, for an estimate of so many runs in a row.
-    """
-
-    mixer: str
+    mixer: str  # its label
     seed: int
     recipe: Recipe
     folder: Path
-    trial: float = 0.0
+    trial: float = 0.0  # if not 0, a few steps are timed, for an estimate of so many runs in a row
 
 
 def resolve(
