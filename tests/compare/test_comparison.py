@@ -28,7 +28,7 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.tasks.classification.page import spread_out
-from keymix.train.lock import locked
+from keymix.train.files import locked
 from keymix.train.runs import load_run
 
 

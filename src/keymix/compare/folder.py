@@ -245,7 +245,7 @@ def recorded_in(out: Path) -> Recipe | None:
 
     Where the manifest is damaged, a run has it.
     """
-    from keymix.train.damage import recorded_recipe
+    from keymix.train.folder import recorded_recipe
 
     if not (out / MANIFEST).is_file():
         return None

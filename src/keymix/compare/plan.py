@@ -180,8 +180,8 @@ def resolve(
     `recorded` reads the recipe that the folder shares already, by which the rest of a recipe is
     settled; `say` gets a line before the data is loaded. A UserError refuses any bad argument.
     """
-    from keymix.train.fits import check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
+    from keymix.train.validate import check_recipe, training_batches
 
     shared, why = choose_recipe(
         data=data,

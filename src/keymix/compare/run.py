@@ -138,8 +138,8 @@ def compare(
         >>> result.rows[1]["headline"]
     """
     from keymix.mixers.registry import import_file
-    from keymix.train.fits import check_processes
-    from keymix.train.lock import locked
+    from keymix.train.files import locked
+    from keymix.train.validate import check_processes
 
     out = Path(out)
     watch: Watcher = progress or ignore

@@ -112,13 +112,13 @@ def read_run(
 
 
 def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -> Finished:
-    from keymix.train.damage import (
+    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
+    from keymix.train.folder import (
         check_metrics,
         read_answers,
         read_environment,
         read_summary,
     )
-    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
 
     folder = plan.folder(mixer, seed)
     _check_recipe(folder, plan.recipe_for(mixer, seed))
@@ -194,7 +194,7 @@ def _check_recipe(folder: Path, wanted: Recipe) -> None:
 
     Where the images lie may differ on another machine: their fingerprint is checked instead.
     """
-    from keymix.train.damage import recorded_recipe
+    from keymix.train.folder import recorded_recipe
 
     there = recorded_recipe(folder).to_dict()
     for key, found, here in differences(there, wanted.to_dict()):
