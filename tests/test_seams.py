@@ -20,7 +20,7 @@ OF_TASKS = {
 }
 """Where a task is named yet, by file; ``python tests/seams.py`` prints it. None is added."""
 OF_KINDS = {
-    "compare/defaults.py": 2,  # the spiking model's 32 pixels, and frames that are larger
+    "compare/plan.py": 2,  # the spiking model's 32 pixels, and frames that are larger
     "train/evaluation.py": 1,
     "train/model.py": 1,
     "train/runs.py": 3,
