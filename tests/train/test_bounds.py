@@ -17,7 +17,7 @@ from keymix import recipes
 from keymix.data.bounds import BOUNDS
 from keymix.data.dataset import ImageData
 from keymix.errors import KeymixWarning, UserError
-from keymix.train._convert import leaves
+from keymix.train.config import leaves
 from keymix.train.engine import train
 from keymix.train.fits import check_processes, check_recipe, training_batches
 from keymix.train.model import load_data

@@ -14,7 +14,7 @@ from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
 from keymix.report import formats
 from keymix.task import DEFAULT
-from keymix.train.data_config import DataConfig
+from keymix.train.recipe import DataConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from keymix.cli import console, scores
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
@@ -58,8 +60,6 @@ def main(argv: list[str]) -> int:
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
-        import yaml
-
         console.say(yaml.safe_dump(recipe.to_dict(), sort_keys=False).rstrip())
         return 0
     out = words.last("--out")

@@ -16,7 +16,7 @@ from keymix.analysis.complexity_record import (
     ScalingRow,
 )
 from keymix.report import plots
-from keymix.report.complexity_tables import Table, tables
+from keymix.report.complexity_tables import tables
 from keymix.report.log_plots import log_curves, outside
 from keymix.report.page import render_page
 from keymix.report.plots import Line, Look
@@ -57,7 +57,6 @@ def render(record: ComplexityRecord) -> str:
         "r": record,
         "looks": looks,
         "tables": {table.key: table for table in tables(record)},
-        "names": _names,
         "ratios": _ratio_charts(record, looks),
         "scaling": _scaling_charts(record, looks),
         "spiking": any(entry.domain == "spiking" for entry in record.mixers),
@@ -66,12 +65,6 @@ def render(record: ComplexityRecord) -> str:
     }
     payload = as_element_text({"mixers": entries})
     return render_page("complexity.html.j2", view, payload=payload, scripts=SCRIPTS)
-
-
-def _names(table: Table) -> int:
-    """Return the position, among the columns that are seen, of the mixer's name."""
-    keys = [table.columns[i].key for i in table.seen()]
-    return keys.index("mixer")
 
 
 def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:

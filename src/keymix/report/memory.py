@@ -7,10 +7,10 @@ from markupsafe import Markup
 
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
 from keymix.report import plots
-from keymix.report.complexity_tables import Column, Table
 from keymix.report.log_plots import log_curves
 from keymix.report.page import render_page
 from keymix.report.plots import Line
+from keymix.report.tables import Column, Table
 from keymix.report.views.payload import as_element_text
 
 SCRIPTS = ("core", "tables")
@@ -72,6 +72,7 @@ def render(record: MemoryRecord) -> str:
     """
     view = {
         "r": record,
+        "looks": {},
         "heads": _heads(record),
         "table": table(record),
         "chart": _chart(record),

@@ -17,7 +17,7 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone, task_of_model
 from keymix.task import Task, get_task
-from keymix.train._checks import require
+from keymix.train.config import require
 from keymix.train.distill import find_teacher
 from keymix.train.model import device_of_this_machine, takes_no_frames
 from keymix.train.parts import training_of

@@ -22,7 +22,7 @@ from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.records import to_json
 from keymix.task import Task, get_task
-from keymix.train._checks import require
+from keymix.train.config import require
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:

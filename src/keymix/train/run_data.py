@@ -21,7 +21,7 @@ from keymix.train.scoring import ImageBatch, Inputs
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.data.record import DataRecord
-    from keymix.train.data_config import DataConfig
+    from keymix.train.recipe import DataConfig
 
 
 def data_for(

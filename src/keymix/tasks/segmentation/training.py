@@ -15,7 +15,7 @@ from keymix.tasks.segmentation.scoring import (
     mean_loss,
     soft_dice_loss,
 )
-from keymix.train._checks import require
+from keymix.train.config import require
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
