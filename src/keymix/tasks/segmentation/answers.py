@@ -29,8 +29,7 @@ from keymix.data.specs import MASKS, parse
 from keymix.errors import UserError
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
-from keymix.tasks.segmentation.mask_files import MaskPrediction
-from keymix.tasks.segmentation.predict_masks import predict_masks
+from keymix.tasks.segmentation.predict_masks import MaskPrediction, predict_masks
 from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
 from keymix.train.parts import (
     AnswersPart,
