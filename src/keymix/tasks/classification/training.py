@@ -123,6 +123,7 @@ def loss_of_each(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
 class Classification(TrainingPart):
     """The training of classification."""
 
+    module = ClassificationTask
     losses = frozenset(OF_CLASSES)
 
     def make(

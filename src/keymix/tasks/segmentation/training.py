@@ -21,7 +21,6 @@ from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import Inputs
 from keymix.train.task import StepLoss, TrainingTask
-from keymix.train.teacher import Teacher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -63,26 +62,14 @@ class SegmentationTask(TrainingTask):
 class Segmentation(TrainingPart):
     """The training of segmentation."""
 
+    module = SegmentationTask
+
     def check(self, recipe: Recipe) -> None:
         """Refuse losses of classes, and the readout of classifiers."""
         super().check(recipe)
         pool = recipe.model.global_pool
         remedy = "is for classifiers: a segmenter reads every token out; leave it out"
         require(pool is None, "model.global_pool", pool, remedy)
-
-    def make(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        data: ImageData,
-        *,
-        steps: int,
-        losses: Losses,
-        teacher: Teacher | None,
-    ) -> SegmentationTask:
-        """Make what a run trains."""
-        del teacher
-        return SegmentationTask(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
 
 
 TRAINING = Segmentation()
