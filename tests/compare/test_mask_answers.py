@@ -14,8 +14,8 @@ from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.tasks.segmentation.answers import MaskAnswers
 from keymix.tasks.segmentation.page import most_informative, packed, spread_over_cases
-from keymix.train.damage import Which, read_answers
 from keymix.train.files import write_arrays
+from keymix.train.folder import Which, read_answers
 
 DATA = DataRecord(
     spec="masks:a",

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
-from keymix.report import class_plots
-from keymix.report.class_plots import FEW, Spread
-from keymix.report.plots import Look
+from keymix.report import charts
+from keymix.report.charts import FEW, Look, Spread
 from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.views.runs import finished
 
@@ -99,7 +98,7 @@ def by_class(
         ranking=ranking,
         differences=differences,
         order=order,
-        chart=class_plots.draw(known, baseline=baseline) if known else None,
+        chart=charts.by_class(known, baseline=baseline) if known else None,
         total=len(names),
     )
 

@@ -14,9 +14,9 @@ import numpy as np
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
+from keymix.report.charts import Look
 from keymix.report.formats import percent
 from keymix.report.part import Page, RunAnswers, Section
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Sparse
 from keymix.report.views.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
 from keymix.report.views.runs import finished

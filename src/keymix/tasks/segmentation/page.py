@@ -13,8 +13,8 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
+from keymix.report.charts import Look
 from keymix.report.part import Output, Page, RunAnswers, Section
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.views.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
 from keymix.task import Score, Task
