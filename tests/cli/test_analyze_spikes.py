@@ -19,7 +19,7 @@ from keymix.cli import analyze, analyze_spikes, console
 from keymix.cli.models_and_images import load_images, load_models
 from keymix.data import load
 from keymix.errors import UserError
-from keymix.recipes.classification.digits_vit import recipe as digits_vit
+from keymix.recipes.small import digits_vit
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe

@@ -13,7 +13,7 @@ from keymix.analysis.counting import default_input_size
 from keymix.cli import analyze_attention, analyze_collapse
 from keymix.errors import UserError
 from keymix.models import create_model
-from keymix.recipes.classification.digits_vit import recipe as digits_vit
+from keymix.recipes.small import digits_vit
 from keymix.surgery.images import input_size
 from keymix.train import files
 from keymix.train.model import build_model, load_data

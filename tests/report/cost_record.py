@@ -8,6 +8,7 @@ from typing import Any
 from keymix.analysis.complexity_record import ComplexityRecord
 from keymix.records import from_json
 from keymix.report import complexity, complexity_tables
+from keymix.report.tables import Table
 
 EVIL = "<script>alert('x')</script>&\"'"
 CONTROLS = ("identity", "pooling")
@@ -174,5 +175,5 @@ def render(record: dict[str, Any]) -> str:
     return complexity.render(from_json(ComplexityRecord, record, where="the record"))
 
 
-def tables(record: dict[str, Any]) -> list[complexity_tables.Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     return complexity_tables.tables(from_json(ComplexityRecord, record, where="the record"))

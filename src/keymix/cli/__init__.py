@@ -37,7 +37,6 @@ _TOO_LARGE = "name a smaller image size, batch, number of time steps, or model"
 
 _PACKAGES = {
     "PIL": "pillow",
-    "jsonargparse": "jsonargparse[signatures]",
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }

@@ -371,7 +371,7 @@ def _write(
 def _pictures_of(folder: Path) -> set[str]:
     """The pictures that an earlier look wrote into the folder."""
     from keymix.train.files import read_json
-    from keymix.train.names import is_name
+    from keymix.train.recipe import is_name
 
     if not (folder / RECORD).exists():
         return set()

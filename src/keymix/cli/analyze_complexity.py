@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console, out_folder
 from keymix.cli.parser import VerbParser, whole_number
@@ -189,24 +189,13 @@ def _deliver(
         console.say("\n".join(f"{table.title}\n\n{table.markdown()}" for table in shown).rstrip())
     elif console.out.is_terminal:
         for table in shown:
-            console.table(table.headings(), table.cells(), title=table.title, left=table.leading())
+            console.show(table)
     else:
         for table in shown:
-            for line in table.plain():
-                console.line((table.key, *map(word, line)))
+            for line in table.piped():
+                console.line((table.key, *line))
     if folder is not None:
         console.note(f"{folder / PAGE} shows it; {RECORD} and CSV files lie beside it")
-
-
-def word(value: Any) -> str:
-    """Write a value for a pipe.
-
-    Args:
-        value: What stands in a table.
-    """
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
 def _write(record: ComplexityRecord, folder: Path) -> None:

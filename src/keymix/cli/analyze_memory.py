@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console, out_folder
-from keymix.cli.analyze_complexity import watching, word
+from keymix.cli.analyze_complexity import watching
 from keymix.cli.parser import VerbParser, whole_number
 from keymix.errors import UserError
 
@@ -180,10 +180,10 @@ def _deliver(
     elif given.markdown:
         console.say(f"{shown.title}\n\n{shown.markdown()}".rstrip())
     elif console.out.is_terminal:
-        console.table(shown.headings(), shown.cells(), title=shown.title, left=0)
+        console.show(shown)
     else:
-        for line in memory.rows(record).plain():
-            console.line(map(word, line))
+        for line in memory.rows(record).piped():
+            console.line(line)
     for row in study.rows:
         if row.reason is not None:
             console.note(f"{row.mixer} at sqrt(N) = {row.side}: {row.reason}")

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console, out_folder
 from keymix.cli.models_and_images import (
@@ -286,7 +286,7 @@ def _tell_person(record: SpikesRecord) -> None:
         console.say("\n".join(f"  {one_line(line)}" for line in told) + "\n")
     for table in tables(record):
         if table.shown:
-            console.table(table.headings(), table.cells(), title=table.title, left=table.leading())
+            console.show(table)
     cost = record.studies[0].cost
     console.say(
         f"{cost.mac:g} pJ a multiply-add, {cost.ac:g} pJ an addition ({cost.name}); "
@@ -300,17 +300,11 @@ def _tell_pipe(record: SpikesRecord) -> None:
 
     for table in tables(record):
         if table.key in PIPED:
-            for line in table.plain():
-                console.line((table.key, *map(_word, line)))
+            for line in table.piped():
+                console.line((table.key, *line))
     for study in record.studies:
         for told in (headline(study), *study.notes):
             console.note(one_line(f"{study.label}: {told}"))
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
 def _write(record: SpikesRecord, folder: Path) -> None:

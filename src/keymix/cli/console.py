@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from keymix.errors import one_line, shown
 from keymix.records import to_json
+from keymix.report.tables import Table, text_table
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -68,18 +68,13 @@ def table(
         title: A line above the table, shown at a terminal only.
         left: How many leading columns are text (left-aligned); the others are numbers.
     """
-    if not out.is_terminal:
-        for row in (columns, *rows):
-            line(row)
+    show(text_table(columns, rows, title=title or "", left=left))
+
+
+def show(made: Table) -> None:
+    """Print a table: drawn at a terminal, tab-separated with a header line when piped."""
+    if out.is_terminal:
+        out.print(made.drawn())
         return
-
-    def plain(text: str) -> str:
-        return one_line(text).replace("[", r"\[")
-
-    named = None if title is None else plain(title)
-    drawn = Table(title=named, title_justify="left", header_style="bold")
-    for i, column in enumerate(columns):
-        drawn.add_column(plain(column), justify="left" if i < left else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*map(plain, row))
-    out.print(drawn)
+    for row in (made.headings(), *made.cells()):
+        line(row)

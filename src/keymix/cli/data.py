@@ -16,8 +16,7 @@ from keymix.cli.parser import VerbParser
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError, missing, one_line, unknown
 from keymix.task import get_task
-from keymix.train.data_config import DataConfig
-from keymix.train.recipe import TaskConfig
+from keymix.train.recipe import DataConfig, TaskConfig
 
 if TYPE_CHECKING:
     from keymix.data.check import Progress

@@ -14,7 +14,7 @@ from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
 from keymix.report import formats
 from keymix.task import DEFAULT
-from keymix.train.data_config import DataConfig
+from keymix.train.recipe import DataConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -410,7 +410,7 @@ def _opens_alone(spec: str) -> bool:
 
 def _config(loaded: Loaded, spec: str | None) -> DataConfig:
     """The run's settings of data; where other data are named, with what fits those."""
-    from keymix.train.run_data import of_other_data
+    from keymix.train.evaluation import of_other_data
 
     own = None if loaded.run is None else loaded.run.recipe.data
     if spec is None:

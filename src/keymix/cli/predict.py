@@ -13,7 +13,7 @@ from keymix.cli import console
 from keymix.cli.parser import VerbParser, image_size_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
-from keymix.report import csv_cells
+from keymix.report.tables import csv_text
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _table(table: PredictionRows) -> None:
 
 
 def _csv(table: PredictionRows) -> str:
-    return csv_cells.write(list(table.heads), [list(row) for row in table.rows])
+    return csv_text(list(table.heads), [list(row) for row in table.rows])
 
 
 def _json(part: AnswersPart, answers: Sequence[Prediction]) -> str:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from keymix.cli import console, scores
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
@@ -58,8 +60,6 @@ def main(argv: list[str]) -> int:
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
-        import yaml
-
         console.say(yaml.safe_dump(recipe.to_dict(), sort_keys=False).rstrip())
         return 0
     out = words.last("--out")
@@ -154,9 +154,9 @@ def _tell(run: Run, *, as_json: bool) -> None:
 
 def _warn_of_degenerate(run: Run) -> None:
     """Warn where the answers of the last epoch's weights to the test say nothing of the model."""
-    from keymix.train.damage import read_answers
-    from keymix.train.degenerate_predictions import warn_of_degenerate
+    from keymix.train.evaluation import warn_of_degenerate
     from keymix.train.files import PREDICTIONS
+    from keymix.train.folder import read_answers
 
     last, data = run.summary.last.test, run.summary.data
     answers = read_answers(run.folder / PREDICTIONS, data)["last"]

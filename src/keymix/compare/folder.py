@@ -131,7 +131,7 @@ def locked(out: Path) -> Iterator[None]:
     Raises:
         UserError: If another process holds it.
     """
-    from keymix.train.lock import locked as held
+    from keymix.train.files import locked as held
 
     with held(out, "comparison"):
         yield
@@ -188,11 +188,11 @@ def write_json(path: Path, record: object) -> None:
 
 def write_csv(path: Path, record: ComparisonRecord) -> None:
     """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
-    from keymix.report import csv_cells
+    from keymix.report.tables import csv_text
     from keymix.train.files import write_text
 
     columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
-    write_text(path, csv_cells.write(columns, csv_rows(record)))
+    write_text(path, csv_text(columns, csv_rows(record)))
 
 
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:

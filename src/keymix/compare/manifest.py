@@ -19,8 +19,7 @@ from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError, one_line
 from keymix.records import from_json
 from keymix.report.record import Checked, ComparisonRecord
-from keymix.train.names import is_name
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe, from_record, is_name
 
 MANIFEST = "comparison.json"
 
@@ -214,7 +213,7 @@ def recorded_in(out: Path) -> Recipe | None:
     Args:
         out: The comparison's folder; where the manifest is damaged, a run says it.
     """
-    from keymix.train.damage import recorded_recipe
+    from keymix.train.folder import recorded_recipe
 
     if not (out / MANIFEST).is_file():
         return None

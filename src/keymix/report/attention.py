@@ -22,11 +22,8 @@ from keymix.analysis.attention_record import (
 from keymix.report.labels import short_labels
 from keymix.report.overlays import Cell, Row, draw, number
 from keymix.report.page import render_page
-from keymix.report.views.payload import as_element_text
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-SCRIPTS = ("core", "tables")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +194,6 @@ def render(record: AttentionRecord, drawn: list[Drawn]) -> str:
     """
     view = {
         "r": record,
-        "looks": {},
         "figures": [
             {
                 "title": each.title,
@@ -211,5 +207,4 @@ def render(record: AttentionRecord, drawn: list[Drawn]) -> str:
         "rolled": any(m.rollout is not None for m in record.models),
         "rolled_only": rollout_told(record.models),
     }
-    payload = as_element_text({"models": [m.label for m in record.models]})
-    return render_page("analyze_attention.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("analyze_attention.html.j2", view)

@@ -8,17 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy, PairReading
-from keymix.report import plots
+from keymix.report import charts
+from keymix.report.charts import Look, as_file
 from keymix.report.collapse_charts import curves, pairs_maps, theta_map
-from keymix.report.heat import STYLE, as_file
 from keymix.report.page import render_page
-from keymix.report.plots import Look
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
 
 COLUMNS = (
     ("block", "block", "{:.0f}", 1.0),
@@ -56,12 +50,9 @@ def render(record: CollapseRecord) -> str:
         "thetas": {label: theta_map(study) for label, study in studies.items()},
         "columns": COLUMNS,
         "rows": {label: rows_of(study) for label, study in studies.items()},
-        "heat_style": Markup(STYLE),
         "first": record.studies[0],
     }
-    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
-    payload = as_element_text({"mixers": entries})
-    return render_page("collapse.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("collapse.html.j2", view)
 
 
 def files(record: CollapseRecord) -> dict[str, str]:
@@ -79,7 +70,7 @@ def files(record: CollapseRecord) -> dict[str, str]:
 
 
 def _looks(studies: Mapping[str, CollapseStudy]) -> dict[str, Look]:
-    return plots.looks(list(studies), baseline="")
+    return charts.looks(list(studies), baseline="")
 
 
 def _word(label: str, used: set[str]) -> str:

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a study of cost, once for terminal, page, Markdown and CSV. No torch."""
+"""The tables of a study of cost. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
-
 from keymix.analysis.complexity_record import Complexity, ScalingRow
 from keymix.analysis.timing import LEVEL, SHORT
-from keymix.report import csv_cells, formats
-
-Kind = Literal["text", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
+from keymix.report import formats
+from keymix.report.tables import Column, Table
 
 _LONG = {
     SHORT["not distinguishable"]: (
@@ -21,100 +16,6 @@ _LONG = {
     SHORT["busy"]: "the machine was too busy to tell",
     SHORT["too few rounds"]: "too few rounds to tell",
 }
-
-_FORMS: Mapping[str, Callable[[Any], str]] = {
-    "ms": formats.milliseconds,
-    "mib": formats.mib,
-    "rate": "{:.4f}".format,
-    "percent": formats.percent,
-    "count": formats.count,
-    "energy": formats.energy,
-}
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column: its heading for people, its name in CSV, and what its values are.
-
-    Attributes:
-        heading: What people read.
-        key: Its name in CSV.
-        kind: What its values are.
-        where: ``"csv"`` or ``"people"`` where only one of them has it.
-    """
-
-    heading: str
-    key: str
-    kind: Kind = "text"
-    where: Literal["csv", "people", "both"] = "both"
-
-    def cell(self, value: Any) -> str:
-        """Write a value for people."""
-        if value is None or value == "":
-            return formats.MISSING
-        if isinstance(value, str):
-            return value
-        if self.kind == "whole":
-            return f"{value:,}"
-        if self.kind == "ratio":
-            return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
-        write = _FORMS.get(self.kind, str)
-        return write(value)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with its values as they are.
-
-    Attributes:
-        key: Its name in files and pipes.
-        title: What it shows.
-        columns: Its columns.
-        rows: A value for each column, ``None`` where there is none.
-        shown: Whether people see it.
-        saved: Whether it becomes a CSV file.
-    """
-
-    key: str
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Any]]
-    shown: bool = True
-    saved: bool = True
-
-    def seen(self) -> list[int]:
-        """Return the positions of the columns that people see."""
-        return [i for i, column in enumerate(self.columns) if column.where != "csv"]
-
-    def headings(self) -> list[str]:
-        """Return what people read above the columns."""
-        return [self.columns[i].heading for i in self.seen()]
-
-    def cells(self) -> list[list[str]]:
-        """Return the rows as people read them."""
-        return [[self.columns[i].cell(row[i]) for i in self.seen()] for row in self.rows]
-
-    def plain(self) -> list[list[Any]]:
-        """Return the names of the columns and then the values as they are, for files and pipes."""
-        kept = [i for i, column in enumerate(self.columns) if column.where != "people"]
-        return [[self.columns[i].key for i in kept], *([row[i] for i in kept] for row in self.rows)]
-
-    def csv(self) -> str:
-        """Write the table as CSV."""
-        header, *rows = self.plain()
-        return csv_cells.write(header, rows)
-
-    def leading(self) -> int:
-        """Count the leading columns that people see and that hold text."""
-        kinds = [self.columns[i].kind for i in self.seen()]
-        return next((i for i, kind in enumerate(kinds) if kind != "text"), len(kinds))
-
-    def markdown(self) -> str:
-        """Write the table as Markdown, numbers to the right."""
-        rule = ["---" if self.columns[i].kind == "text" else "--:" for i in self.seen()]
-        lines = [self.headings(), rule, *self.cells()]
-        escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-        return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + "\n"
 
 
 def tables(record: Complexity) -> list[Table]:
@@ -142,7 +43,7 @@ def tables(record: Complexity) -> list[Table]:
 
 def _formulas(record: Complexity, here: str) -> Table:
     columns = (
-        Column("mixer", "mixer"),
+        Column("mixer", "mixer", "name"),
         Column("in the paper", "printed"),
         Column("multiply-adds by formula", "", where="people"),
         Column("counted", "macs_counted", "whole"),
@@ -187,7 +88,7 @@ def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
     points = record.by_tokens if axis == "tokens" else record.by_dim
     sizes = list(dict.fromkeys(getattr(p, axis) for p in points))
     letter = "N" if axis == "tokens" else "D"
-    columns = [Column("mixer", "mixer")]
+    columns = [Column("mixer", "mixer", "name")]
     columns += [Column(f"{letter} = {size}", f"{axis}_{size}", "ratio") for size in sizes]
     found = {(p.mixer, getattr(p, axis)): p.ratio for p in points}
     names = dict.fromkeys(p.mixer for p in points)
@@ -228,7 +129,7 @@ def _ratios(record: Complexity) -> Table:
 
 def _weights(record: Complexity) -> Table:
     columns = (
-        Column("mixer", "mixer"),
+        Column("mixer", "mixer", "name"),
         Column("weights shared over the image", "sharing"),
         Column("learned kernels", "kernels"),
         Column("dynamic weights", "dynamic", "whole"),
@@ -251,7 +152,7 @@ def _weights(record: Complexity) -> Table:
 def _key_value(record: Complexity, here: str) -> Table:
     columns = (
         Column("in the paper", "printed"),
-        Column("mixer", "mixer"),
+        Column("mixer", "mixer", "name"),
         Column("multiply-adds by formula", "", where="people"),
         Column("counted so", "macs_counted", "whole"),
         Column("whole mixer", "macs_total", "whole"),
@@ -283,7 +184,7 @@ def _key_value(record: Complexity, here: str) -> Table:
 def _orders(record: Complexity, here: str) -> Table:
     columns = (
         Column("in the paper", "printed"),
-        Column("mixer", "mixer"),
+        Column("mixer", "mixer", "name"),
         Column("time there", "time"),
         Column("multiply-adds here", "", where="people"),
         Column("added, masked, scaled here", "", where="people"),
@@ -318,7 +219,7 @@ def _orders(record: Complexity, here: str) -> Table:
 def _scaling(record: Complexity) -> Table:
     batch = record.setting.batch_size
     columns = (
-        Column("mixer", "mixer"),
+        Column("mixer", "mixer", "name"),
         Column("tokens", "tokens", "whole"),
         Column("grid", "grid"),
         Column("multiply-adds", "macs", "whole"),
@@ -363,7 +264,7 @@ def _multiples(record: Complexity) -> Table:
     rows = record.scaling
     sizes = list(dict.fromkeys(row.tokens for row in rows))
     measures = (("latency", _times_softmax), ("memory", lambda row: row.peak_ratio))
-    columns = [Column("mixer", "mixer")]
+    columns = [Column("mixer", "mixer", "name")]
     columns += [
         Column(f"{name}, N = {size}", f"{name}_{size}", "ratio")
         for name, _ in measures
@@ -391,5 +292,9 @@ def _missing(record: Complexity) -> Table:
     found += [
         (row.mixer, f"{row.tokens:,} tokens", row.reason) for row in record.scaling if row.reason
     ]
-    columns = (Column("mixer", "mixer"), Column("where", "where"), Column("why not", "reason"))
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("where", "where"),
+        Column("why not", "reason"),
+    )
     return Table("missing", "Could not be built, counted or run", columns, found)

@@ -93,6 +93,11 @@ def energy(picojoules: float | None) -> str:
     return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
 
 
+def ratio(value: float) -> str:
+    """Write a multiple with three digits: 1.25, 12.5, 1,250."""
+    return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
+
+
 def duration(seconds: float) -> str:
     """Write a duration: 8 s, 2 min 05 s, 1 h 12 min."""
     whole = round(seconds)

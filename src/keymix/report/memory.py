@@ -6,14 +6,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
-from keymix.report import plots
-from keymix.report.complexity_tables import Column, Table
-from keymix.report.log_plots import log_curves
+from keymix.report import charts
+from keymix.report.charts import Line, log_curves
 from keymix.report.page import render_page
-from keymix.report.plots import Line
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
+from keymix.report.tables import Column, Table
 
 
 def table(record: MemoryGrowth) -> Table:
@@ -78,8 +74,7 @@ def render(record: MemoryRecord) -> str:
         "missing": [row for row in record.rows if row.reason],
         "printed": any(row.paper_mib for row in record.rows),
     }
-    payload = as_element_text({"mixers": []})
-    return render_page("memory.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("memory.html.j2", view)
 
 
 def _heads(record: MemoryGrowth) -> str:
@@ -97,7 +92,7 @@ def _chart(record: MemoryGrowth) -> Markup | None:
     if not series:
         return None
     papers = [label for label in series if label.endswith(", paper")]
-    looks = plots.looks(list(series), baseline=record.mixers[0], controls=papers)
+    looks = charts.looks(list(series), baseline=record.mixers[0], controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
     drawn: Markup = log_curves(
         lines,

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy
-from keymix.report import plots, spikes_rasters
-from keymix.report.heat import as_file
+from keymix.report import charts, spikes_charts
+from keymix.report.charts import Look, as_file
 from keymix.report.page import render_page
-from keymix.report.plots import Look
 from keymix.report.spikes_charts import along_blocks, along_steps, energy_by_part
 from keymix.report.spikes_tables import headline, neurons, operations, tables
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
 
 
 def render(record: SpikesRecord) -> str:
@@ -53,26 +49,23 @@ def render(record: SpikesRecord) -> str:
         "operations": {label: operations([study]) for label, study in studies.items()},
         "neurons": {label: neurons([study]) for label, study in studies.items()},
         "drawn": {label: _drawn(study) for label, study in studies.items()},
-        "raster_style": Markup(spikes_rasters.STYLE),
     }
-    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
-    payload = as_element_text({"mixers": entries})
-    return render_page("spikes.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_page("spikes.html.j2", view)
 
 
 def files(record: SpikesRecord) -> dict[str, str]:
     """Return every chart and every table as a file of its own, by its name."""
     studies = {study.label: study for study in record.studies}
     looks = _looks(studies)
-    charts = [*along_blocks(studies, looks), *along_steps(studies, looks)]
-    charts.append(energy_by_part(studies, looks))
-    made = {f"spikes-{chart.key}.svg": as_file(chart.svg, looks) for chart in charts}
+    every = [*along_blocks(studies, looks), *along_steps(studies, looks)]
+    every.append(energy_by_part(studies, looks))
+    made = {f"spikes-{chart.key}.svg": as_file(chart.svg, looks) for chart in every}
     for i, (label, study) in enumerate(studies.items(), start=1):
         word = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.") or "model"
         name = word if len(studies) == 1 else f"{i}-{word}"
         for j, drawn in enumerate(_drawn(study), start=1):
             for key in ("raster", "image"):
-                svg = as_file(getattr(drawn, key), style=spikes_rasters.STYLE)
+                svg = as_file(getattr(drawn, key))
                 made[f"spikes-{key}-{name}-{j}.svg"] = svg
     for table in tables(record):
         if table.saved:
@@ -100,14 +93,14 @@ class DrawnRaster:
 def _drawn(study: SpikesStudy) -> list[DrawnRaster]:
     return [
         DrawnRaster(
-            title=spikes_rasters.title(found),
+            title=spikes_charts.title(found),
             path=found.path,
-            raster=spikes_rasters.raster(found),
-            image=spikes_rasters.on_image(found, study.photo),
+            raster=spikes_charts.of_tokens(found),
+            image=spikes_charts.on_image(found, study.photo),
         )
         for found in study.rasters
     ]
 
 
 def _looks(studies: Mapping[str, SpikesStudy]) -> dict[str, Look]:
-    return plots.looks(list(studies), baseline="")
+    return charts.looks(list(studies), baseline="")

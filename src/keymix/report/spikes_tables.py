@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy, StageRates
 from keymix.report import formats
-from keymix.report.complexity_tables import Column, Table
+from keymix.report.tables import Column, Table
 
 KINDS = {"binary": "0 and 1", "counts": "above 1", "real": "real numbers"}
 WHATS = {
@@ -65,7 +65,7 @@ def tables(record: SpikesRecord) -> list[Table]:
 def totals(studies: Sequence[SpikesStudy]) -> Table:
     """One row a model: rate, operations, energy, and the twin without spikes."""
     columns = (
-        Column("model", "model"),
+        Column("model", "model", "name"),
         Column("images", "images", "whole", "csv"),
         Column("T", "time_steps", "whole"),
         Column("rate", "rate", "rate"),

@@ -22,16 +22,16 @@ from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.records import to_json
 from keymix.task import Task, get_task
-from keymix.train._checks import require
+from keymix.train.config import require
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
+    from keymix.train.losses import Teacher
     from keymix.train.nonfinite import Losses
     from keymix.train.recipe import Recipe
     from keymix.train.record import SplitScores
     from keymix.train.task import TrainingTask
-    from keymix.train.teacher import Teacher
 
 
 OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")

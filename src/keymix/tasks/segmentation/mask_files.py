@@ -18,8 +18,8 @@ from keymix.data.decode import Size
 from keymix.data.segmentation import rle
 from keymix.errors import UserError
 from keymix.train import files
-from keymix.train.names import is_part
 from keymix.train.parts import Prediction
+from keymix.train.recipe import is_part
 
 MASKS, OVERLAYS = "masks", "overlays"
 RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
