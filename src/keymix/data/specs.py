@@ -391,11 +391,7 @@ def task_name(spec: str | None) -> str:
 
 
 def parse(spec: str) -> tuple[DataSpec, str]:
-    """Split a spec as typed into its table row and its argument.
-
-    Raises:
-        UserError: If the name is unknown, or a path is missing or not wanted.
-    """
+    """Split a spec as typed into its table row and its argument."""
     name, colon, argument = spec.partition(":")
     known = {s.name: s for s in list_specs()}
     if name not in known:
@@ -414,11 +410,7 @@ def parse(spec: str) -> tuple[DataSpec, str]:
 
 
 def existing_path(spec_name: str, argument: str) -> Path:
-    """Make the path behind ``spec_name:argument``, with ``~`` for the home folder.
-
-    Raises:
-        UserError: If nothing is there.
-    """
+    """Make the path behind ``spec_name:argument``, with ``~`` for the home folder."""
     path = Path(argument).expanduser()
     if not path.exists():
         raise UserError(f"data {spec_name}:{argument}: there is no {str(path)!r}. Check the path.")
@@ -426,11 +418,7 @@ def existing_path(spec_name: str, argument: str) -> Path:
 
 
 def existing_folder(spec_name: str, argument: str) -> Path:
-    """Make the folder behind ``spec_name:argument``.
-
-    Raises:
-        UserError: If nothing is there, or a file.
-    """
+    """Make the folder behind ``spec_name:argument``."""
     path = existing_path(spec_name, argument)
     if not path.is_dir():
         raise UserError(

@@ -15,18 +15,13 @@ from keymix.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ScanFile:
-    """An image file.
+    """An image file."""
 
-    Args:
-        path: The file. In ``caseN_dayN/scans/slice_….png`` its names tell its id and spacing.
-        slices: Whether the run was trained on slices of scans, which are scaled from their least
-            and largest value, and not on images of 8 bits.
-        channels: 1 for grey, 3 for colour, or the slices of a stack.
-    """
-
-    path: Path
+    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names tell its id and spacing
+    # whether the run was trained on slices of scans, which are scaled from their least and
+    # largest value, and not on images of 8 bits
     slices: bool
-    channels: int
+    channels: int  # 1 for grey, 3 for colour, or the slices of a stack
 
     @property
     def id(self) -> str:
@@ -46,10 +41,6 @@ class ScanFile:
         """Decode the image at its own size, with its neighbours if it is one of a stack.
 
         Shape: uint8 ``[C, h, w]``.
-
-        Raises:
-            UserError: If it is damaged, of another size than its name says or has no neighbours to
-                be found; it is named.
         """
         if not self.slices:
             with reading(str(self.path)), open_image(self.path) as image:

@@ -41,18 +41,6 @@ def open_source(
     masks, and 255 is ignored. With a folder for each class, ``masks/<class>/<name>.png``, masks are
     multilabel: 0 is outside, anything else inside. ``PATH/groups.csv`` (``image,group``) tells
     which images are of one case.
-
-    Args:
-        argument: The folder.
-        faults: What to do about a case in two splits, and mistakes in ``groups.csv``. Faults of an
-            image and its mask are told by their table.
-        masks: ``exclusive`` or ``multilabel``; None for what the folders tell.
-        stack: None or 1: such images have no neighbours.
-        split_by: ``slice`` allows a case in two splits.
-
-    Raises:
-        UserError: If nothing can be opened, or a setting does not fit; on faults, unless ``faults``
-            collects them.
     """
     if stack not in (None, 1):
         raise UserError(
@@ -168,14 +156,7 @@ def _no_file_name(name: str) -> str:
 
 
 def _pairs(place: Path, classes: list[str] | None, named: bool, faults: Faults) -> list[Pair]:
-    """Match images and masks by their stems, in the order of these.
-
-    Args:
-        place: The folder of ``images`` and ``masks``.
-        classes: Names of the masks' folders; None for masks without.
-        named: Whether there are other splits, so that a stem may come again.
-        faults: Takes files that are no images.
-    """
+    """Match images and masks by their stems, in the order of these."""
     images: dict[str, list[Path]] = {}
     for path in sorted((place / "images").iterdir()):
         if is_image(path.name) and not path.is_dir():

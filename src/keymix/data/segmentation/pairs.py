@@ -25,46 +25,27 @@ _HEAD = 1 << 15  # bytes of each file that enter the fingerprint of a large set
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """An image and its mask.
+    """An image and its mask."""
 
-    Args:
-        stem: Name of both without suffix.
-        images: The image's file; several or none are a fault.
-        masks: The mask's file, or one of each class; None where it is missing.
-        wanted: Where the masks should be.
-        group: What stays in one split.
-    """
-
-    stem: str
-    images: tuple[Path, ...]
+    stem: str  # name of both without suffix
+    images: tuple[Path, ...]  # the image's file; several or none are a fault
+    # the mask's file, or one of each class; None where it is missing
     masks: tuple[Path | None, ...]
-    wanted: tuple[Path, ...]
-    group: str
+    wanted: tuple[Path, ...]  # where the masks should be
+    group: str  # what stays in one split
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What the values of masks mean.
-
-    Args:
-        classes: How many classes there are.
-        multilabel: Whether each class has a mask of its own, of 0 and anything else.
-        background: Number of the class that is no foreground; None for none.
-    """
+    """What the values of masks mean."""
 
     classes: int
-    multilabel: bool
-    background: int | None
+    multilabel: bool  # whether each class has a mask of its own, of 0 and anything else
+    background: int | None  # number of the class that is no foreground; None for none
 
 
 class Pairs(ScanTable):
-    """Image files with mask files.
-
-    Args:
-        pairs: The files.
-        meaning: What the masks' values mean.
-        channels: 1 for grey, 3 for colour.
-    """
+    """Image files with mask files."""
 
     def __init__(self, pairs: Sequence[Pair], meaning: Meaning, channels: int) -> None:
         self.pairs = pairs
@@ -98,11 +79,7 @@ class Pairs(ScanTable):
         return open_image(self.pairs[i].images[0])
 
     def size(self, i: int) -> Size:
-        """Tell height and width by the image's header.
-
-        Raises:
-            UserError: If it is damaged or missing; it is named.
-        """
+        """Tell height and width by the image's header."""
         refuse(self._unpaired(i))
         try:
             with self.open(i) as image:
@@ -112,11 +89,7 @@ class Pairs(ScanTable):
             raise
 
     def pixels(self, i: int) -> Pixels:
-        """Decode the image, grey or RGB, as `keymix.data.decode.convert` does.
-
-        Raises:
-            UserError: If it is damaged or missing; it is named.
-        """
+        """Decode the image, grey or RGB, as `keymix.data.decode.convert` does."""
         refuse(self._unpaired(i))
         try:
             with self.open(i) as image:
@@ -126,12 +99,7 @@ class Pairs(ScanTable):
             raise
 
     def mask(self, i: int) -> Pixels:
-        """Read the mask: class numbers, or a plane of 0 and 1 for each class.
-
-        Raises:
-            UserError: If it is damaged, missing, in colour, of another size, or has an undeclared
-                value; it is named.
-        """
+        """Read the mask: class numbers, or a plane of 0 and 1 for each class."""
         refuse(self._unpaired(i))
         mask, faults = self._mask(i, self.size(i))
         refuse(faults)

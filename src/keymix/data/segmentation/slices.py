@@ -23,31 +23,20 @@ from keymix.data.streams import IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A slice of a scan.
+    """A slice of a scan."""
 
-    Args:
-        id: Its name in the table of masks.
-        case: The patient.
-        day: The day of the scan.
-        number: Of the slice in the scan.
-        file: Below the root; None if it is missing.
-        size: Height and width by the file's name, pixels.
-        spacing: Millimetres from row to row and from column to column; None where unknown.
-        runs: Number of an organ and its runs, for each organ that is there.
-        listed: The organs that have a row, with run lengths or without.
-        faults: What is wrong with the rows and the name.
-    """
-
-    id: str
+    id: str  # its name in the table of masks
     case: str
     day: str
-    number: int
-    file: str | None
-    size: Size
+    number: int  # of the slice in the scan
+    file: str | None  # below the root; None if it is missing
+    size: Size  # height and width by the file's name, pixels
+    # millimetres from row to row and from column to column; None where unknown
     spacing: tuple[float, float] | None
+    # number of an organ and its runs, for each organ that is there
     runs: tuple[tuple[int, rle.Runs], ...]
-    faults: tuple[Fault, ...]
-    listed: frozenset[str] = frozenset()
+    faults: tuple[Fault, ...]  # what is wrong with the rows and the name
+    listed: frozenset[str] = frozenset()  # the organs that have a row, with run lengths or without
 
 
 Numbers = Mapping[int, Sequence[str]]
@@ -56,20 +45,14 @@ Numbers = Mapping[int, Sequence[str]]
 
 @dataclass(eq=False)
 class SliceSet:
-    """All slices of a data set, whatever split they are in.
-
-    Args:
-        root: The folder of the data.
-        slices: The slices with masks.
-        files: Files of all slices, with masks or without, by case and day.
-        organs: How many organs there are.
-        looked: What is wrong with a file, once it was looked at; and whether it was decoded.
-    """
+    """All slices of a data set, whatever split they are in."""
 
     root: Path
-    slices: Sequence[Slice]
+    slices: Sequence[Slice]  # the slices with masks
+    # files of all slices, with masks or without, by case and day
     files: Mapping[tuple[str, str], Numbers]
     organs: int
+    # what is wrong with a file, once it was looked at; and whether it was decoded
     looked: dict[tuple[str, bool], Fault | None] = field(default_factory=dict)
 
     def neighbours(self, of: Slice, count: int) -> tuple[list[str], int]:
@@ -77,8 +60,7 @@ class SliceSet:
 
         For a neighbour that is missing, the nearest slice on the way to it stands in.
 
-        Returns:
-            The files, and for how many of them another one stands in.
+        Returns the files, and for how many of them another one stands in.
         """
         assert of.file is not None
         numbers = self.files[of.case, of.day]
@@ -121,14 +103,7 @@ class SliceSet:
 
 
 class Slices(ScanTable):
-    """Slices with masks, some of a set or all.
-
-    Args:
-        whole: The set.
-        multilabel: Whether masks keep all organs of a pixel; otherwise the last one.
-        channels: Slices of a stack, an odd number.
-        rows: The slices' rows in the set; all by default.
-    """
+    """Slices with masks, some of a set or all."""
 
     def __init__(
         self, whole: SliceSet, *, multilabel: bool, channels: int, rows: IntArray | None = None
@@ -178,9 +153,6 @@ class Slices(ScanTable):
         """Decode the slice and its neighbours, each scaled from its least and largest to 0..255.
 
         A slice of one value is 0.
-
-        Raises:
-            UserError: If one is damaged, missing or of another size; it is named.
         """
         one = self._slices[i]
         refuse([fault for fault in one.faults if one.file is None])
@@ -200,11 +172,7 @@ class Slices(ScanTable):
         return np.stack([planes[file] for file in files])
 
     def mask(self, i: int) -> Pixels:
-        """Fill the runs.
-
-        Raises:
-            UserError: If a row of the slice is wrong; it is named.
-        """
+        """Fill the runs."""
         one = self._slices[i]
         refuse(one.faults)
         if self._multilabel:

@@ -47,19 +47,6 @@ def open_source(
     A slice is what ``train.csv`` has rows of; a slice without run lengths has no organ. Slices
     without any row are left out, but may be a neighbour in a stack. ``splits.csv`` gives a split
     (``train``, ``val``, ``test``) to each ``case`` or each ``id``.
-
-    Args:
-        argument: The folder.
-        faults: What to do about rows that cannot be read, and about a case in two splits. Faults of
-            a slice are told by its table.
-        masks: ``exclusive``: where organs overlap the later of `ORGANS` wins; ``multilabel`` keeps
-            them all.
-        stack: Slices that are the channels of an image, an odd number.
-        split_by: ``slice`` allows a case in two splits.
-
-    Raises:
-        UserError: If nothing can be opened, or a setting is none; on faults, unless ``faults``
-            collects them.
     """
     kind = MASKS[0] if masks is None else masks
     if kind not in MASKS:

@@ -15,14 +15,7 @@ from keymix.data.targets import ClassTargets, Targets
 
 
 class Arrays(Table):
-    """Images as one array.
-
-    Args:
-        what: What the images are called, before their row number.
-        pixels: uint8 ``[N, C, H, W]``, 1 or 3 channels.
-        targets: Class numbers ``[N]``, or other targets of as many.
-        rows: The row numbers in names; 0 to N - 1 by default.
-    """
+    """Images as one array."""
 
     held: NDArray[np.uint8]
 

@@ -89,17 +89,11 @@ class Table(ABC):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong with the data as a whole.
+    """Something wrong with the data as a whole."""
 
-    Args:
-        kind: What, in a few words that are the same for all faults of the kind.
-        message: The line for the user, with culprit and remedy.
-        culprit: The folder, file or row alone.
-    """
-
-    kind: str
-    message: str
-    culprit: str
+    kind: str  # what, in a few words that are the same for all faults of the kind
+    message: str  # the line for the user, with culprit and remedy
+    culprit: str  # the folder, file or row alone
 
 
 class Faults:
@@ -179,11 +173,7 @@ class Source:
 
 
 def check_count(what: str, count: int, targets: Targets) -> None:
-    """Refuse targets of another number than the inputs.
-
-    Raises:
-        UserError: Naming the table.
-    """
+    """Refuse targets of another number than the inputs."""
     if len(targets) != count:
         raise UserError(
             f"{what}: {count} inputs, but {len(targets)} {targets.kind.nouns}. Give one for each."

@@ -32,17 +32,11 @@ _ROWS = 1 << 14  # rows of a batch, at most
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Images of some rows of a file.
+    """Images of some rows of a file."""
 
-    Args:
-        data: Encoded images, null where a row has none or too large a one.
-        paths: Their files, null where a row names none.
-        large: Why an image is too large, by position.
-    """
-
-    data: Any
-    paths: Any
-    large: dict[int, str]
+    data: Any  # encoded images, null where a row has none or too large a one
+    paths: Any  # their files, null where a row names none
+    large: dict[int, str]  # why an image is too large, by position
 
     def __len__(self) -> int:
         return len(self.data)
@@ -50,11 +44,7 @@ class Cells:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Name the file that cannot be read.
-
-    Raises:
-        UserError: In place of the error of the system or of Arrow.
-    """
+    """Name the file that cannot be read."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -64,11 +54,7 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def opened(file: Path) -> Any:
-    """Open a parquet file.
-
-    Raises:
-        UserError: If it is none, or claims more rows than it has bytes.
-    """
+    """Open a parquet file."""
     with readable(file):
         parquet = pq.ParquetFile(regular(file))
         size = file.stat().st_size
@@ -88,11 +74,7 @@ def borders(parquet: Any) -> list[tuple[int, int]]:
 
 
 def batches(parquet: Any, file: Path, group: int, column: str) -> Iterator[Any]:
-    """Read a column of a row group, so many rows at a time as cannot fill the memory.
-
-    Raises:
-        UserError: If the file is damaged.
-    """
+    """Read a column of a row group, so many rows at a time as cannot fill the memory."""
     rows = min(_rows_at_once(chunk) for chunk in _chunks(parquet, group, column))
     with readable(file):
         waiting: list[Any] = []
@@ -110,19 +92,7 @@ def batches(parquet: Any, file: Path, group: int, column: str) -> Iterator[Any]:
 def cells(
     parquet: Any, file: Path, group: int, column: str, wanted: IntArray, mib: int
 ) -> Iterator[Cells]:
-    """Read images of a row group.
-
-    Args:
-        parquet: The file, opened.
-        file: Its path.
-        group: The row group.
-        column: The column of images.
-        wanted: Rows within the group, ascending.
-        mib: MiB that an image may take; those that take more are not kept.
-
-    Raises:
-        UserError: If the file is damaged, or the column holds no images.
-    """
+    """Read images of a row group."""
     most = mib << 20
     chunks = _chunks(parquet, group, column)
     count = parquet.metadata.row_group(group).num_rows

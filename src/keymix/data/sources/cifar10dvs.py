@@ -47,12 +47,7 @@ _TEBN_TEST = 100
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
-    """Open ``PATH/<class>/cifar10_<class>_<number>.aedat``.
-
-    Raises:
-        UserError: If a class is missing or empty, or a file has no number; unless ``faults``
-            collects these.
-    """
+    """Open ``PATH/<class>/cifar10_<class>_<number>.aedat``."""
     root = Path(argument).expanduser()
     inside = folders(root) if root.is_dir() else []
     missing = [name for name in CLASSES if name not in inside]

@@ -26,25 +26,16 @@ _SHOWN = 60  # characters of a type
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of a file's columns.
-
-    Args:
-        image: Of the images.
-        label: Of the labels.
-        names: Of the classes, by their numbers; None where the file does not tell.
-    """
+    """Names of a file's columns."""
 
     image: str
     label: str
+    # of the classes, by their numbers; None where the file does not tell
     names: tuple[str, ...] | None
 
 
 def find_columns(file: Path) -> Columns:
-    """Find the image and the label column of a file from its schema.
-
-    Raises:
-        UserError: If one of them is not there, or labels are no whole numbers or text.
-    """
+    """Find the image and the label column of a file from its schema."""
     schema = opened(file).schema_arrow
     features: dict[str, Any] = {}
     try:
@@ -76,11 +67,7 @@ def find_columns(file: Path) -> Columns:
 
 
 def check_labels(file: Path, schema: Any, column: str) -> None:
-    """Refuse labels of a type that names no class.
-
-    Raises:
-        UserError: If they are neither whole numbers nor text.
-    """
+    """Refuse labels of a type that names no class."""
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     fits = (

@@ -33,11 +33,6 @@ def open_source(argument: str, faults: Faults) -> EventSource:
 
     Files without ``sensor_size`` get the sensor of the others, or the least that all events of the
     set fit on.
-
-    Raises:
-        UserError: If there are no class folders or no recordings, or files name different sensors;
-            on one class only, an empty class, or a class that train does not have, unless
-            ``faults`` collects these.
     """
     root = existing_folder("events", argument)
     inside = folders(root)

@@ -25,13 +25,7 @@ _VALIDATION = ("val", "validation", "valid")
 
 
 def open_source(argument: str, faults: Faults) -> Source:
-    """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``.
-
-    Raises:
-        UserError: If there are no class folders, or no training images; on one class only, a class
-            without images, or a class in another split that train does not have, unless ``faults``
-            collects these.
-    """
+    """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``."""
     root = existing_folder("folder", argument)
     inside = folders(root)
     if "train" not in inside:
@@ -63,16 +57,7 @@ def open_source(argument: str, faults: Faults) -> Source:
 def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table, tuple[str, ...]]:
     """Find the classes and the training images below ``folder``.
 
-    Args:
-        root: The data set's folder; images are hashed with their path below it.
-        folder: The folder of the class folders.
-        faults: What to do about one class only, and an empty one.
-
-    Returns:
-        The classes, the images, and notes.
-
-    Raises:
-        UserError: If there is nothing; on faults, unless they are collected.
+    Returns the classes, the images, and notes.
     """
     classes = folders(folder)
     if not classes:
@@ -144,13 +129,7 @@ def images_below(folder: Path, faults: Faults) -> list[str]:
 
 
 class Files(Table):
-    """Image files.
-
-    Args:
-        root: The folder that the paths start from.
-        files: Paths below it.
-        targets: Class numbers, or other targets of as many.
-    """
+    """Image files."""
 
     def __init__(self, root: Path, files: Sequence[str], targets: IntArray | Targets) -> None:
         self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets

@@ -62,17 +62,7 @@ class _Repo:
 
 
 def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> Source:
-    """Open ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``: from the Hub, else from its cache.
-
-    Args:
-        argument: The repository, and its configuration where there are several.
-        faults: What to do about faults.
-        cell_mib: MiB that an encoded image may take.
-
-    Raises:
-        UserError: If the repository is not there or not to be had, has no parquet files, or several
-            configurations of which none is named; and as the parquet source does.
-    """
+    """Open ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``: from the Hub, else from its cache."""
     parts = argument.split("/")
     if len(parts) < 2 or not all(parts):
         raise UserError(
@@ -100,8 +90,7 @@ def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> S
 def _from_hub(repo: _Repo) -> tuple[Path, list[_Found]]:
     """Fetch what is missing; where there is no network, take what the cache has.
 
-    Returns:
-        The snapshot's folder, named by its commit, and the files chosen from it.
+    Returns the snapshot's folder, named by its commit, and the files chosen from it.
     """
     api = HfApi()
     for revision in (constants.DEFAULT_REVISION, _CONVERTED):

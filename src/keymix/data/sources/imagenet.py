@@ -24,12 +24,7 @@ _SIZE = (224, 224)
 
 
 def open_source(argument: str, faults: Faults) -> Source:
-    """Open ``PATH/{train,val}/<WordNet id>/``, or the folder that holds Kaggle's ``ILSVRC``.
-
-    Raises:
-        UserError: If train or val is missing, or the answers of a flat val; on an empty class or
-            one that train does not have, unless ``faults`` collects these.
-    """
+    """Open ``PATH/{train,val}/<WordNet id>/``, or the folder that holds Kaggle's ``ILSVRC``."""
     root = existing_folder("imagenet", argument)
     base = root / _KAGGLE if (root / _KAGGLE).is_dir() else root
     missing = [name for name in ("train", "val") if not (base / name).is_dir()]

@@ -38,11 +38,7 @@ _GROUP = 64
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
-    """Open the first N of the moving digits, all by default; the test split (25 %) is carved.
-
-    Raises:
-        UserError: If N is no number from 100 to 1,797.
-    """
+    """Open the first N of the moving digits, all by default; the test split (25 %) is carved."""
     count = LARGEST
     if argument:
         if not argument.isdecimal() or not _LEAST <= int(argument) <= LARGEST:

@@ -31,17 +31,7 @@ _SPLIT_FILE = re.compile(r"(train|test|validation|valid|val)(?:[-_.].*)?\.parque
 
 
 def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> Source:
-    """Open a parquet file, or a folder of parquet files named by split.
-
-    Args:
-        argument: The file or folder.
-        faults: What to do about faults.
-        cell_mib: MiB that an encoded image may take.
-
-    Raises:
-        UserError: If there are no files, no image column or no labels; on an unreadable file, one
-            class only or a label out of range, unless ``faults`` collects these.
-    """
+    """Open a parquet file, or a folder of parquet files named by split."""
     files, notes = _files(existing_path("parquet", argument))
     return open_files(files, notes, f"parquet:{argument}", faults, cell_mib=cell_mib)
 
@@ -54,18 +44,7 @@ def open_files(
     *,
     cell_mib: int = CELL_MIB,
 ) -> Source:
-    """Open parquet files that were sorted by split.
-
-    Args:
-        files: Those of ``train``, and of ``validation`` and ``test`` where there are any.
-        notes: What a reader of a result should know about them.
-        spec: The data spec, for messages.
-        faults: What to do about faults.
-        cell_mib: MiB that an encoded image may take.
-
-    Raises:
-        UserError: As `open_source` does.
-    """
+    """Open parquet files that were sorted by split."""
     columns = find_columns(files["train"][0])
     raw = {split: _Labels.read(paths, columns, faults) for split, paths in files.items()}
     if "test" in raw and raw["test"].hidden():

@@ -153,11 +153,7 @@ def _open(the_set: _Set, argument: str) -> Source:
 
 
 def _made(the_set: _Set, root: Path, argument: str) -> tuple[Any, Any]:
-    """Make both splits from what is there, or else download what is missing.
-
-    Raises:
-        UserError: If it is neither there nor to be had.
-    """
+    """Make both splits from what is there, or else download what is missing."""
 
     def both(download: bool) -> tuple[Any, Any]:
         return the_set.make(root, True, download), the_set.make(root, False, download)
