@@ -14,7 +14,7 @@ from keymix.data.decode import read_image, resized_image
 from keymix.data.events.files import read_frames
 from keymix.data.kinds import RECORDING, SLICES, InputKind
 from keymix.data.pixels import picture_of
-from keymix.data.segmentation.files import ScanFile
+from keymix.data.segmentation.slices import ScanFile
 from keymix.data.specs import parse
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, open_image, reason
+from keymix.data.decode import (
+    DAMAGE,
+    SIXTEEN_BIT,
+    Size,
+    convert,
+    open_image,
+    reading,
+    reason,
+    to_array,
+)
 from keymix.data.regular import regular
 from keymix.data.segmentation import rle
-from keymix.data.segmentation.table import Pixels, ScanTable, Seen, refuse
+from keymix.data.segmentation.table import REMEDY, Pixels, ScanTable, Seen, refuse
 from keymix.data.sources.base import Fault, head_digest
 from keymix.data.streams import IntArray
+from keymix.errors import UserError
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
+FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
+"""Names of a day's folder and of a slice's file: number, width, height, spacing across, down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,3 +280,83 @@ def _scaled(values: NDArray[Any]) -> Pixels:
         np.uint8
     )
     return scaled
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanFile:
+    """An image file."""
+
+    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names tell its id and spacing
+    # whether the run was trained on slices of scans, which are scaled from their least and
+    # largest value, and not on images of 8 bits
+    slices: bool
+    channels: int  # 1 for grey, 3 for colour, or the slices of a stack
+
+    @property
+    def id(self) -> str:
+        """Name the image as a table of masks does: by case, day and slice, or by its file."""
+        name, day = FILE.fullmatch(self.path.name), DAY.fullmatch(self._day)
+        if not self.slices or name is None or day is None:
+            return self.path.stem
+        return f"{day[0]}_slice_{name[1]}"
+
+    @property
+    def spacing(self) -> tuple[float, float] | None:
+        """Millimetres from row to row and from column to column; None where no name tells them."""
+        told = self.slices and FILE.fullmatch(self.path.name) is not None
+        return spacing_of(self.path.name) if told else None
+
+    def pixels(self) -> Pixels:
+        """Decode the image at its own size, with its neighbours if it is one of a stack.
+
+        Shape: uint8 ``[C, h, w]``.
+        """
+        if not self.slices:
+            with reading(str(self.path)), open_image(self.path) as image:
+                return to_array(convert(image, self.channels))
+        one, numbers = self._slice()
+        whole = SliceSet(self.path.parent, [one], {(one.case, one.day): numbers}, 0)
+        try:
+            return Slices(whole, multilabel=False, channels=self.channels).pixels(0)
+        except UserError as error:
+            raise UserError(str(error).replace(REMEDY, "Replace or remove it.")) from error
+
+    @property
+    def _day(self) -> str:
+        """Name of the folder of a day's scans."""
+        parent = self.path.absolute().parent
+        return parent.parent.name if parent.name == "scans" else ""
+
+    def _slice(self) -> tuple[Slice, dict[int, list[str]]]:
+        """Make a slice of the file, and list the files beside it by number."""
+        name = FILE.fullmatch(self.path.name)
+        if name is None and self.channels > 1:
+            raise UserError(
+                f"{self.path}: the run was trained on stacks of {self.channels} slices, and this "
+                "name tells no number by which to find its neighbours. Name it like "
+                "slice_0078_266_266_1.50_1.50.png."
+            )
+        if name is None:
+            with reading(str(self.path)), open_image(self.path) as image:
+                size = (image.height, image.width)
+        else:
+            size = (int(name[3]), int(name[2]))
+        number = 0 if name is None else int(name[1])
+        numbers: dict[int, list[str]] = {}
+        if self.channels > 1:
+            for file in sorted(path.name for path in self.path.parent.iterdir()):
+                if (match := FILE.fullmatch(file)) is not None:
+                    numbers.setdefault(int(match[1]), []).append(file)
+        numbers[number] = [self.path.name]
+        one = Slice(
+            id=self.id,
+            case="",
+            day="",
+            number=number,
+            file=self.path.name,
+            size=size,
+            spacing=self.spacing,
+            runs=(),
+            faults=(),
+        )
+        return one, numbers

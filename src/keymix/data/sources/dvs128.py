@@ -21,8 +21,21 @@ from keymix.data.events.aedat3 import SENSOR, read_aedat3
 from keymix.data.events.files import reading
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
 from keymix.data.sources.base import Faults, some
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="dvs128",
+        argument="PATH",
+        summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
+        "trials",
+        kind="recording",
+        on_disk=True,
+        says_where=True,
+    ),
+)
 
 CLASSES = (
     "hand_clapping",

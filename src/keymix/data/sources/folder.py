@@ -13,10 +13,19 @@ from PIL import Image
 from keymix.data.decode import open_image
 from keymix.data.regular import regular
 from keymix.data.sources.base import Faults, Source, Table, check_count, head_digest, some
-from keymix.data.specs import existing_folder
+from keymix.data.specs import DataSpec, existing_folder
 from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="folder",
+        argument="PATH",
+        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
+        on_disk=True,
+    ),
+)
 
 SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905

@@ -25,8 +25,19 @@ from huggingface_hub.errors import (
 
 from keymix.data.sources import parquet
 from keymix.data.sources.base import Faults, Source, some
-from keymix.data.sources.cells import CELL_MIB
+from keymix.data.sources.parquet import CELL_MIB
+from keymix.data.specs import DataSpec
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="hf",
+        argument="OWNER/NAME",
+        summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
+        downloads=True,
+        settings=("cell_mib",),
+    ),
+)
 
 _CONVERTED = "refs/convert/parquet"  # the branch on which the Hub keeps its own conversion
 _SPLIT = re.compile(r"(?:.*[-_.])?(train|test|validation|valid|val|dev)(?:[-_.].*)?")

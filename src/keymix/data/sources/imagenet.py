@@ -15,8 +15,17 @@ import numpy as np
 
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.sources.folder import Files, class_table, folders, images_below, training
-from keymix.data.specs import existing_folder
+from keymix.data.specs import DataSpec, existing_folder
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="imagenet",
+        argument="PATH",
+        summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
+        on_disk=True,
+    ),
+)
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 _WORDS, _SOLUTION = "LOC_synset_mapping.txt", "LOC_val_solution.csv"

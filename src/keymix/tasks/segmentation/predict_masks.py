@@ -17,7 +17,7 @@ from keymix._version import __version__
 from keymix.data.batches import Normaliser
 from keymix.data.decode import Size, resized_image
 from keymix.data.record import DataRecord
-from keymix.data.segmentation.files import ScanFile
+from keymix.data.segmentation.slices import ScanFile
 from keymix.data.segmentation.table import Pixels
 from keymix.data.specs import parse
 from keymix.errors import UserError
