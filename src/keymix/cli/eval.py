@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from keymix.cli import console, scores
-from keymix.cli.parser import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.records import from_json
 from keymix.task import get_task

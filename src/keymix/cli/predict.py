@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.report.tables import csv_text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from keymix.cli import console, scores
-from keymix.cli.parser import VerbParser
+from keymix.cli.console import VerbParser
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError

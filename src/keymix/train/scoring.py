@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,17 @@ def stacked(inputs: Inputs) -> Tensor:
 def device_of(inputs: Inputs) -> torch.device:
     """Return the device of a batch."""
     return inputs.device if isinstance(inputs, Tensor) else inputs[0].device
+
+
+def answered(
+    model: nn.Module, batches: Iterable[ImageBatch], *, device: torch.device, precision: str
+) -> Iterator[tuple[ImageBatch, Any]]:
+    """Put a model in eval mode on a device, and yield each batch with what it returns for it."""
+    model = model.to(device).eval()
+    for batch in batches:
+        with autocast(device, precision):
+            outputs = model(batch.images)
+        yield batch, outputs
 
 
 class ValidationScores(nn.Module):

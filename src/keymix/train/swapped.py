@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
-from keymix.hosts.encoded import encoder_of
+from keymix.hosts.base import encoder_of
 from keymix.hosts.layers import Layer, find_layers
 from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.mixers.registry import mixer_options
