@@ -105,16 +105,8 @@ def sort_words(
     return words
 
 
-def recipe_parser(
-    verb: str, recipe: Recipe | None, description: str, epilog: str
-) -> argparse.ArgumentParser:
-    """A parser for ``--help``: its options are a recipe's fields, with its values in brackets."""
-    parser = argparse.ArgumentParser(
-        prog=f"keymix {verb}",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_fields(parser: argparse.ArgumentParser, recipe: Recipe | None) -> None:
+    """Add a recipe's fields to a parser, for ``--help``, with its values in brackets."""
     values = None if recipe is None else flat(recipe)
     groups = {"": parser.add_argument_group("One complete training run")}
     known = set(paths())
@@ -129,7 +121,6 @@ def recipe_parser(
             metavar=name.upper(),
             help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
         )
-    return parser
 
 
 def _shown(value: Any) -> str:
