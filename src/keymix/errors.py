@@ -70,8 +70,8 @@ class Attempt:
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
     """Make the error for an unknown name: it lists the nearest known names, or all of a few.
 
-    `kind` is what the name should have been; many names are all told unless `keymix list` has them
-    (`listed`).
+    `kind` is what the name should have been. Many names are given here too unless `keymix list`
+    shows them (`listed`).
     """
     known = sorted(set(choices))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

@@ -55,10 +55,10 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
             f"--model.weights {folder} --out DIR."
         )
     found = differences(recorded_recipe(folder).to_dict(), recipe.to_dict())
-    told = "; ".join(f"{key} is {there!r} there, {here!r} here" for key, there, here in found)
-    if told:
+    differing = "; ".join(f"{key} is {there!r} there, {here!r} here" for key, there, here in found)
+    if differing:
         raise UserError(
-            f"the folder {str(folder)!r} holds another run: {told}. Name another folder with "
+            f"the folder {str(folder)!r} holds another run: {differing}. Name another folder with "
             "--out, or throw that run away with --overwrite."
         )
     return is_finished(folder)
@@ -233,8 +233,8 @@ def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
     planned = set(range(epochs))
     for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
         if wrong:
-            told = epochs_told(sorted(wrong))
-            raise UserError(f"{str(path)!r} is damaged: it {verb} {told} of {epochs}")
+            lines = epochs_told(sorted(wrong))
+            raise UserError(f"{str(path)!r} is damaged: it {verb} {lines} of {epochs}")
 
 
 def epochs_told(epochs: list[int]) -> str:
