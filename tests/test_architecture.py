@@ -44,6 +44,7 @@ ROOMS = [
     "report",
     "tasks",
     "compare",
+    "studies",
     "export",
     "cli",
 ]

@@ -15,8 +15,9 @@ import pytest
 from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis.memory import Peak
-from keymix.cli import analyze_complexity, console, main
+from keymix.cli import analyze, console, main
 from keymix.mixers.registry import list_mixers
+from keymix.studies.study import get_study
 
 SMALL = ("--dim", "12", "--heads", "3", "--at", "4", "--repeats", "1")
 FILES = ["formulas", "key_value", "orders", "ratios", "scaling", "weights"]
@@ -267,7 +268,8 @@ def test_a_disk_that_refuses_is_told_in_one_line(
 def test_help_tells_every_option_and_analysis(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "--help"]) == 0
     told = capsys.readouterr().out
-    for action in analyze_complexity.parser()._actions:
+    study = get_study("complexity")
+    for action in analyze.parser(study)._actions:
         if action.dest != "help":
             assert action.option_strings[-1] in told
-    assert analyze_complexity.SUMMARY in told
+    assert study.summary in told

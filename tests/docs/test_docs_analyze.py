@@ -10,8 +10,8 @@ from test_docs_pages import own_mixers
 from each import together
 from keymix import complexity
 from keymix.analysis import complexity as studying
-from keymix.report.complexity_tables import tables
 from keymix.report.tables import Table
+from keymix.studies.complexity.tables import tables
 
 PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
 

@@ -15,10 +15,10 @@ from keymix.records import from_json
 from keymix.report import page, plots
 from keymix.report.class_plots import Spread, dots, histograms
 from keymix.report.labels import ALIASES, short_labels
+from keymix.report.page import as_element_text
 from keymix.report.plots import looks
 from keymix.report.record import PackedMaps
 from keymix.report.views import attention, learning, runs
-from keymix.report.views.payload import as_element_text
 from keymix.tasks.classification.by_class import by_class
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])

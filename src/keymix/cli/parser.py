@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError, unknown, whole_number
 
 IMPORT_HELP = "a file that registers your own mixers, tasks or data sources"
 MOST_PIXELS = 2**20
@@ -85,21 +85,6 @@ class VerbParser(argparse.ArgumentParser):
 
             for file in files:
                 import_file(file)
-
-
-def whole_number(text: str) -> int:
-    """Read a whole number: ``256``, or ``1e6``.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text.strip())
-    if not number.is_integer():
-        raise ValueError(f"{text!r} is no whole number")
-    return int(number)
 
 
 def _whole(text: str) -> int:

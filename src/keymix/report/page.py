@@ -90,6 +90,14 @@ def environment(package: str = "") -> jinja2.Environment:
     return env
 
 
+def as_element_text(content: object) -> Markup:
+    """Write JSON that is safe inside a script element: ``<``, ``>`` and ``&`` as escapes."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)
+
+
 def script(names: Sequence[Script]) -> str:
     """Return a page's script: its files, joined into one function that shares no names."""
     shared = files("keymix.report") / "templates" / "script"

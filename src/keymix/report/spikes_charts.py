@@ -9,10 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from keymix.analysis.spikes_record import Firing, SpikesStudy
+from keymix.analysis.spikes_record import Firing, SpikesStudy, parts
 from keymix.report import formats, plots
 from keymix.report.plots import Line, Look
-from keymix.report.spikes_tables import parts
 from keymix.report.svg import Scale, canvas, el, shorten, text, ticks
 
 

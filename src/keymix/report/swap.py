@@ -11,10 +11,9 @@ from markupsafe import Markup
 
 from keymix.analysis.timing import WORDS, Verdict
 from keymix.report.formats import points
-from keymix.report.page import render_page
+from keymix.report.page import as_element_text, render_page
 from keymix.report.plots import Line, Look, curves
 from keymix.report.tables import csv_text
-from keymix.report.views.payload import as_element_text
 from keymix.surgery.search_record import Search, Step
 from keymix.surgery.swap_record import SwapRecord
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from markupsafe import Markup
 
 from keymix.records import to_json
 from keymix.report import pictures
+from keymix.report.page import as_element_text
 from keymix.report.part import Page
 from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
@@ -42,14 +42,6 @@ def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> 
         **_plain(page.of_comparison(record)),
     }
     return as_element_text(content)
-
-
-def as_element_text(content: object) -> Markup:
-    """Write JSON that is safe inside a script element: ``<``, ``>`` and ``&`` as escapes."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for mark in "<>&\u2028\u2029":
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
-    return Markup(text)
 
 
 def _plain(record: object) -> dict[str, object]:

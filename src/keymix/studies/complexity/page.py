@@ -16,55 +16,38 @@ from keymix.analysis.complexity_record import (
     ScalingRow,
 )
 from keymix.report import plots
-from keymix.report.complexity_tables import tables
 from keymix.report.log_plots import log_curves, outside
-from keymix.report.page import render_page
 from keymix.report.plots import Line, Look
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
+from keymix.studies.complexity.tables import tables
+from keymix.studies.pages import render_study
 
 
 @dataclass(frozen=True)
 class LogChart:
-    """A chart with logarithmic axes.
-
-    Attributes:
-        svg: The drawing.
-        below: Label and largest value of each curve that lies below it.
-    """
+    """A chart with logarithmic axes; label and largest value of each curve that lies below it."""
 
     svg: Markup
     below: list[tuple[str, float]]
 
 
 def render(record: ComplexityRecord) -> str:
-    """Render a study's record.
-
-    Args:
-        record: The content of ``complexity.json``.
-
-    Returns:
-        The HTML document.
-    """
+    """Render the page."""
     looks = plots.looks(
         [entry.label for entry in record.mixers],
         baseline=BASELINE,
         controls=[entry.label for entry in record.mixers if entry.control],
     )
-    entries = [{"label": label, "colour": look.colour} for label, look in looks.items()]
-    view = {
-        "r": record,
-        "looks": looks,
-        "tables": {table.key: table for table in tables(record)},
-        "ratios": _ratio_charts(record, looks),
-        "scaling": _scaling_charts(record, looks),
-        "spiking": any(entry.domain == "spiking" for entry in record.mixers),
-        "without": _without_parameters(record),
-        "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),
-    }
-    payload = as_element_text({"mixers": entries})
-    return render_page("complexity.html.j2", view, payload=payload, scripts=SCRIPTS)
+    return render_study(
+        __package__,
+        record,
+        looks,
+        tables={table.key: table for table in tables(record)},
+        ratios=_ratio_charts(record, looks),
+        scaling=_scaling_charts(record, looks),
+        spiking=any(entry.domain == "spiking" for entry in record.mixers),
+        without=_without_parameters(record),
+        notes=sorted({row.peak_note for row in record.scaling if row.peak_note}),
+    )
 
 
 def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:

@@ -21,23 +21,14 @@ from keymix.analysis.attention_record import (
 )
 from keymix.report.labels import short_labels
 from keymix.report.overlays import Cell, Row, draw, number
-from keymix.report.page import render_page
-from keymix.report.views.payload import as_element_text
+from keymix.studies.pages import render_study
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-SCRIPTS = ("core", "tables")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One figure.
-
-    Attributes:
-        file: Its name.
-        title: What it shows.
-        png: The picture.
-    """
+    """One figure: the name of its file, what it shows, and the picture."""
 
     file: str
     title: str
@@ -45,14 +36,9 @@ class Drawn:
 
 
 def figures(record: AttentionRecord, arrays: Arrays) -> Iterator[Drawn]:
-    """Draw a record: a figure an image and query, and a model where heads stand apart.
+    """Draw a figure for each image and query, and for each model where heads stand apart.
 
-    Args:
-        record: The content of ``attention.json``.
-        arrays: The content of ``maps.npz``.
-
-    Yields:
-        Figures with models (or heads) below and layers beside one another.
+    Models (or heads) are rows, layers are columns; the arrays are the content of ``maps.npz``.
     """
     models = record.models
     groups = [[m] for m in models] if record.heads == "each" else [models]
@@ -185,20 +171,13 @@ def caption(record: AttentionRecord, models: Sequence[AttentionModel], query: st
     return text
 
 
-def render(record: AttentionRecord, drawn: list[Drawn]) -> str:
-    """Render the page.
-
-    Args:
-        record: The content of ``attention.json``.
-        drawn: What `figures` made.
-
-    Returns:
-        The HTML document.
-    """
-    view = {
-        "r": record,
-        "looks": {},
-        "figures": [
+def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
+    """Render the page."""
+    return render_study(
+        __package__,
+        record,
+        {},
+        figures=[
             {
                 "title": each.title,
                 "file": each.file,
@@ -206,10 +185,8 @@ def render(record: AttentionRecord, drawn: list[Drawn]) -> str:
             }
             for each in drawn
         ],
-        "random": [m.label for m in record.models if m.random],
-        "number": number,
-        "rolled": any(m.rollout is not None for m in record.models),
-        "rolled_only": rollout_told(record.models),
-    }
-    payload = as_element_text({"models": [m.label for m in record.models]})
-    return render_page("analyze_attention.html.j2", view, payload=payload, scripts=SCRIPTS)
+        random=[m.label for m in record.models if m.random],
+        number=number,
+        rolled=any(m.rollout is not None for m in record.models),
+        rolled_only=rollout_told(record.models),
+    )

@@ -8,20 +8,13 @@ from markupsafe import Markup
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
 from keymix.report import plots
 from keymix.report.log_plots import log_curves
-from keymix.report.page import render_page
 from keymix.report.plots import Line
 from keymix.report.tables import Column, Table
-from keymix.report.views.payload import as_element_text
-
-SCRIPTS = ("core", "tables")
+from keymix.studies.pages import render_study
 
 
 def table(record: MemoryGrowth) -> Table:
-    """Make the table that people read: a row a number of tokens, a column a mixer.
-
-    Args:
-        record: The study.
-    """
+    """Make the table that people read: a row for each number of tokens, a column for each mixer."""
     mixers = record.mixers
     found = {(row.side, row.mixer): row for row in record.rows}
     printed = [m for m in mixers if any(r.paper_mib for r in record.rows if r.mixer == m)]
@@ -50,37 +43,25 @@ def table(record: MemoryGrowth) -> Table:
 
 
 def rows(record: MemoryGrowth) -> Table:
-    """Make the table of files: a row a measurement, all that is known of it.
-
-    Args:
-        record: As in :func:`table`.
-    """
+    """Make the table of files and pipes: a row for each measurement, all that is known of it."""
     keys = ("mixer", "side", "tokens", "mib", "ratio", "paper_mib", "paper_ratio")
     columns = [Column("", key) for key in (*keys, "seconds", "reason")]
     cells = [[getattr(row, column.key) for column in columns] for row in record.rows]
-    return Table("rows", "", columns, cells)
+    return Table("", "", columns, cells)
 
 
 def render(record: MemoryRecord) -> str:
-    """Render a study's record.
-
-    Args:
-        record: The content of ``memory.json``.
-
-    Returns:
-        The HTML document.
-    """
-    view = {
-        "r": record,
-        "looks": {},
-        "heads": _heads(record),
-        "table": table(record),
-        "chart": _chart(record),
-        "missing": [row for row in record.rows if row.reason],
-        "printed": any(row.paper_mib for row in record.rows),
-    }
-    payload = as_element_text({"mixers": []})
-    return render_page("memory.html.j2", view, payload=payload, scripts=SCRIPTS)
+    """Render the page."""
+    return render_study(
+        __package__,
+        record,
+        {},
+        heads=_heads(record),
+        table=table(record),
+        chart=_chart(record),
+        missing=[row for row in record.rows if row.reason],
+        printed=any(row.paper_mib for row in record.rows),
+    )
 
 
 def _heads(record: MemoryGrowth) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and images as the analyses take them on the command line, read one way by all."""
+"""Models and images as the analyses take them, read one way by all."""
 
 from __future__ import annotations
 
+import argparse
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
 from keymix.report import formats
+from keymix.studies.study import R, Session, Study
 from keymix.task import DEFAULT
 from keymix.train.recipe import DataConfig
 
@@ -27,6 +30,7 @@ SplitName = Literal["train", "val", "test"]
 
 RANDOM = "random weights"
 """What `Loaded.weights` says of a model that nobody trained."""
+RANDOM_NOTE = "Random weights: this says nothing of a trained model."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,18 +172,12 @@ class Images:
             raise UserError(f"no image of {self.origin} can be read: {why}")
 
 
-def add_arguments(add: Callable[..., Any], *, several: bool = True, limit: int = 64) -> None:
-    """Add MODEL, ``--pretrained``, ``--images`` and ``--limit`` to a parser.
-
-    Args:
-        add: The parser's ``add_argument``.
-        several: Whether it takes more models than one.
-        limit: Most images where ``--limit`` is not given.
-    """
+def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:
+    """Add MODEL, ``--pretrained``, ``--images`` and ``--limit`` to a parser."""
     add(
-        "models" if several else "model",
+        "models",
         metavar="MODEL",
-        **({"nargs": "+"} if several else {}),
+        nargs="+",
         help="folder of a run, or name of a model: keymix's or any of timm's",
     )
     add(
@@ -201,6 +199,60 @@ def add_arguments(add: Callable[..., Any], *, several: bool = True, limit: int =
         metavar="N",
         help=f"most images, evenly over those that there are (default {limit})",
     )
+
+
+class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
+    """A study of several models, each on images of its own.
+
+    Attributes:
+        record_type: The record, which has one entry of ``studies`` for each model.
+    """
+
+    record_type: type[R]
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        """Add those of models and images."""
+        add_arguments(add)
+        add("--batch-size", type=int, default=8, metavar="B", help="images at a time (default 8)")
+
+    @abstractmethod
+    def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        """Refuse models that it cannot be of, and set them as the options say."""
+
+    @abstractmethod
+    def measure(
+        self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
+    ) -> ModelOnImages:
+        """Measure one model, which is on this machine's device."""
+
+    def run(
+        self, given: argparse.Namespace, session: Session
+    ) -> Iterator[tuple[ModelOnImages, ...]]:
+        """Load all models and images, then measure one model after the other."""
+        from keymix.train.model import device_of_this_machine
+
+        loaded = load_models(given.models, pretrained=given.pretrained)
+        self.prepare(loaded, given)
+        steps = getattr(given, "time_steps", None)
+        images = [
+            load_images(one, given.images, limit=given.limit, time_steps=steps) for one in loaded
+        ]
+        warn_of_random(loaded, session.note)
+        found = []
+        for one, shown in zip(loaded, images, strict=True):
+            one.model.to(device_of_this_machine())
+            found.append(self.measure(one, shown, given, session))
+            one.model.to("cpu")
+        yield tuple(found)
+
+    def record(self, found: tuple[ModelOnImages, ...], session: Session) -> R:
+        """Put the models into one record."""
+        return joined(self.record_type, session.frame(), studies=found)
+
+    def broken(self, record: R) -> Sequence[str]:
+        """Say which images could not be read."""
+        studies: Sequence[ModelOnImages] = getattr(record, "studies")  # noqa: B009
+        return [why for study in studies for why in study.left_out.values()]
 
 
 def load_models(names: Sequence[str], *, pretrained: bool = False) -> list[Loaded]:
