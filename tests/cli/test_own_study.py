@@ -17,7 +17,7 @@ STUDY = """
 from dataclasses import dataclass
 from keymix.analysis.study_record import StudyRecord, joined
 from keymix.report.tables import Column, Table
-from keymix.studies.pages import render_study
+from keymix.report.page import render_page
 from keymix.studies.study import Study, saved_tables
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class Toy(Study):
         return [Table("numbers", "Numbers", [column], [[n] for n in record.numbers])]
 
     def files(self, record):
-        page = render_study(__package__, record, {}, table=self.tables(record)[0])
+        view = {"r": record, "table": self.tables(record)[0]}
+        page = render_page("own/page.html.j2", view, package=__package__)
         return {**saved_tables(self.name, self.tables(record)), self.page_file: page}
 
 STUDY = Toy()

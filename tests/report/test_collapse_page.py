@@ -10,8 +10,7 @@ import pytest
 from collapse_record import EVIL, collapse_record, files, render, study, table_of
 from test_html import read, words
 
-from keymix.report.heat import as_file, heat_map
-from keymix.report.plots import Line, Look, curves
+from keymix.report.charts import Line, Look, as_file, curves, heat_map
 
 SVG = "{http://www.w3.org/2000/svg}"
 

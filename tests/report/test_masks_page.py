@@ -20,7 +20,7 @@ from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
-from keymix.report.plots import looks
+from keymix.report.charts import looks
 from keymix.tasks.segmentation import by_class as mask_classes
 from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.mask_layers import layer_uri

@@ -12,11 +12,10 @@ from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_ma
 
 from keymix.mixers.registry import aliases_of
 from keymix.records import from_json
-from keymix.report import page, plots
-from keymix.report.class_plots import Spread, dots, histograms
+from keymix.report import charts, page
+from keymix.report.charts import Spread, dots, histograms, looks
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.page import as_element_text
-from keymix.report.plots import looks
 from keymix.report.record import PackedMaps
 from keymix.report.views import attention, learning, runs
 from keymix.tasks.classification.by_class import by_class
@@ -186,8 +185,8 @@ def test_labels_break_within_and_remarks_stay_whole() -> None:
 
 
 def test_curves_are_of_the_epochs_that_every_run_tells(monkeypatch):
-    drawn: list[plots.Line] = []
-    monkeypatch.setattr(plots, "curves", lambda lines, **more: drawn.extend(lines))
+    drawn: list[charts.Line] = []
+    monkeypatch.setattr(charts, "curves", lambda lines, **more: drawn.extend(lines))
     record = make_record()
     mixer = record["baseline"]
     own = [run for run in record["runs"] if run["mixer"] == mixer]

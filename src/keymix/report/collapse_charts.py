@@ -5,29 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from keymix.analysis.collapse_record import CollapseStudy, LayerReading
-from keymix.report import plots
-from keymix.report.heat import heat_map
-from keymix.report.plots import Line, Look
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart.
-
-    Attributes:
-        key: Part of its file's name.
-        svg: The drawing.
-        caption: What it shows, and of which figure of the paper it is the like.
-    """
-
-    key: str
-    svg: Markup
-    caption: str
+from keymix.report import charts
+from keymix.report.charts import Chart, Line, Look, heat_map
 
 
 def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> list[Chart]:
@@ -194,7 +175,7 @@ def _over_blocks(
     if not lines:
         return None
     deepest = max(layer.block for study in studies.values() for layer in study.layers)
-    svg = plots.curves(
+    svg = charts.curves(
         lines,
         x_label="block",
         y_label=y_label,
@@ -218,7 +199,7 @@ def _by_depth(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -
     depths = sorted({line.xs[0] for line in lines})
     caption = "Blocks similar to the one before, share of all blocks, by the depth of the model "
     caption += "(Fig. 3b)."
-    svg = plots.curves(
+    svg = charts.curves(
         lines,
         x_label="blocks of the model",
         y_label="similar blocks, %",

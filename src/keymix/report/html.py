@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keymix.records import to_json
-from keymix.report import plots
+from keymix.report import charts
 from keymix.report.page import Script, render_page
 from keymix.report.part import Page, page_of
 from keymix.report.record import ComparisonRecord, DoneRun
@@ -36,7 +36,7 @@ def render(record: ComparisonRecord) -> str:
         UserError: If a picture of the record is none.
     """
     controls = [mixer.label for mixer in record.mixers if mixer.control]
-    looks = plots.looks(record.labels, baseline=record.baseline, controls=controls)
+    looks = charts.looks(record.labels, baseline=record.baseline, controls=controls)
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     view = _view(record, looks, page)
@@ -49,7 +49,7 @@ def render(record: ComparisonRecord) -> str:
     )
 
 
-def _view(record: ComparisonRecord, looks: Mapping[str, plots.Look], page: Page) -> dict[str, Any]:
+def _view(record: ComparisonRecord, looks: Mapping[str, charts.Look], page: Page) -> dict[str, Any]:
     dense, at = spikes.dense_over(record)
     task = record.task_kind
     done = [run for run in record.runs if isinstance(run, DoneRun)]

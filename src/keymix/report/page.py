@@ -29,34 +29,40 @@ def render_page(
     template: str,
     view: Mapping[str, Any],
     *,
-    payload: Markup,
-    scripts: Sequence[Script],
+    payload: object = None,
+    scripts: Sequence[Script] = ("core", "tables"),
     package: str = "",
 ) -> str:
-    """Render a template that extends ``page.html.j2``.
+    """Render a template that extends ``page.html.j2`` as an HTML document.
 
-    Args:
-        template: Its name in the folder of templates.
-        view: What it reads.
-        payload: The JSON that its script reads.
-        scripts: The script's files, in the order they are joined.
-        package: A package whose ``templates`` the page includes as ``own/…``; empty for none.
-
-    Returns:
-        The HTML document.
+    It reads `view`, and its script, the files of which are joined in order, reads `payload` as
+    JSON: the colours of the view's ``looks``, if none is given. The ``templates`` of a `package`
+    can be included as ``own/…``.
     """
     code = script(scripts)
-    shared = {"script": Markup(code), "digest": digest(code), "payload": payload}
-    return environment(package).get_template(template).render({**view, **shared})
+    shown = {"looks": {}, **view}
+    if payload is None:
+        colours = ((label, look.colour) for label, look in shown["looks"].items())
+        payload = {"mixers": [{"label": label, "colour": colour} for label, colour in colours]}
+    shared = {
+        "script": Markup(code),
+        "digest": digest(code),
+        "payload": as_element_text(payload),
+    }
+    return environment(package).get_template(template).render({**shown, **shared})
+
+
+def as_element_text(content: object) -> Markup:
+    """Write JSON that is safe inside a script element: ``<``, ``>`` and ``&`` as escapes."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)
 
 
 @functools.cache  # a template is compiled once a process, which takes longer than a page
 def environment(package: str = "") -> jinja2.Environment:
-    """Make the environment of the templates, with the filters that write quantities.
-
-    Args:
-        package: A package with ``templates`` of its own; empty for none.
-    """
+    """Make the environment of the templates, with the filters that write quantities."""
     loader: jinja2.BaseLoader = jinja2.PackageLoader("keymix.report", "templates")
     if package:
         own = jinja2.PrefixLoader({"own": jinja2.PackageLoader(package, "templates")})
@@ -88,14 +94,6 @@ def environment(package: str = "") -> jinja2.Environment:
     env.filters.update(filters)
     env.globals["span"] = formats.span
     return env
-
-
-def as_element_text(content: object) -> Markup:
-    """Write JSON that is safe inside a script element: ``<``, ``>`` and ``&`` as escapes."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for mark in "<>&\u2028\u2029":
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
-    return Markup(text)
 
 
 def script(names: Sequence[Script]) -> str:

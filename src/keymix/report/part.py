@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.records import Own
-from keymix.report.plots import Look
+from keymix.report.charts import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow
 from keymix.task import Score, Task
 

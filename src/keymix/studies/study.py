@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -167,6 +168,19 @@ def get_study(name: str) -> Study[Any, Any]:
 def saved_tables(name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return the CSV file of every table that is saved, by its name."""
     return {f"{name}-{table.key}.csv": table.csv() for table in tables if table.saved}
+
+
+def file_words(labels: Iterable[str]) -> dict[str, str]:
+    """Return for each label a word that is fit for a file's name, no two alike."""
+    words: dict[str, str] = {}
+    for label in labels:
+        word = plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.") or "model"
+        number = 1
+        while word in words.values():
+            number += 1
+            word = f"{plain}-{number}"
+        words[label] = word
+    return words
 
 
 def found_files(folder: Path, *patterns: str) -> set[str]:

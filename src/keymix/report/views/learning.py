@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from keymix.report import plots
-from keymix.report.plots import Line, Look
+from keymix.report import charts
+from keymix.report.charts import Line, Look
 from keymix.report.record import ComparisonRecord, HistoryLine
 from keymix.report.views.runs import finished
 from keymix.report.views.wording import with_unit
@@ -30,7 +30,7 @@ def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
 
 def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw the mean over seeds by epoch with its band, one chart a quantity."""
-    charts = []
+    drawn = []
     for key, y_label, is_percent in history(record.task_kind):
         lines = []
         for mixer in looks:
@@ -39,8 +39,8 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
             if line is not None:
                 lines.append(line)
         if lines:
-            charts.append(
-                plots.curves(
+            drawn.append(
+                charts.curves(
                     lines,
                     x_label="epoch",
                     y_label=y_label,
@@ -48,7 +48,7 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
                     name=f"{y_label} by epoch",
                 )
             )
-    return charts
+    return drawn
 
 
 def _line(
@@ -86,7 +86,7 @@ def collapse(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | No
         if label in looks
     ]
     every = -(-len(pairs) // 8)  # at most eight names on the axis
-    return plots.curves(
+    return charts.curves(
         lines,
         x_label="blocks compared",
         y_label="similarity of their maps",

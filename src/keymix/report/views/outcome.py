@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from keymix.analysis.statistics import Interval
-from keymix.report import plots
-from keymix.report.plots import Look, Point, Row
+from keymix.report import charts
+from keymix.report.charts import Look, Point, Row
 from keymix.report.record import ComparisonRecord, Number
 from keymix.report.views.wording import with_unit, wording
 
@@ -40,7 +40,7 @@ def forest(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None
         return None
     score, baseline = record.task_kind.score, record.baseline
     name = "; ".join(f"{r.label} {score.changed(r.difference)}" for r in rows)
-    return plots.forest(
+    return charts.forest(
         rows,
         baseline=baseline,
         name=f"Difference from {baseline}: {name}",
@@ -69,7 +69,7 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
 
 def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw the score against each cost that was measured."""
-    charts = []
+    drawn = []
     score, kind = record.task_kind.score, record.data.kind
     for key, told in COSTS:
         x_label = told.format(input=kind.one)
@@ -90,8 +90,8 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
             if (mean := row.scores[score.key].mean) is not None and row.mixer in costs
         ]
         if points:
-            charts.append(
-                plots.scatter(
+            drawn.append(
+                charts.scatter(
                     points,
                     x_label=shown,
                     y_label=with_unit(f"test {score.label}", score),
@@ -99,4 +99,4 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
                     score=score,
                 )
             )
-    return charts
+    return drawn

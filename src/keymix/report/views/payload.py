@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from markupsafe import Markup
-
 from keymix.records import to_json
 from keymix.report import pictures
-from keymix.report.page import as_element_text
+from keymix.report.charts import Look
 from keymix.report.part import Page
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.views.attention import LEVELS
 from keymix.report.views.learning import history
@@ -22,8 +19,8 @@ DIGITS = 5
 """Significant digits of the curves' values."""
 
 
-def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> Markup:
-    """Make the JSON that stands in the page; no text in it can end its element."""
+def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> object:
+    """Make what the page's script reads."""
     task = record.task_kind
     content: dict[str, object] = {
         "kind": page.label_is,
@@ -41,7 +38,7 @@ def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> 
         "attention": _attention(record),
         **_plain(page.of_comparison(record)),
     }
-    return as_element_text(content)
+    return content
 
 
 def _plain(record: object) -> dict[str, object]:

@@ -21,7 +21,7 @@ from keymix.analysis.attention_record import (
 )
 from keymix.report.labels import short_labels
 from keymix.report.overlays import Cell, Row, draw, number
-from keymix.studies.pages import render_study
+from keymix.report.page import render_page
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -173,11 +173,9 @@ def caption(record: AttentionRecord, models: Sequence[AttentionModel], query: st
 
 def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
     """Render the page."""
-    return render_study(
-        __package__,
-        record,
-        {},
-        figures=[
+    view = {
+        "r": record,
+        "figures": [
             {
                 "title": each.title,
                 "file": each.file,
@@ -185,8 +183,9 @@ def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
             }
             for each in drawn
         ],
-        random=[m.label for m in record.models if m.random],
-        number=number,
-        rolled=any(m.rollout is not None for m in record.models),
-        rolled_only=rollout_told(record.models),
-    )
+        "random": [m.label for m in record.models if m.random],
+        "number": number,
+        "rolled": any(m.rollout is not None for m in record.models),
+        "rolled_only": rollout_told(record.models),
+    }
+    return render_page("own/page.html.j2", view, package=__package__ or "")

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from markupsafe import Markup
-
 from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy, PairReading
-from keymix.report import formats, plots
+from keymix.report import charts, formats
+from keymix.report.charts import as_file
 from keymix.report.collapse_charts import curves, pairs_maps, theta_map
-from keymix.report.heat import STYLE, as_file
+from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
-from keymix.studies.pages import file_words, render_study
+from keymix.studies.study import file_words
 
 _COSINE: Callable[[Any], str] = "{:.3f}".format
 
@@ -46,25 +45,24 @@ COLUMNS = (
 def render(record: CollapseRecord) -> str:
     """Render the page."""
     studies = {study.label: study for study in record.studies}
-    looks = plots.looks(list(studies), baseline="")
-    return render_study(
-        __package__,
-        record,
-        looks,
-        studies=studies,
-        charts=curves(studies, looks),
-        pairs={label: pairs_maps(study) for label, study in studies.items()},
-        thetas={label: theta_map(study) for label, study in studies.items()},
-        blocks={label: table([study]) for label, study in studies.items()},
-        heat_style=Markup(STYLE),
-        first=record.studies[0],
-    )
+    looks = charts.looks(list(studies), baseline="")
+    view = {
+        "r": record,
+        "looks": looks,
+        "studies": studies,
+        "charts": curves(studies, looks),
+        "pairs": {label: pairs_maps(study) for label, study in studies.items()},
+        "thetas": {label: theta_map(study) for label, study in studies.items()},
+        "blocks": {label: table([study]) for label, study in studies.items()},
+        "first": record.studies[0],
+    }
+    return render_page("own/page.html.j2", view, package=__package__ or "")
 
 
 def files(record: CollapseRecord) -> dict[str, str]:
     """Return every chart as a file of its own, by its name."""
     studies = {study.label: study for study in record.studies}
-    looks = plots.looks(list(studies), baseline="")
+    looks = charts.looks(list(studies), baseline="")
     made = {f"collapse-{c.key}.svg": as_file(c.svg, looks) for c in curves(studies, looks)}
     for label, word in file_words(studies).items():
         for chart in (*pairs_maps(studies[label]), theta_map(studies[label])):

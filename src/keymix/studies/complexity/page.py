@@ -15,11 +15,10 @@ from keymix.analysis.complexity_record import (
     RatioPoint,
     ScalingRow,
 )
-from keymix.report import plots
-from keymix.report.log_plots import log_curves, outside
-from keymix.report.plots import Line, Look
+from keymix.report import charts
+from keymix.report.charts import Line, Look, log_curves, outside
+from keymix.report.page import render_page
 from keymix.studies.complexity.tables import tables
-from keymix.studies.pages import render_study
 
 
 @dataclass(frozen=True)
@@ -32,50 +31,50 @@ class LogChart:
 
 def render(record: ComplexityRecord) -> str:
     """Render the page."""
-    looks = plots.looks(
+    looks = charts.looks(
         [entry.label for entry in record.mixers],
         baseline=BASELINE,
         controls=[entry.label for entry in record.mixers if entry.control],
     )
-    return render_study(
-        __package__,
-        record,
-        looks,
-        tables={table.key: table for table in tables(record)},
-        ratios=_ratio_charts(record, looks),
-        scaling=_scaling_charts(record, looks),
-        spiking=any(entry.domain == "spiking" for entry in record.mixers),
-        without=_without_parameters(record),
-        notes=sorted({row.peak_note for row in record.scaling if row.peak_note}),
-    )
+    view = {
+        "r": record,
+        "looks": looks,
+        "tables": {table.key: table for table in tables(record)},
+        "ratios": _ratio_charts(record, looks),
+        "scaling": _scaling_charts(record, looks),
+        "spiking": any(entry.domain == "spiking" for entry in record.mixers),
+        "without": _without_parameters(record),
+        "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),
+    }
+    return render_page("own/page.html.j2", view, package=__package__ or "")
 
 
 def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:
     setting = record.setting
-    charts = []
+    drawn = []
     for points, axis, x_label in (
         (record.by_tokens, "tokens", f"tokens N, at D = {setting.dim}"),
         (record.by_dim, "dim", f"width D, at N = {setting.at}"),
     ):
         lines = _lines(points, looks, axis, "ratio")
         printed = {p.mixer for p in points if p.formula is not None}
-        charts.append(
+        drawn.append(
             _chart(lines, x_label, "multiply-adds a parameter", marked=printed.__contains__)
         )
-    return [chart for chart in charts if chart is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def _scaling_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:
     rows, batch = record.scaling, record.setting.batch_size
     images = "one image" if batch == 1 else f"a batch of {batch}"
-    charts = []
+    drawn = []
     for key, y_label in (
         ("latency_ms", "latency of one image, ms"),
         ("peak_training_mib", f"peak memory of training {images}, MiB"),
         ("peak_inference_mib", f"peak memory of inference on {images}, MiB"),
     ):
-        charts.append(_chart(_lines(rows, looks, "tokens", key), "tokens N", y_label))
-    return [chart for chart in charts if chart is not None]
+        drawn.append(_chart(_lines(rows, looks, "tokens", key), "tokens N", y_label))
+    return [chart for chart in drawn if chart is not None]
 
 
 def _lines(

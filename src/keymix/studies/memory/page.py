@@ -6,11 +6,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
-from keymix.report import plots
-from keymix.report.log_plots import log_curves
-from keymix.report.plots import Line
+from keymix.report import charts
+from keymix.report.charts import Line, log_curves
+from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
-from keymix.studies.pages import render_study
 
 
 def table(record: MemoryGrowth) -> Table:
@@ -52,16 +51,15 @@ def rows(record: MemoryGrowth) -> Table:
 
 def render(record: MemoryRecord) -> str:
     """Render the page."""
-    return render_study(
-        __package__,
-        record,
-        {},
-        heads=_heads(record),
-        table=table(record),
-        chart=_chart(record),
-        missing=[row for row in record.rows if row.reason],
-        printed=any(row.paper_mib for row in record.rows),
-    )
+    view = {
+        "r": record,
+        "heads": _heads(record),
+        "table": table(record),
+        "chart": _chart(record),
+        "missing": [row for row in record.rows if row.reason],
+        "printed": any(row.paper_mib for row in record.rows),
+    }
+    return render_page("own/page.html.j2", view, package=__package__ or "")
 
 
 def _heads(record: MemoryGrowth) -> str:
@@ -79,7 +77,7 @@ def _chart(record: MemoryGrowth) -> Markup | None:
     if not series:
         return None
     papers = [label for label in series if label.endswith(", paper")]
-    looks = plots.looks(list(series), baseline=record.mixers[0], controls=papers)
+    looks = charts.looks(list(series), baseline=record.mixers[0], controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
     drawn: Markup = log_curves(
         lines,

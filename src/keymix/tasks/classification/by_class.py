@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from keymix.analysis.statistics import wilson
-from keymix.report import class_plots
-from keymix.report.class_plots import FEW, Spread
+from keymix.report import charts
+from keymix.report.charts import FEW, Look, Spread
 from keymix.report.formats import percent
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord
 from keymix.report.views.runs import finished
 from keymix.tasks.classification.record import OfComparison, OfRun
@@ -181,7 +180,7 @@ def _chart(
     spreads = [spread for spread in spreads if spread.known()]
     if not spreads:
         return None
-    return class_plots.draw(spreads, baseline=baseline)
+    return charts.by_class(spreads, baseline=baseline)
 
 
 def _note(rows: Sequence[ClassRow]) -> str:

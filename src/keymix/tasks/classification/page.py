@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance
 from keymix.data.record import DataRecord
+from keymix.report.charts import Look
 from keymix.report.part import Page, RunAnswers, Section
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow
 from keymix.task import Task
 from keymix.tasks.classification import by_class

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from keymix.report import class_plots
-from keymix.report.class_plots import FEW, Spread
-from keymix.report.plots import Look
+from keymix.report import charts
+from keymix.report.charts import FEW, Look, Spread
 from keymix.report.record import ComparisonRecord
 from keymix.report.views.runs import finished
 from keymix.tasks.segmentation.record import MaskScore, OfComparison, OfRun
@@ -147,4 +146,4 @@ def _chart(
     spreads = [spread for spread in spreads if spread.known()]
     if not spreads:
         return None
-    return class_plots.draw(spreads, baseline=baseline)
+    return charts.by_class(spreads, baseline=baseline)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
+from keymix.report.charts import Look
 from keymix.report.part import Output, Page, RunAnswers, Section
-from keymix.report.plots import Look
 from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.task import Score, Task
 from keymix.tasks.segmentation import by_class, gallery
