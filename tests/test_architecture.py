@@ -293,7 +293,7 @@ OPEN_ROOMS = {"layers", "mixers", "hosts", "models"}
 ALLOWED = {
     # options of mixers and models, on their way into these rooms
     "analysis/capture.py": 4,
-    "analysis/complexity_orders.py": 2,
+    "analysis/attention_operation.py": 1,
     "analysis/complexity_sites.py": 3,
     "analysis/memory.py": 1,
     "analysis/operations.py": 1,

@@ -42,6 +42,7 @@ def render(record: ComplexityRecord) -> str:
         "tables": {table.key: table for table in tables(record)},
         "ratios": _ratio_charts(record, looks),
         "scaling": _scaling_charts(record, looks),
+        "printed": any(point.formula is not None for point in record.by_tokens),
         "spiking": any(entry.domain == "spiking" for entry in record.mixers),
         "without": _without_parameters(record),
         "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),

@@ -18,19 +18,18 @@ from keymix.studies.study import Session, Study, found_files, machine_lines, sav
 
 
 class _Complexity(Study[Complexity, ComplexityRecord]):
-    summary = "the papers' formulas of cost beside counts; latency and memory against tokens"
+    summary = "what mixers cost: counts, latency and memory against the number of tokens"
     description = """\
-Put the papers' formulas of what token mixers cost beside counts of the mixers themselves (SKA
-Tables 6 and 7 and Fig. 4, Table 1 of key-value attention, Table 1 of QKFormer), and measure
-latency and peak memory against the number of tokens, all mixers in turns. Every registered mixer
-is in."""
+Count what token mixers cost: multiply-adds a parameter (SKA Fig. 4), and which weights the image
+shares or computes (SKA Table 7). Measure latency and peak memory against the number of tokens, all
+mixers in turns. Every registered mixer is in."""
     examples = """\
 examples:
   keymix analyze complexity
   keymix analyze complexity --out cost
   keymix analyze complexity --tokens none --json             counts alone, in seconds
   keymix analyze complexity --mixers mhsa,ska,cska --tokens 196,784,3136 --repeats 20
-  keymix analyze complexity --dim 768 --heads 12 --at 196 --pos-dim 50 --tokens none
+  keymix analyze complexity --dim 768 --heads 12 --at 196 --tokens none
   keymix analyze complexity --import my_mixer.py
 """
     writes = "complexity.html, complexity.json and CSV files"
@@ -46,7 +45,8 @@ examples:
             type=int,
             default=50,
             metavar="M",
-            help="channels of key-value attention's code of index pairs (default 50)",
+            help="channels of key-value attention's code of index pairs, kept in the record for "
+            "benchmarks/paper_costs.py (default 50)",
         )
         add(
             "--tokens",

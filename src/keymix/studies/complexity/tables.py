@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from keymix.analysis.complexity_record import Complexity, ScalingRow
 from keymix.analysis.timing import LEVEL, SHORT
 from keymix.report import formats
@@ -19,22 +21,21 @@ _LONG = {
 
 
 def tables(record: Complexity) -> list[Table]:
-    """Make all tables of a study's record.
-
-    Args:
-        record: The study.
-    """
+    """Make all tables of a study; those of the papers' formulas where it has them."""
     setting = record.setting
     here = f"N = {setting.at}, D = {setting.dim}"
     made = [
-        _formulas(record, here),
         _pivot(record, "tokens", f"D = {setting.dim}"),
         _pivot(record, "dim", f"N = {setting.at}"),
         _ratios(record),
         _weights(record),
-        _key_value(record, here),
-        _orders(record, here),
     ]
+    if record.formulas:
+        made.insert(0, _formulas(record, here))
+    if record.key_value:
+        made.append(_key_value(record, here))
+    if record.orders:
+        made.append(_orders(record, here))
     if record.scaling:
         made += [_scaling(record), _multiples(record)]
     missing = _missing(record)
@@ -128,15 +129,17 @@ def _ratios(record: Complexity) -> Table:
 
 
 def _weights(record: Complexity) -> Table:
+    printed = any(row.printed for row in record.weights)
+    where: Literal["csv", "both"] = "both" if printed else "csv"
     columns = (
         Column("mixer", "mixer", "name"),
         Column("weights shared over the image", "sharing"),
         Column("learned kernels", "kernels"),
         Column("dynamic weights", "dynamic", "whole"),
         Column("parameters a token more", "params_a_token", "whole"),
-        Column("in the paper", "printed"),
-        Column("shared there", "printed_sharing"),
-        Column("dynamic there", "printed_dynamic", "whole"),
+        Column("in the paper", "printed", where=where),
+        Column("shared there", "printed_sharing", where=where),
+        Column("dynamic there", "printed_dynamic", "whole", where=where),
         *_csv_only("reason"),
     )
     rows = [
