@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keymix.cli import console, out_folder
-from keymix.cli.parser import VerbParser
+from keymix.cli import console
+from keymix.cli.console import VerbParser
 from keymix.errors import UserError, one_line
 from keymix.studies.study import Content, Session, Study, get_study, list_studies
 
@@ -30,13 +30,13 @@ def main(argv: list[str]) -> int:
     study.check(given)
     folder = None
     if given.out is not None:
-        folder = out_folder.checked(given.out, study.record_file, overwrite=given.overwrite)
+        folder = console.checked_folder(given.out, study.record_file, overwrite=given.overwrite)
     VerbParser.run_imports(given)
 
     from keymix.train.signals import interruptible
 
     session = Session(
-        frame=partial(out_folder.frame, "analyze", *argv),
+        frame=partial(console.frame, "analyze", *argv),
         note=console.note,
         reading=_reading,
         working=_working,
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     found = None
     with (
         interruptible(lambda: study.stopped(found, given.out)),
-        out_folder.made(folder, lambda: found is not None),
+        console.made_folder(folder, lambda: found is not None),
     ):
         try:
             for known in study.run(given, session):
@@ -94,7 +94,7 @@ def _deliver(
     """Write the files and print the result; return the exit code."""
     record = study.record(found, session)
     if folder is not None:
-        record_file = {study.record_file: out_folder.json_text(record)}
+        record_file = {study.record_file: console.json_text(record)}
         _write(study, {**record_file, **session.made, **study.files(record)}, folder)
     if given.json:
         console.say_json(record)
