@@ -21,7 +21,7 @@ from keymix.compare.rebuild import rebuild
 from keymix.compare.run import Comparison
 from keymix.data import load
 from keymix.records import to_json
-from keymix.report.html import render
+from keymix.report.comparison import render
 from keymix.report.record import Checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))

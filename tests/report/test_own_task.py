@@ -15,7 +15,7 @@ from test_html import read, words
 
 from keymix.compare.folder import csv_rows
 from keymix.report.part import Page, page_of
-from keymix.report.views.wording import columns, wording
+from keymix.report.wording import columns, wording
 
 
 @pytest.fixture(scope="module", autouse=True)

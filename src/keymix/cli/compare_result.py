@@ -18,15 +18,15 @@ MOST_MISSING = 6
 COSTS = ("params", "MACs", "ms", "{inputs}/s", "MiB")
 
 SPIKE_COLUMNS = {
-    "spikes/neuron/step": "rate_told",
-    "SOPs": "sops_told",
-    "MACs beside them": "macs_told",
-    "energy µJ": "energy_told",
-    "bounds µJ": "bounds_told",
-    "without spikes µJ": "dense_told",
-    "times": "times_told",
+    "spikes/neuron/step": "rate",
+    "SOPs": "sops",
+    "MACs beside them": "macs",
+    "energy µJ": "energy",
+    "bounds µJ": "bounds",
+    "without spikes µJ": "dense",
+    "times": "times",
 }
-"""Heading to what the page's view calls it."""
+"""Heading to the key of the page's column."""
 
 SPIKES_LINE = (
     "Energy: 4.6 pJ a multiply-add, 0.9 pJ a synaptic operation; batch norm folded, memory access "
@@ -42,8 +42,7 @@ def tell(result: Comparison) -> None:
     """
     from keymix.report import formats
     from keymix.report.part import page_of
-    from keymix.report.views.spikes import dense_over
-    from keymix.report.views.wording import columns, wording
+    from keymix.report.wording import columns, dense_over, wording
 
     record = result.record
     score, words = record.task_kind.score, wording(record)
@@ -112,14 +111,14 @@ def _tell_data(record: ComparisonRecord) -> None:
 
 def _tell_spikes(record: ComparisonRecord) -> None:
     """Print what the spikes of a spiking model cost."""
-    from keymix.report.views.spikes import sheet
+    from keymix.report.sections import spikes
 
-    spikes = sheet(record)
-    if spikes is None:
+    if record.spikes is None:
         return
-    rows = [
-        [row.mixer, *(getattr(row, key) for key in SPIKE_COLUMNS.values())] for row in spikes.rows
-    ]
+    found = spikes.table(record)
+    keys = [column.key for column in found.columns]
+    shown = [keys.index(key) for key in ("mixer", *SPIKE_COLUMNS.values())]
+    rows = [[cells[i] for i in shown] for cells in found.cells()]
     console.say()
     console.table(
         ("mixer", *SPIKE_COLUMNS),
@@ -127,7 +126,7 @@ def _tell_spikes(record: ComparisonRecord) -> None:
         title=f"what spikes cost, {record.data.kind.one}",
     )
     console.say(SPIKES_LINE)
-    for note, labels in spikes.notes.items():
+    for note, labels in spikes.notes(record).items():
         console.say(f"- {', '.join(labels)}: {note}")
 
 
@@ -138,11 +137,10 @@ def tell_open(result: Comparison) -> None:
         result: The comparison.
     """
     from keymix.report.record import DoneRun
-    from keymix.report.views.runs import unfinished
 
     record = result.record
-    lines = [_line(run) for run in unfinished(record, "failed")]
-    missing = [_line(run) for run in unfinished(record, "missing")]
+    lines = [_line(run) for run in record.unfinished("failed")]
+    missing = [_line(run) for run in record.unfinished("missing")]
     shown = missing if len(missing) <= MOST_MISSING else missing[: MOST_MISSING - 1]
     lines += shown
     if len(shown) < len(missing):

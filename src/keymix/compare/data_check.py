@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from keymix.data.record import DataRecord
 from keymix.report.record import Checked, DataCheck, Finding, GradedFinding, Level
-from keymix.report.views.wording import unit_of
+from keymix.report.wording import unit_of
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData

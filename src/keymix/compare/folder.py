@@ -18,7 +18,6 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.records import to_json
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.report.views.spikes import steps_of
 
 RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
 SPIKES = "spikes.json"
@@ -197,7 +196,7 @@ def write_csv(path: Path, record: ComparisonRecord) -> None:
 
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
-    spikes, steps = record.spikes, steps_of(record)
+    spikes, steps = record.spikes, record.time_steps
     named = _named_by_unit(record)
     for run in record.runs:
         if not isinstance(run, DoneRun):

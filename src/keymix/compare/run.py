@@ -326,7 +326,7 @@ def _train(
 
 def write(record: ComparisonRecord, out: Path) -> None:
     """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
-    from keymix.report.html import render
+    from keymix.report.comparison import render
     from keymix.train.files import write_text
 
     folder.write_json(out / folder.RESULTS, record)

@@ -13,7 +13,7 @@ from keymix.compare.plan import Plan
 from keymix.data.record import DataRecord
 from keymix.report.part import Page, page_of
 from keymix.report.record import Paragraph
-from keymix.report.views.wording import unit_of
+from keymix.report.wording import unit_of
 
 
 def title(data: DataRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,9 @@ OPACITY = 240
 """Opacity of a patch that is drawn opaque, of 255: the image shows through a little."""
 
 MAX_SIDE = 128
+
+PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+"""What `png_uri` makes."""
 
 
 def png_uri(picture: Image.Image) -> str:

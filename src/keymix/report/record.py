@@ -528,6 +528,27 @@ class ComparisonRecord(Sparse):
         return self.data.task_kind
 
     @property
+    def time_steps(self) -> dict[str, int]:
+        """Time steps T of each spiking model by label, all of which its multiply-adds count.
+
+        In a record of before costs had T, the spikes do.
+        """
+        if not self.spikes:
+            return {}
+        of_costs = {label: row.time_steps for label, row in self.costs.items()}
+        read = {label: row.time_steps for label, row in self.spikes.mixers.items()}
+        both = {label: of_costs.get(label) or steps for label, steps in read.items()}
+        return {label: steps for label, steps in both.items() if steps}
+
+    def finished(self, mixer: str) -> list[DoneRun]:
+        """Return a mixer's finished runs."""
+        return [run for run in self.runs if isinstance(run, DoneRun) and run.mixer == mixer]
+
+    def unfinished(self, status: str) -> list[OpenRun]:
+        """Return the runs that failed, or are missing."""
+        return [run for run in self.runs if isinstance(run, OpenRun) and run.status == status]
+
+    @property
     def labels(self) -> list[str]:
         """Labels of the mixers, in the order of every table."""
         return [mixer.label for mixer in self.mixers]

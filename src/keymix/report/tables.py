@@ -30,7 +30,9 @@ from keymix.report import formats
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
 
-Kind = Literal["text", "name", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
+Kind = Literal[
+    "text", "name", "whole", "ratio", "ms", "mib", "rate", "per_s", "percent", "count", "energy"
+]
 """What values are: text, the name of a mixer or model, or a number in some unit."""
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -42,6 +44,7 @@ _FORMS: Mapping[Kind, Callable[[Any], str]] = {
     "ms": formats.milliseconds,
     "mib": formats.mib,
     "rate": "{:.4f}".format,
+    "per_s": formats.rate,
     "percent": formats.percent,
     "count": formats.count,
     "energy": formats.energy,

@@ -13,7 +13,6 @@ from keymix.report import charts
 from keymix.report.charts import FEW, Look, Spread
 from keymix.report.formats import percent
 from keymix.report.record import ComparisonRecord
-from keymix.report.views.runs import finished
 from keymix.tasks.classification.record import OfComparison, OfRun
 
 Correct = Mapping[int, Sequence[int]]
@@ -139,7 +138,7 @@ def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | N
 
 
 def _correct(record: ComparisonRecord, mixer: str) -> Correct:
-    runs = {run.seed: run.own.read(OfRun).class_correct for run in finished(record, mixer)}
+    runs = {run.seed: run.own.read(OfRun).class_correct for run in record.finished(mixer)}
     return {seed: correct for seed, correct in runs.items() if correct is not None}
 
 
@@ -215,7 +214,7 @@ def _confusions(
     names, known = own.classes.names, own.confusions or {}
     table = []
     for label in shown:
-        seeds = len(finished(record, label))
+        seeds = len(record.finished(label))
         pairs = [
             ConfusedPair(
                 true=names[pair.true],

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from keymix.report import charts
 from keymix.report.charts import FEW, Look, Spread
 from keymix.report.record import ComparisonRecord
-from keymix.report.views.runs import finished
 from keymix.tasks.segmentation.record import MaskScore, OfComparison, OfRun
 
 Runs = Mapping[int, Sequence[MaskScore]]
@@ -111,7 +110,7 @@ def by_class(record: ComparisonRecord, looks: Mapping[str, Look]) -> ByClass | N
 
 
 def _scores(record: ComparisonRecord, mixer: str) -> Runs:
-    runs = {run.seed: run.own.read(OfRun).classes for run in finished(record, mixer)}
+    runs = {run.seed: run.own.read(OfRun).classes for run in record.finished(mixer)}
     return {seed: classes for seed, classes in runs.items() if classes is not None}
 
 

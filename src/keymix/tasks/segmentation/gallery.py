@@ -15,9 +15,8 @@ from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import image_uri
+from keymix.report.pictures import PNG, image_uri
 from keymix.report.record import ComparisonRecord
-from keymix.report.views.attention import PNG
 from keymix.tasks.segmentation.mask_layers import layer_uri
 from keymix.tasks.segmentation.record import (
     Gallery,
