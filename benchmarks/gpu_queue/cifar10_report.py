@@ -48,8 +48,8 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
     from keymix.compare.plan import Entrant, Plan
     from keymix.compare.rebuild import rebuild
     from keymix.mixers.spec import parse_mixer
-    from keymix.train.damage import read_summary
     from keymix.train.files import read_json
+    from keymix.train.folder import read_summary
     from keymix.train.model import build_model
     from keymix.train.recipe import from_record
 

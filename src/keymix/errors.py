@@ -24,10 +24,6 @@ class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM ended the work; the message says what stands and how to go on.
 
     A KeyboardInterrupt, so that code which lets Ctrl-C through lets this through.
-
-    Args:
-        signum: The signal.
-        message: One line.
     """
 
     def __init__(self, signum: int, message: str) -> None:
@@ -53,9 +49,6 @@ class Attempt:
 
     Let through is what ends the work and is no fault of that code: a signal, a full memory, and
     a KeyboardInterrupt where nothing distinguishes Ctrl-C from what the code raises.
-
-    Attributes:
-        error: What was raised, or None.
     """
 
     def __init__(self) -> None:
@@ -75,17 +68,7 @@ class Attempt:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
-    """Make the error for an unknown name: it lists the nearest known names, or all of a few.
-
-    Args:
-        kind: What the name should have been, e.g. ``"mixer"``.
-        name: What was given.
-        choices: The names that exist.
-        listed: Whether `keymix list` shows them; if not, many are told here too.
-
-    Returns:
-        The error, for the caller to raise.
-    """
+    """Make the error for an unknown name: it lists the nearest known names, or all of a few."""
     known = sorted(set(choices))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
@@ -100,33 +83,17 @@ def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True
 
 
 def missing(kind: str, choices: Iterable[str]) -> UserError:
-    """Make the error for a name that was left out: it lists what there is to choose from.
-
-    Args:
-        kind: What the name should have been, e.g. ``"analysis"``.
-        choices: The names that exist.
-
-    Returns:
-        The error, for the caller to raise.
-    """
+    """Make the error for a name that was left out: it lists what there is to choose from."""
     return UserError(f"which {kind}? Choose from {', '.join(sorted(choices))}.")
 
 
 def one_line(text: str) -> str:
-    """Show control characters, such as a name may hold, as escapes: nothing drives a terminal.
-
-    Args:
-        text: Any text.
-    """
+    """Show control characters, such as a name may hold, as escapes: nothing drives a terminal."""
     return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 def shown(text: str) -> str:
-    """Show the control characters of lines as escapes, but those that lay lines out.
-
-    Args:
-        text: Lines, perhaps of a table or JSON; line ends and tabs stay.
-    """
+    """Show the control characters of lines as escapes, but those that lay lines out."""
     return text if text.isprintable() else text.translate(_IN_LINES)
 
 

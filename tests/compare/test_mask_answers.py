@@ -13,8 +13,8 @@ import pytest
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.tasks.segmentation.answers import MaskAnswers, packed, spread_over_cases, telling
-from keymix.train.damage import Which, read_answers
 from keymix.train.files import write_arrays
+from keymix.train.folder import Which, read_answers
 
 DATA = DataRecord(
     spec="masks:a",

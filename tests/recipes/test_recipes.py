@@ -17,7 +17,7 @@ from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.model import build_model, settled
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import replace_path
-from keymix.train.task import make_optimizer
+from keymix.train.step import make_optimizer
 from shrunk import answer, arguments, images
 
 SPT = 9_622_512  # the authors' ViT-S; with 100 classes the paper prints the same 9.6 M

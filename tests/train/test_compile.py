@@ -20,7 +20,8 @@ from keymix.compare import folder, manifest
 from keymix.compare.estimate import Trial, try_out
 from keymix.compare.plan import Plan, choose_mixers, choose_recipe, make_plan
 from keymix.errors import Interrupted, KeymixWarning, UserError
-from keymix.train import files, forward
+from keymix.train import files
+from keymix.train import task as train_task
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.model import load_data
@@ -48,7 +49,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> Iterator[li
         captured.append(inputs[0].shape[0] if inputs[0].ndim == 4 else inputs[-1].shape[0])
         return graph.forward
 
-    monkeypatch.setattr(forward, "_BACKEND", capture)
+    monkeypatch.setattr(train_task, "_BACKEND", capture)
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
         yield captured
 
@@ -153,7 +154,7 @@ def test_spiking_models_are_trained_compiled(
             "schedule.warmup_epochs": 0,
         }
     )
-    monkeypatch.setattr(forward, "_BACKEND", "aot_eager")
+    monkeypatch.setattr(train_task, "_BACKEND", "aot_eager")
     plain, run = (
         train(each, tmp_path / str(i)) for i, each in enumerate((recipe, compiled(recipe)))
     )
@@ -184,7 +185,7 @@ def test_a_model_that_cannot_be_compiled_is_one_clear_error(
     def fail(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         raise OSError("no working\nC++ compiler")
 
-    monkeypatch.setattr(forward, "_BACKEND", fail)
+    monkeypatch.setattr(train_task, "_BACKEND", fail)
     said = r"^compile = True: .*no working C\+\+ compiler.*Set --compile false, and name another "
     said += r"folder with --out or throw this run away with --overwrite\.$"
     with pytest.raises(UserError, match=said):

@@ -22,7 +22,7 @@ from keymix.compare.plan import Plan
 from keymix.compare.run import compare
 from keymix.compare.runs import Finished, read_run
 from keymix.errors import Interrupted, KeymixWarning, UserError
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.models import create_model, load_weights
 from keymix.recipes import resolve
 from keymix.records import to_json

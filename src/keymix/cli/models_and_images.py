@@ -410,7 +410,7 @@ def _opens_alone(spec: str) -> bool:
 
 def _config(loaded: Loaded, spec: str | None) -> DataConfig:
     """The run's settings of data; where other data are named, with what fits those."""
-    from keymix.train.run_data import of_other_data
+    from keymix.train.evaluation import of_other_data
 
     own = None if loaded.run is None else loaded.run.recipe.data
     if spec is None:

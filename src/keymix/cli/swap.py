@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
     from keymix.cli.swap_source import load_source
     from keymix.mixers.spec import parse_mixer
     from keymix.surgery.search import checked_budget
-    from keymix.train.lock import locked
+    from keymix.train.files import locked
     from keymix.train.signals import interruptible
 
     spec = parse_mixer(given.mixer)
@@ -310,9 +310,9 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     """Loss and accuracies of both models on the test split."""
     from keymix.data.loaders import Loader
     from keymix.surgery.swap_record import BothScores, TestScores
+    from keymix.train.evaluation import relabelled
     from keymix.train.model import device_of_this_machine
     from keymix.train.parts import answers_of
-    from keymix.train.run_data import relabelled
 
     device, told = device_of_this_machine(), {}
     for name, shown in (("before", model), ("after", swapped)):

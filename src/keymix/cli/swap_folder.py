@@ -31,8 +31,7 @@ class Folder:
     """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
-        from keymix.train.files import SWAP
-        from keymix.train.lock import LOCK
+        from keymix.train.files import LOCK, SWAP
 
         self.path, self._overwrite = path, overwrite
         self._setting: SwapSetting | None = None

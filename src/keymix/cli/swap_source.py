@@ -125,8 +125,8 @@ def _refuse_other_libraries(name: str) -> None:
 
 def _of_run(name: str, spec: str | None) -> Source:
     from keymix.train import files
+    from keymix.train.evaluation import data_for
     from keymix.train.model import device_of_this_machine
-    from keymix.train.run_data import data_for
     from keymix.train.runs import load_run
 
     run = load_run(name)

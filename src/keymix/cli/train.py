@@ -154,9 +154,9 @@ def _tell(run: Run, *, as_json: bool) -> None:
 
 def _warn_of_degenerate(run: Run) -> None:
     """Warn where the answers of the last epoch's weights to the test say nothing of the model."""
-    from keymix.train.damage import read_answers
-    from keymix.train.degenerate_predictions import warn_of_degenerate
+    from keymix.train.evaluation import warn_of_degenerate
     from keymix.train.files import PREDICTIONS
+    from keymix.train.folder import read_answers
 
     last, data = run.summary.last.test, run.summary.data
     answers = read_answers(run.folder / PREDICTIONS, data)["last"]

@@ -102,19 +102,16 @@ def try_out(
 
 def _training(recipe: Recipe, data: ImageData) -> Training:
     """A training as a run's, of a model of its own; each of its steps ends in an update."""
-    from keymix.train.distill import make_teacher
-    from keymix.train.engine import make_task
-    from keymix.train.model import device_of_this_machine, model_for
+    from keymix.train.engine import make_training
+    from keymix.train.model import model_for
     from keymix.train.recipe import replace_path
-    from keymix.train.step import Training, check_precision, make_fabric
+    from keymix.train.step import check_precision
 
     check_precision(recipe.precision)
     recipe = replace_path(recipe, {"optim.accumulate": 1})
     model = model_for(recipe, data.record())
-    teacher = make_teacher(recipe.loss, data, device_of_this_machine())
     steps = math.ceil(len(data.train) / recipe.data.batch_size)
-    task = make_task(recipe, data, model, teacher, None, steps=steps)
-    return Training(task, make_fabric(recipe.precision), steps=steps)
+    return make_training(recipe, data, model, None, steps=steps)
 
 
 def _step_seconds(steps: _Steps, recipe: Recipe, images: int, runs: float) -> float:

@@ -130,7 +130,7 @@ def locked(out: Path) -> Iterator[None]:
     Raises:
         UserError: If another process holds it.
     """
-    from keymix.train.lock import locked as held
+    from keymix.train.files import locked as held
 
     with held(out, "comparison"):
         yield

@@ -213,7 +213,7 @@ def recorded_in(out: Path) -> Recipe | None:
     Args:
         out: The comparison's folder; where the manifest is damaged, a run says it.
     """
-    from keymix.train.damage import recorded_recipe
+    from keymix.train.folder import recorded_recipe
 
     if not (out / MANIFEST).is_file():
         return None

@@ -133,8 +133,8 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.train.fits import check_processes, check_recipe, training_batches
     from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
+    from keymix.train.validate import check_processes, check_recipe, training_batches
 
     out = Path(out)
     watch: Watcher = progress or ignore

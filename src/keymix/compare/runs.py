@@ -114,13 +114,13 @@ def read_run(
 
 
 def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> Finished:
-    from keymix.train.damage import (
+    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
+    from keymix.train.folder import (
         check_metrics,
         read_answers,
         read_environment,
         read_summary,
     )
-    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
 
     folder = plan.folder(entrant, seed)
     _check_recipe(plan, entrant, seed)
@@ -201,7 +201,7 @@ def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
     Where the images lie may differ on another machine: their fingerprint is checked instead.
     """
     from keymix.compare.folder import differences
-    from keymix.train.damage import recorded_recipe
+    from keymix.train.folder import recorded_recipe
 
     there = recorded_recipe(plan.folder(entrant, seed)).to_dict()
     differing = [

@@ -80,7 +80,7 @@ class Runner:
 
 def _wait_for(folder: Path) -> None:
     """Wait for a worker to let go of a run whose parent was killed a moment ago."""
-    from keymix.train.lock import InUse, locked
+    from keymix.train.files import InUse, locked
 
     deadline = time.monotonic() + _PATIENCE
     while folder.exists():

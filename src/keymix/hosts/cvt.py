@@ -20,8 +20,7 @@ from keymix.hosts.base import Host, Place, laid_out
 from keymix.hosts.call_grid import CallSize, call_size, heard_by
 from keymix.hosts.grid_mixer import GridMixer
 from keymix.hosts.reading import Layout
-from keymix.layers.conv_projection import RoleProjections
-from keymix.layers.cvt_stage import CvTStage
+from keymix.layers.cvt_stage import CvTStage, RoleProjections
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 

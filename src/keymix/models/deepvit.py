@@ -24,7 +24,7 @@ from torch import Tensor
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_host
 from keymix.layers.checkpoint import checkpointed
-from keymix.layers.conv_stem import ConvStem
+from keymix.layers.patches import ConvStem
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import mixer_options as options_of
 from keymix.mixers.shared_map import SharedMapAttention

@@ -24,7 +24,7 @@ from keymix.decoders.segmentation.pup import WIDTHS, PUPDecoder
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.hosts.encoded import Encoded
-from keymix.layers.resnet_patches import ResNetPatchEmbed
+from keymix.layers.patches import ResNetPatchEmbed
 from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value
 from keymix.models.family import MixerModel, base_cfg, register_variants

@@ -20,12 +20,12 @@ from timm.layers import calculate_drop_path_rates
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.layers.neurons import NeuronKind, NeuronMaker, neuron_maker
-from keymix.layers.spiking_conv import Pooling
 from keymix.layers.spiking_embed import (
     LATER,
     SPLITTING,
     STEMS,
     Images,
+    Pooling,
     SpikingEmbeds,
     SpikingPatchEmbed,
     SpikingPatchSplitting,

@@ -28,7 +28,7 @@ from torch import nn
 
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.timm_swin import TimmSwin
-from keymix.layers.patch_merge import PatchMerge
+from keymix.layers.patches import PatchMerge
 from keymix.mixers.base import Grid
 from keymix.models.family import MixerModel, base_cfg, register_variants
 from keymix.models.input_size import check_patches, grid_of, record_input_size, refuse_unfit

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.hosts.encoded import encoder_of
-from keymix.layers.shifted_patch import take_recorded_shifts
+from keymix.layers.patches import take_recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded
 from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed

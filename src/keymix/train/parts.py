@@ -27,11 +27,11 @@ from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
+    from keymix.train.losses import Teacher
     from keymix.train.nonfinite import Losses
     from keymix.train.recipe import Recipe
     from keymix.train.record import SplitScores
     from keymix.train.task import TrainingTask
-    from keymix.train.teacher import Teacher
 
 
 OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")

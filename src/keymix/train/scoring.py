@@ -51,26 +51,14 @@ class ValidationScores(nn.Module):
 
 
 def effective_precision(precision: str, device: torch.device) -> str:
-    """Return ``32``, ``bf16`` or ``16``: what a recipe's precision means on a device.
-
-    Args:
-        precision: As in a recipe; ``auto`` is bfloat16 on CUDA, else 32 bits.
-        device: Where to compute.
-    """
+    """Return ``32``, ``bf16`` or ``16``: what a recipe's precision means on a device."""
     if precision == "auto":
         return "bf16" if device.type == "cuda" else "32"
     return precision
 
 
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> torch.autocast:
-    """The context that a recipe's precision means on a device, see `effective_precision`.
-
-    Args:
-        device: Where to compute.
-        precision: As in a recipe.
-        cache: Convert a weight that is used twice once; its gradients are then summed in the low
-            precision.
-    """
+    """The context that a recipe's precision means on a device, see `effective_precision`."""
     bits = effective_precision(precision, device)
     dtype = torch.float16 if bits == "16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=bits != "32", cache_enabled=cache)

@@ -16,11 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """What a piece of work knows of signals.
-
-    Args:
-        told: Says what stands and how to go on, in one line, when a signal ends the work.
-    """
+    """What a piece of work knows of signals."""
 
     def __init__(self, told: Callable[[], str]) -> None:
         self.signum: int | None = None
@@ -45,10 +41,6 @@ class Interrupts:
         """Let a first signal end the block, within `held` too: it only waits for data.
 
         The exception is kept as ``ended_wait``: whoever meets it may save what was done before.
-
-        Args:
-            grace: Seconds that the wait may go on after a signal, where what was done cannot be
-                saved yet; the next moment that suits then ends the work. 0 ends it at once.
         """
         before, self._held, self._grace = self._held, grace > 0, grace
         try:
@@ -99,9 +91,6 @@ def interruptible(told: Callable[[], str]) -> Iterator[Interrupts]:
     """Turn SIGINT and SIGTERM into `Interrupted` for as long as the block runs.
 
     Outside the main thread, where Python handles no signals, nothing changes.
-
-    Args:
-        told: As for `Interrupts`.
     """
     interrupts = Interrupts(told)
     if threading.current_thread() is not threading.main_thread():

@@ -15,13 +15,12 @@ from keymix.data.mixing import Mixing
 from keymix.errors import KeymixWarning
 from keymix.tasks.classification.facts import TASK
 from keymix.tasks.classification.scoring import Scores
+from keymix.train.losses import MapSimilarity, Teacher
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import OF_CLASSES, TrainingPart
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import ImageBatch, Inputs, stacked
-from keymix.train.similarity import MapSimilarity
 from keymix.train.task import StepLoss, TrainingTask
-from keymix.train.teacher import Teacher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData

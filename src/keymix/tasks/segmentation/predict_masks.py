@@ -31,11 +31,10 @@ from keymix.tasks.segmentation.mask_files import (
     checked,
 )
 from keymix.tasks.segmentation.scoring import predicted_masks
-from keymix.train.damage import Which
-from keymix.train.memory import enough_memory
-from keymix.train.model import device_of_this_machine
-from keymix.train.run_data import data_for
-from keymix.train.runs import Run, SplitName, at_size, image_files, load_run, refuse_lone
+from keymix.train.evaluation import SplitName, data_for
+from keymix.train.folder import Which
+from keymix.train.model import device_of_this_machine, enough_memory
+from keymix.train.runs import Run, at_size, image_files, load_run, refuse_lone
 from keymix.train.scoring import autocast
 
 if TYPE_CHECKING:

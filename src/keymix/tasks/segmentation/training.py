@@ -13,12 +13,12 @@ from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_loss
 from keymix.tasks.segmentation.scoring import MaskScores
 from keymix.train.config import require
+from keymix.train.losses import Teacher
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import Inputs
 from keymix.train.task import StepLoss, TrainingTask
-from keymix.train.teacher import Teacher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData

@@ -1,27 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data as a run's model wants it: size, classes, channels, and the statistics of its training."""
+"""Evaluate a model: the data it is shown, its scores by the task, answers that say nothing."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from keymix.analysis.answers import Answers
 from keymix.data.kinds import SLICES
 from keymix.data.specs import parse
 from keymix.errors import KeymixWarning, UserError
+from keymix.models.factory import domain_of
+from keymix.records import Own
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
-from keymix.train.parts import answers_of
+from keymix.train.parts import Evaluated, answers_of
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe
+from keymix.train.record import SplitScores
 from keymix.train.scoring import ImageBatch, Inputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+    from keymix.data.loaders import Loader
     from keymix.data.record import DataRecord
-    from keymix.train.recipe import DataConfig
+
+SplitName = Literal["train", "val", "test"]
+
+DIVERGED = "its outputs are NaN or infinite, so training diverged: lower --optim.lr"
+SILENT = (
+    "its spikes die out on the way, or it has learned nothing yet: train more epochs, or with a "
+    "lower --optim.lr"
+)
+UNTRAINED = "it has learned nothing yet, or training diverged: train more epochs, lower --optim.lr"
+
+
+def eval_loader(recipe: Recipe, data: ImageData, split: SplitName) -> Loader:
+    """Serve a split in order, without augmentation, on the device of this machine."""
+    from keymix.data.loaders import Loader
+
+    return Loader(
+        getattr(data, split),
+        data,
+        batch_size=recipe.data.eval_batch_size,
+        train=False,
+        seed=recipe.seed,
+        workers=recipe.data.workers,
+        device=device_of_this_machine(),
+    )
+
+
+def score_split(recipe: Recipe, model: nn.Module, data: ImageData, split: SplitName) -> Evaluated:
+    """Answer all of a split and score the answers; the classes of the data are the model's."""
+    batches = eval_loader(recipe, data, split)
+    return answers_of(data.task).evaluate(
+        model,
+        batches,
+        batches.split,
+        data,
+        device=device_of_this_machine(),
+        precision=recipe.precision,
+    )
+
+
+def record_of(found: Evaluated) -> SplitScores:
+    """Return what records keep of an evaluation."""
+    return SplitScores(scores=found.scores, own=Own.of(found.own))
+
+
+def warn_of_degenerate(
+    answers: Answers, model: ModelConfig, inputs: str, loss: float | None
+) -> None:
+    """Warn of answers that say nothing of a model, and say why: its mean loss may not be finite.
+
+    `inputs` is what was answered, such as ``test images``.
+    """
+    if loss is not None and not math.isfinite(loss):
+        why = DIVERGED
+    elif domain_of(model.name) == "spiking" and model.options.get("neuron") != "relu":
+        why = f"probably {SILENT}"
+    else:
+        why = f"probably {UNTRAINED}"
+    unscorable = answers.unscorable()
+    found = [unscorable] if unscorable else [f"{each}: {why}" for each in answers.degenerate()]
+    for text in found:
+        warnings.warn(text.replace("{inputs}", inputs), KeymixWarning, stacklevel=3)
 
 
 def data_for(
@@ -31,20 +98,10 @@ def data_for(
     size: tuple[int, int],
     time_steps: int | None = None,
 ) -> tuple[ImageData, Tensor]:
-    """Load data as a run's model wants it.
+    """Load data as a run's model wants it, and the run's class number of each of its classes.
 
-    Args:
-        config: The run's settings of data.
-        seen: The record of the data that it was trained on.
-        spec: Other data; None for the run's own.
-        size: Height and width of the images, pixels; nothing to images that keep their own.
-        time_steps: Frames a recording, of a run on events; those of the training if None.
-
-    Returns:
-        The data, and the run's class number of each of its classes.
-
-    Raises:
-        UserError: If it is unfit, or has other channels or classes.
+    `seen` is the record of the data that the run was trained on; `spec` names other data; images
+    that keep their own size ignore `size`. `time_steps` are frames a recording, of events.
     """
     own = config.spec
     wanted = own if spec is None else spec
@@ -79,14 +136,8 @@ def of_other_data(
 ) -> DataConfig:
     """Take a run's settings over to other data, but those that were its own data's alone.
 
-    Args:
-        config: The run's settings.
-        spec: The other data.
-        options: Of the task, with which the data is read as the run's own was; None where only the
-            images are looked at.
-
-    Raises:
-        UserError: If the run was trained on stacks, and images of the data have no neighbours.
+    `options` are those of the task with which the data is read as the run's own was; None where
+    only the images are looked at. A run on stacks needs data whose images have neighbours.
     """
     entry = parse(spec)[0]
     scans = entry.input_kind is SLICES  # images are stacked as asked

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from keymix.hosts.spiking import spiking_stages
 
 
-class YoungNorms:
-    r"""Keep the running statistics of a spiking model's young norms as means of what they saw.
+class BatchNormWarmup:
+    r"""Keep the running statistics of a spiking model's norms as means of what they saw.
 
     In batch n, counted from 1, a statistic r moves by max(momentum, 1 / n):
 
@@ -28,20 +28,17 @@ class YoungNorms:
     so that the start is forgotten in the first batch, and from batch 1 / momentum on all is as
     PyTorch has it. Training itself does not use these statistics and does not change. Other models
     keep PyTorch's start, as their papers do, and so do norms whose statistics were loaded.
-
-    Args:
-        model: Whose norms; nothing is done unless it is one of keymix's spiking Transformers.
     """
 
     def __init__(self, model: nn.Module) -> None:
         norms = (m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
-        self._young = [m for m in norms if m.momentum] if spiking_stages(model) else []
+        self._norms = [m for m in norms if m.momentum] if spiking_stages(model) else []
 
     @contextmanager
-    def even(self) -> Iterator[None]:
+    def averaging(self) -> Iterator[None]:
         """Average evenly over the batch that is passed within the block."""
-        self._young = [norm for norm in self._young if _is_young(norm)]
-        before = [(norm, _seen(norm), _statistics(norm)) for norm in self._young if norm.training]
+        self._norms = [norm for norm in self._norms if _is_fresh(norm)]
+        before = [(norm, _seen(norm), _statistics(norm)) for norm in self._norms if norm.training]
         before = [(norm, seen, [s.clone() for s in held]) for norm, seen, held in before]
         for norm, seen, _ in before:  # so that the norm's own step, divided below, gives the mean
             for statistic in _statistics(norm):
@@ -59,7 +56,7 @@ class YoungNorms:
                         statistic.add_((old - scaled) * (1 - momentum) ** steps)
 
 
-def _is_young(norm: _BatchNorm) -> bool:
+def _is_fresh(norm: _BatchNorm) -> bool:
     """Whether a norm has seen few batches, and none elsewhere that nobody counted."""
     seen = _seen(norm)
     if seen == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likeness of neighbouring layers' attention maps as a term of the loss (DeepViT, Eq. 6)."""
+"""Terms of the loss: a teacher's answers, and the likeness of neighbouring attention maps."""
 
 from __future__ import annotations
 
@@ -21,6 +21,48 @@ _OFF = "or set loss.similarity = 0"
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+class Teacher:
+    r"""A trained model whose answers a student learns, in eval mode and without gradients.
+
+    :math:`T^2 \, \mathrm{KL}(\mathrm{softmax}(v / T) \,\|\, \mathrm{softmax}(z / T))` of the
+    teacher's logits v and the student's z, the mean over images: the soft targets of Hinton et al.
+    2015 (https://arxiv.org/abs/1503.02531, Eq. 1) with the factor of their Sec. 2 that keeps the
+    size of the gradients. Their cross entropy with soft targets differs from KL by the entropy of
+    the targets, which the student cannot change.
+
+    It is no module, so that a task that holds one neither trains, saves nor moves it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        temperature: float,
+        *,
+        order: Tensor | None = None,
+        rescale: tuple[Tensor, Tensor] | None = None,
+        digest: str = "",
+    ) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self.temperature, self.digest = temperature, digest
+        self._order, self._rescale = order, rescale
+
+    @torch.no_grad()
+    def answers(self, images: Tensor) -> Tensor:
+        """Return logits ``[B, classes]`` of the student's images, in the order of its classes."""
+        if self._rescale is not None:
+            factor, offset = self._rescale
+            images = images * factor + offset
+        logits: Tensor = self._model(images)
+        return logits if self._order is None else logits[:, self._order]
+
+    def term(self, images: Tensor, logits: Tensor) -> Tensor:
+        """Return the term for the student's logits ``[B, classes]`` on images ``[B, C, H, W]``."""
+        soft = (self.answers(images).to(logits.dtype) / self.temperature).log_softmax(1)
+        own = (logits / self.temperature).log_softmax(1)
+        divergence = F.kl_div(own, soft, reduction="batchmean", log_target=True)
+        return self.temperature**2 * divergence
+
+
 class MapSimilarity:
     r"""Read a model's attention maps in a training step and compare those of neighbours.
 
@@ -30,14 +72,6 @@ class MapSimilarity:
     as 0. The map is the one that multiplies V, without dropout, with gradients to both layers;
     running statistics do not move. Each map is formed once more than the forward pass does, and
     all of them are kept for the backward pass: B + 2 times ``[batch, h, N, M]``.
-
-    Args:
-        model: The model that trains.
-        blocks: B; None for all pairs.
-
-    Raises:
-        UserError: If the model has fewer layers, one of them has no map, or neighbours cut the
-            image into other windows.
     """
 
     def __init__(self, model: nn.Module, blocks: int | None) -> None:
@@ -88,11 +122,7 @@ class MapSimilarity:
             yield calls
 
     def mean(self, calls: dict[str, Call]) -> Tensor:
-        """Return the mean similarity of the pairs, in [-1, 1]: Eq. 6's sum over B + 1.
-
-        Raises:
-            UserError: If neighbouring maps differ in shape.
-        """
+        """Return the mean similarity of the pairs, in [-1, 1]: Eq. 6's sum over B + 1."""
         similar: list[Tensor] = []
         last: tuple[str, Tensor] | None = None
         for path, mixer in self._mixers.items():

@@ -13,9 +13,9 @@ from keymix.data.specs import DataSpec
 from keymix.errors import UserError
 from keymix.train import engine
 from keymix.train.engine import train
-from keymix.train.fits import check_recipe
 from keymix.train.parts import OF_CLASSES as _OF_CLASSES
 from keymix.train.recipe import DataConfig, LossConfig, ModelConfig, Recipe, replace_path
+from keymix.train.validate import check_recipe
 
 OF_CLASSES = {
     "label_smoothing": LossConfig(label_smoothing=0.1),

@@ -14,9 +14,9 @@ from torch import nn
 
 from keymix.models import create_model
 from keymix.train import files
+from keymix.train.batchnorm_warmup import BatchNormWarmup
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe
-from keymix.train.young_norms import YoungNorms
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
@@ -42,7 +42,7 @@ def test_statistics_are_means_until_the_momentum_takes_over() -> None:
     model = spiking()
     name, norm = first_norm(model)
     conv = model.get_submodule(name.rpartition(".")[0]).conv
-    young = YoungNorms(model)
+    young = BatchNormWarmup(model)
     means, variances = [], []
     for step in range(14):
         images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(step))
@@ -50,7 +50,7 @@ def test_statistics_are_means_until_the_momentum_takes_over() -> None:
             y = conv(images).double().transpose(0, 1).flatten(1)
         means.append(y.mean(1))
         variances.append(y.var(1))
-        with young.even():
+        with young.averaging():
             loss = model(images).square().sum()
         loss.backward()  # statistics changed since the forward pass must not disturb it
         torch.testing.assert_close(
@@ -65,18 +65,18 @@ def test_statistics_are_means_until_the_momentum_takes_over() -> None:
 def test_count_of_a_resumed_model_goes_on() -> None:
     images = torch.randn(2, 3, 32, 32)
     whole, begun, resumed = (spiking() for _ in range(3))
-    young = YoungNorms(whole)
+    young = BatchNormWarmup(whole)
     for _ in range(4):
-        with young.even():
+        with young.averaging():
             whole(images)
-    young = YoungNorms(begun)
+    young = BatchNormWarmup(begun)
     for _ in range(2):
-        with young.even():
+        with young.averaging():
             begun(images)
-    young = YoungNorms(resumed)  # before the state is there, as in a resumed run
+    young = BatchNormWarmup(resumed)  # before the state is there, as in a resumed run
     resumed.load_state_dict(begun.state_dict())
     for _ in range(2):
-        with young.even():
+        with young.averaging():
             resumed(images)
     for key, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
@@ -88,8 +88,8 @@ def test_norms_called_otherwise_are_as_pytorch_has_them(calls: int) -> None:
     model, plain = spiking(), spiking()
     for each in (model, plain):
         each(images)
-    young = YoungNorms(model)
-    with young.even():
+    young = BatchNormWarmup(model)
+    with young.averaging():
         for _ in range(calls):
             model(images)
     for _ in range(calls):
@@ -103,8 +103,8 @@ def test_loaded_statistics_without_a_count_are_kept() -> None:
     model, plain = spiking(), spiking()
     for each in (model, plain):
         first_norm(each)[1].running_mean.fill_(7)
-    young = YoungNorms(model)
-    with young.even():
+    young = BatchNormWarmup(model)
+    with young.averaging():
         model(images)
     plain(images)
     assert torch.equal(first_norm(model)[1].running_mean, first_norm(plain)[1].running_mean)
@@ -116,13 +116,13 @@ def test_frozen_norms_and_other_models_are_left_alone() -> None:
     model = spiking()
     norm = first_norm(model)[1].eval()
     before = [norm.running_mean.clone(), norm.running_var.clone()]
-    with YoungNorms(model).even():
+    with BatchNormWarmup(model).averaging():
         model(images)
     assert torch.equal(norm.running_mean, before[0])
     assert torch.equal(norm.running_var, before[1])
 
     dense = nn.Sequential(nn.BatchNorm2d(3)).train()
-    with YoungNorms(dense).even():
+    with BatchNormWarmup(dense).averaging():
         dense(images)
     torch.testing.assert_close(dense[0].running_mean, 0.1 * images.mean((0, 2, 3)))
 
