@@ -20,7 +20,7 @@ from keymix.report.comparison import noted
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.page import as_element_text
 from keymix.report.record import PackedMaps
-from keymix.report.sections import attention, learning, repeat
+from keymix.report.sections import attention, learning, runs
 from keymix.tasks.classification.by_class import by_class
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
@@ -198,7 +198,7 @@ def test_json_in_the_page_cannot_end_its_element():
 
 
 def test_what_differs_between_environments_is_found():
-    first, second = repeat.environments(typed(make_record()))
+    first, second = runs.environments(typed(make_record()))
     assert first.differs == second.differs == {"packages", "machine"}
     assert {who.seeds for who in second.who} == {"seed 1"}
 

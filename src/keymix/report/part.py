@@ -59,13 +59,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswers:
-    """A finished run, as a task reads it for the record.
-
-    Args:
-        mixer: Label of its mixer.
-        answers: What the weights of the last epoch answered on the test split.
-        details: What the task recorded of that evaluation next to its scores.
-    """
+    """A finished run: what its last weights answered on the test split, and the details of it."""
 
     mixer: str
     answers: Answers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How it was done: the method, every run, and what it takes to repeat it."""
+"""Two runs next to each other, every run, and what it takes to repeat them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, Lines
 from keymix.report.wording import STATUS
 
-PLACE = 90
+PLACE = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,16 @@ class Repeat:
 
 
 def sections(shown: Shown) -> Iterator[Section]:
-    """Show the method, the runs, and what repeats them."""
+    """Offer two finished runs to the script; show the method, the runs, and what repeats them."""
     record = shown.record
+    if sum(len(record.finished(label)) for label in record.labels) > 1:
+        yield Section(template="sections/pair.html.j2", view=shown.page.pair_note)
     view = Repeat(
         environments=environments(record),
         seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
         status=STATUS,
     )
-    yield Section(template="sections/repeat.html.j2", view=view)
+    yield Section(template="sections/runs.html.j2", view=view)
 
 
 def environments(record: ComparisonRecord) -> list[EnvironmentGroup]:
