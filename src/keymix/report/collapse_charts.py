@@ -183,7 +183,10 @@ def _by_depth(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -
     if len(lines) < 2:
         return []
     depths = sorted({line.xs[0] for line in lines})
-    caption = "Blocks similar to the one before, share of all, by the depth of the model (Fig. 3b)."
+    caption = (
+        "Blocks similar to the one before, share of all blocks, by the depth of the model "
+        "(Fig. 3b)."
+    )
     svg = charts.curves(
         lines,
         x_label="blocks of the model",

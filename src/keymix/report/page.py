@@ -79,21 +79,16 @@ def environment(package: str = "") -> jinja2.Environment:
         "percent": formats.percent,
         "points": formats.points,
         "scored": formats.scored,
-        "changed": formats.changed,
         "distance": formats.distance,
         "count": formats.count,
         "ms": formats.milliseconds,
-        "rate": formats.rate,
-        "mib": formats.mib,
         "energy": formats.energy,
         "duration": formats.duration,
         "breakable": _breakable,
         "by_reason": by_reason,
-        "no_spread": formats.no_spread,
         "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)
-    env.globals["span"] = formats.span
     return env
 
 

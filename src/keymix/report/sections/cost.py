@@ -57,7 +57,7 @@ def table(record: ComparisonRecord) -> Table:
         Column(f"multiply-adds an image{steps}", "macs", "count"),
         Column(kept, "activation_mib", "mib", label="activations, MiB an image"),
         Column("latency, ms batch\u00a01", "latency_ms", "ms", label="latency, ms"),
-        Column("middle half of timings", "quartiles", "ms", sort="none", soft=True),
+        Column("middle half of timings", "quartiles", "ms", sort="none", style="soft"),
         Column(
             f"images a second batch\u00a0{batch}",
             "images_per_s",
@@ -70,8 +70,8 @@ def table(record: ComparisonRecord) -> Table:
     rows: list[list[Any]] = []
     for label in record.labels:
         if (cost := record.costs.get(label)) is None:
-            absent = [Cell(None, formats.MISSING, soft=True)] * (len(columns) - 2)
-            rows.append([label, Cell(None, "not measured", soft=True), *absent])
+            absent = [Cell(None, formats.MISSING, style="soft")] * (len(columns) - 2)
+            rows.append([label, Cell(None, "not measured", style="soft"), *absent])
         else:
             rows.append([label, *_cells(cost, at.get(label))])
     return Table("costs", "Cost of each mixer", columns, rows)

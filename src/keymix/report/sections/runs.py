@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from markupsafe import Markup
+
+from keymix.report import formats
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, Lines
-from keymix.report.wording import STATUS
+from keymix.report.record import ComparisonRecord, Lines, OpenRun
+from keymix.report.tables import Cell, Column, Table
+from keymix.report.wording import STATUS, with_unit, wording
 
 PLACE = 80
 
@@ -34,10 +39,10 @@ class EnvironmentGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """The environments of the runs, their states in words, and the seconds of all."""
+    """The runs, the environments of these, and the seconds of all."""
 
     environments: list[EnvironmentGroup]
-    status: Mapping[str, str]
+    table: Table
     seconds: float
 
 
@@ -49,9 +54,42 @@ def sections(shown: Shown) -> Iterator[Section]:
     view = Repeat(
         environments=environments(record),
         seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
-        status=STATUS,
+        table=table(record),
     )
     yield Section(template="sections/runs.html.j2", view=view)
+
+
+def table(record: ComparisonRecord) -> Table:
+    """Make the table of runs: scores at both epochs, or why a run did not finish."""
+    score, words = record.task_kind.score, wording(record)
+    more, several = score.better == "more", len(record.trained_with) > 1
+    last, best = (with_unit(f"{which} epoch", score) for which in ("last", "best"))
+    columns = [
+        Column("mixer", "mixer", "name"),
+        Column("seed", "seed", "whole"),
+        Column("status", "status", style="state"),
+        Column(f"test {words.column} last epoch", "last", "ratio", most_first=more, label=last),
+        Column("best epoch on validation", "epoch", "whole", label="best epoch"),
+        Column(f"test {words.column} best epoch", "best", "ratio", most_first=more, label=best),
+        Column("time", "seconds", "ratio", write=formats.duration),
+    ]
+    if several:
+        columns.append(Column("environment", "environment", "whole"))
+    absent = [Cell(None, formats.MISSING, "soft")] * (len(columns) - 3)
+    rows: list[list[Any]] = []
+    for run in record.runs:
+        state, seed = STATUS[run.status], Cell(run.seed, str(run.seed))
+        if isinstance(run, OpenRun):
+            why = f": {run.reason}" if run.reason else ""
+            told = Markup("<span><b>{}</b>{}</span>").format(state, why)
+            rows.append([run.mixer, seed, Cell(state, told, "state"), *absent])
+            continue
+        scores = (mark.test[score.key] for mark in (run.last, run.best))
+        at_last, at_best = (Cell(value, formats.scored(value, score)) for value in scores)
+        epoch = Cell(run.best.epoch or 0, str(run.best.epoch or "not known"))
+        cells = [run.mixer, seed, state, at_last, epoch, at_best, run.seconds]
+        rows.append([*cells, *([run.trained_with + 1] if several else [])])
+    return Table("runs", "Runs", columns, rows)
 
 
 def environments(record: ComparisonRecord) -> list[EnvironmentGroup]:

@@ -22,11 +22,13 @@ FAILING = "these rates and energies say nothing of models that work."
 COLUMNS = (
     Column("mixer", "mixer", "name"),
     Column("spikes per neuron and step", "rate", "rate"),
-    Column("neurons that never fired, %", "silent", "percent", label="never fired, %", soft=True),
+    Column(
+        "neurons that never fired, %", "silent", "percent", label="never fired, %", style="soft"
+    ),
     Column("synaptic operations an image", "sops", "count", label="synaptic operations"),
     Column("multiply-adds beside them", "macs", "count", label="multiply-adds"),
     Column("energy an image, µJ", "energy", "energy", label="energy, µJ"),
-    Column("bounds, µJ", "bounds", "energy", sort="none", soft=True),
+    Column("bounds, µJ", "bounds", "energy", sort="none", style="soft"),
     Column("without spikes, µJ", "dense", "energy"),
     Column("times as much", "times", "ratio"),
 )
@@ -78,7 +80,7 @@ def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
     one_value = low is None or high is None or low == high
     return [
         _spread(found.firing_rate, 4),
-        Cell(found.silent.mean, formats.percent(found.silent.mean, 0), soft=True),
+        Cell(found.silent.mean, formats.percent(found.silent.mean, 0), style="soft"),
         found.sops.mean,
         found.macs.mean,
         _spread(energy, _decimals(energy.mean or 0.0)),
