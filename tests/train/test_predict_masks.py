@@ -18,7 +18,7 @@ from PIL import Image
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data import load
 from keymix.data.loaders import Loader
-from keymix.data.segmentation.files import ScanFile
+from keymix.data.segmentation.slices import ScanFile
 from keymix.errors import UserError
 from keymix.tasks.segmentation.predict_masks import COLUMNS, MANIFEST, predict_masks
 from keymix.train.evaluation import data_for

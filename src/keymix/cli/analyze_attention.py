@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console, models_and_images, out_folder
+from keymix.cli import console, models_and_images
+from keymix.cli.console import VerbParser
 from keymix.cli.models_and_images import refuse_frames, spikes_instead
-from keymix.cli.parser import VerbParser
 from keymix.errors import NoAttentionMap, UserError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
     queries = [_query(word) for word in given.queries]
     if given.view == "matrix" and (queries or given.rollout):
         raise UserError("--view matrix shows all queries: leave --queries and --rollout out")
-    folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
+    folder = console.checked_folder(given.out, RECORD, overwrite=given.overwrite)
     VerbParser.run_imports(given)
 
     from keymix.train.signals import interruptible
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
     done = False
     with (
         interruptible(lambda: "nothing was written"),
-        out_folder.made(folder, lambda: done),
+        console.made_folder(folder, lambda: done),
     ):
         loaded = _models(given)
         refuse_frames(loaded)
@@ -243,7 +243,7 @@ def _looked(
             console.note(f"{m.label}: no rollout: {m.no_rollout}")
     record = joined(
         AttentionRecord,
-        out_folder.frame("analyze", "attention", *argv),
+        console.frame("analyze", "attention", *argv),
         stage=given.stage,
         heads=given.heads,
         view=given.view,
@@ -360,7 +360,7 @@ def _write(
     for each in drawn:
         write_bytes(folder / each.file, each.png)
     write_arrays(folder / MAPS, arrays)
-    texts = {PAGE: render(record, drawn), RECORD: out_folder.json_text(record)}
+    texts = {PAGE: render(record, drawn), RECORD: console.json_text(record)}
     for name, text in texts.items():
         write_text(folder / name, text)
     for stale in before - set(record.figures):

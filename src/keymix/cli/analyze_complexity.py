@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keymix.cli import console, out_folder
-from keymix.cli.parser import VerbParser, whole_number
+from keymix.cli import console
+from keymix.cli.console import VerbParser, whole_number
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     tokens = _tokens(given.tokens)
     folder = None
     if given.out is not None:
-        folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
+        folder = console.checked_folder(given.out, RECORD, overwrite=given.overwrite)
 
     from keymix.analysis.complexity import complexity_parts
     from keymix.train.signals import interruptible
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
     known: list[Complexity] = []
     with (
         interruptible(lambda: _stands(known, given.out)),
-        out_folder.made(folder, lambda: bool(known)),
+        console.made_folder(folder, lambda: bool(known)),
         watching() as progress,
     ):
         parts = complexity_parts(
@@ -166,7 +166,7 @@ def _record(study: Complexity, argv: list[str]) -> ComplexityRecord:
     from keymix.analysis.complexity_record import ComplexityRecord
     from keymix.analysis.study_record import joined
 
-    frame = out_folder.frame("analyze", "complexity", *argv)
+    frame = console.frame("analyze", "complexity", *argv)
     lines = {**frame.environment, "threads": str(study.setting.threads)}
     if study.setting.device == "cpu":
         lines.pop("device", None)
@@ -204,7 +204,7 @@ def _write(record: ComplexityRecord, folder: Path) -> None:
     from keymix.train.files import write_text
 
     csvs = {f"complexity-{table.key}.csv": table.csv() for table in tables(record) if table.saved}
-    texts = {RECORD: out_folder.json_text(record), **csvs}
+    texts = {RECORD: console.json_text(record), **csvs}
     for stale in folder.glob("complexity-*.csv"):
         if stale.name not in texts:
             stale.unlink()

@@ -7,9 +7,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keymix.cli import console, out_folder
+from keymix.cli import console
 from keymix.cli.analyze_complexity import watching
-from keymix.cli.parser import VerbParser, whole_number
+from keymix.cli.console import VerbParser, whole_number
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
     sides = _sides(given.sides)
     folder = None
     if given.out is not None:
-        folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
+        folder = console.checked_folder(given.out, RECORD, overwrite=given.overwrite)
 
     from keymix.analysis.memory_growth import memory_growth_parts
     from keymix.train.signals import interruptible
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     known: list[MemoryGrowth] = []
     with (
         interruptible(lambda: _stands(known, given.out)),
-        out_folder.made(folder, lambda: bool(known)),
+        console.made_folder(folder, lambda: bool(known)),
         watching() as progress,
     ):
         parts = memory_growth_parts(
@@ -167,7 +167,7 @@ def _deliver(
     from keymix.analysis.study_record import joined
     from keymix.report import memory
 
-    frame = out_folder.frame("analyze", "memory", *argv)
+    frame = console.frame("analyze", "memory", *argv)
     lines = dict(frame.environment)
     if study.device == "cpu":
         lines.pop("device", None)
@@ -195,6 +195,6 @@ def _write(record: MemoryRecord, folder: Path) -> None:
     from keymix.report import memory
     from keymix.train.files import write_text
 
-    write_text(folder / RECORD, out_folder.json_text(record))
+    write_text(folder / RECORD, console.json_text(record))
     write_text(folder / CSV, memory.rows(record).csv())
     write_text(folder / PAGE, memory.render(record))

@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keymix.cli import console, out_folder
+from keymix.cli import console
+from keymix.cli.console import VerbParser
 from keymix.cli.models_and_images import (
     add_arguments,
     load_images,
     load_models,
     warn_of_random,
 )
-from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
     given.segment = _segment(given.tokens)
     folder = None
     if given.out is not None:
-        folder = out_folder.checked(given.out, RECORD, overwrite=given.overwrite)
+        folder = console.checked_folder(given.out, RECORD, overwrite=given.overwrite)
     energy_of(given.energy)
     VerbParser.run_imports(given)
     loaded = load_models(given.models, pretrained=given.pretrained)
@@ -138,9 +138,9 @@ def main(argv: list[str]) -> int:
 
     stands = "nothing was written" if folder is None else f"{given.out!r} is as it was"
     made: list[SpikesRecord] = []
-    with interruptible(lambda: stands), out_folder.made(folder, lambda: bool(made)):
+    with interruptible(lambda: stands), console.made_folder(folder, lambda: bool(made)):
         studies = tuple(_study(*pair, given) for pair in zip(loaded, images, strict=True))
-        frame = out_folder.frame("analyze", "spikes", *argv)
+        frame = console.frame("analyze", "spikes", *argv)
         made.append(joined(SpikesRecord, frame, studies=studies))
     (record,) = made
     if folder is not None:
@@ -316,7 +316,7 @@ def _write(record: SpikesRecord, folder: Path) -> None:
         for stale in folder.glob(pattern):
             if stale.name not in made:
                 stale.unlink()
-    texts = {RECORD: out_folder.json_text(record), **made}
+    texts = {RECORD: console.json_text(record), **made}
     for name, text in {**texts, PAGE: render(record)}.items():
         write_text(folder / name, text)
 

@@ -177,7 +177,7 @@ def _by_name(given: argparse.Namespace) -> Source:
     import timm
     import torch
 
-    from keymix.cli.parser import parse_size
+    from keymix.cli.console import parse_size
     from keymix.models.factory import create_model, list_models
     from keymix.train.model import device_of_this_machine, load_data, model_for, start_from
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe

@@ -27,7 +27,7 @@ def render(record: ComparisonRecord) -> str:
     """Render a comparison's record.
 
     Args:
-        record: What `keymix.compare.gather` makes, or `keymix.report.record.opened` reads.
+        record: What `keymix.compare.record` makes, or `keymix.report.record.opened` reads.
 
     Returns:
         The HTML document.

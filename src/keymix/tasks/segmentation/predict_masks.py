@@ -27,7 +27,7 @@ from keymix.data.batches import Normaliser
 from keymix.data.decode import Size, resized_image
 from keymix.data.record import DataRecord
 from keymix.data.segmentation import rle
-from keymix.data.segmentation.files import ScanFile
+from keymix.data.segmentation.slices import ScanFile
 from keymix.data.segmentation.table import Pixels
 from keymix.data.specs import parse
 from keymix.errors import UserError

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trained models attend to: maps of the same test images, and how alike layers are."""
+"""What the trained models see: attention maps, how alike layers are, and a task's own pictures."""
 
 from __future__ import annotations
 
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from keymix.compare.executor import FAILURES
-from keymix.compare.worker import reason
+from keymix.analysis.answers import Answers
+from keymix.compare.executor import FAILURES, reason
+from keymix.compare.plan import Plan
+from keymix.compare.runs import Finished, Reading
 from keymix.errors import NoAttentionMap, UserError
+from keymix.records import Own
+from keymix.report.part import Page, page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
 
@@ -31,6 +36,83 @@ MOST_LAYERS = 12
 """Attention maps of at most so many layers are kept."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """What was read off the models and the images; None where it could not be."""
+
+    attention: Attention | None = None
+    collapse: Collapse | None = None
+    own: Own = field(default_factory=Own)  # the task's pictures of the models' answers
+
+
+def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> Pictures:
+    """Look into every mixer's model of one seed, last epoch.
+
+    Attention is read where images have one size, so that maps of several lie next to each other.
+    """
+    seed, models = trained_models(plan, runs)
+    task = data.record().task_kind
+    page = page_of(task)
+    answers = next(r.answers["last"] for r in runs if isinstance(r, Finished))
+    own = Own.of(_drawn(page, models, data, answers, seed=seed))
+    if task.whole_images:
+        return Pictures(own=own)
+    return Pictures(
+        attention=attention(
+            models,
+            data,
+            pooling=plan.pooling,
+            seed=seed,
+            chosen=page.chosen(answers, PICTURES),
+            label=page.label,
+        ),
+        collapse=collapse(models, data, seed=seed),
+        own=own,
+    )
+
+
+def trained_models(plan: Plan, runs: Sequence[Reading]) -> tuple[int, dict[str, nn.Module]]:
+    """Load every mixer's model of the first seed at which any run is done, last epoch.
+
+    Returns that seed, and the models by label; a mixer without that run is absent.
+    """
+    from keymix.train.runs import load_run
+
+    done = {(r.run.mixer, r.run.seed): r.run.folder for r in runs if isinstance(r, Finished)}
+    seed = next((s for s in plan.seeds if any((m, s) in done for m in plan.labels)), plan.seeds[0])
+    models = {
+        label: load_run(plan.out / done[label, seed]).model("last")
+        for label in plan.labels
+        if (label, seed) in done
+    }
+    return seed, models
+
+
+def _drawn(
+    page: Page, models: Mapping[str, nn.Module], data: ImageData, answers: Answers, *, seed: int
+) -> object:
+    """Let the task draw what each model answers to the test images that it chose."""
+    import torch
+
+    chosen = page.drawn(answers)
+    if not chosen:
+        return None
+    images: Tensor | list[Tensor]
+    if data.record().task_kind.whole_images:  # which keep their own sizes
+        images = [normalised(data, data.test, [i])[0] for i in chosen]
+    else:
+        images = normalised(data, data.test, chosen)
+    outputs: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for label, model in models.items():
+        try:
+            with torch.inference_mode():
+                outputs[label] = model.eval()(images)
+        except FAILURES as error:
+            missing[label] = reason(error)
+    return page.draw(data, chosen, outputs, missing, seed=seed)
+
+
 def evenly(split: Split, number: int) -> list[int]:
     """Return indices of images at equal distances over a split."""
     n = len(split)
@@ -42,13 +124,6 @@ def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
     import torch
 
     return data.prepared(torch.stack([split.read(i) for i in chosen]))
-
-
-def listed(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor | list[Tensor]:
-    """Read images as the task's models take a batch: a list where they keep their own sizes."""
-    if data.record().task_kind.whole_images:
-        return [normalised(data, split, [i])[0] for i in chosen]
-    return normalised(data, split, chosen)
 
 
 def attention(
@@ -66,15 +141,7 @@ def attention(
     token where the model reads out by it and it passes through the mixers, else the mean of the
     rows of all patch tokens. Prefix keys are left out, and windows are laid back on the image. Of
     a model in stages one is shown: that in which most mixers have maps, and of those the one with
-    the finest.
-
-    Args:
-        models: Label to trained model.
-        data: The images.
-        pooling: How the models read out, timm's word.
-        seed: Whose weights they are, for the record.
-        chosen: Which test images.
-        label: Says of one what it is.
+    the finest. `chosen` says which test images, `label` what one of them is.
     """
     from keymix.hosts import find_mixers
 
@@ -168,8 +235,7 @@ def _weights(
 ) -> FloatArray:
     """Read the maps of some layers, ``[image, layer, 1 + heads, H, W]``; slice 0 is the mean.
 
-    Raises:
-        UserError: If a layer has no map, or the layers' maps do not fit beside one another.
+    A `UserError` says that a layer has no map, or that maps of different layers differ in shape.
     """
     from keymix.analysis.attention import attention_maps, on_image
 
@@ -185,10 +251,10 @@ def _weights(
         ("grids", {picture.shape[2:] for picture in pictures}),
     ):
         if len(shapes) > 1:
-            told = ", ".join(
+            listed = ", ".join(
                 "×".join(map(str, s)) if isinstance(s, tuple) else str(s) for s in sorted(shapes)
             )
-            raise UserError(f"its layers differ in {which} ({told})")
+            raise UserError(f"its layers differ in {which} ({listed})")
     stacked = np.stack(pictures, axis=1)
     if not np.isfinite(stacked).all():
         raise UserError("its attention is not finite")
@@ -207,11 +273,6 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
 
     Maps of different stages have different sizes and are not compared: of a model in stages that
     is taken in which most mixers can be read, and of those the deepest.
-
-    Args:
-        models: Label to trained model.
-        data: The images.
-        seed: Whose weights they are, for the record.
     """
     images = normalised(data, data.test, evenly(data.test, COLLAPSE_IMAGES))
     stages = [stage for stage in _stages(models) if len(stage) > 1] or _stages(models)[:1]

@@ -13,8 +13,11 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from keymix.compare.costs import expected_seconds, expected_spike_seconds
+from keymix.compare.plan import Job, Plan
 
 if TYPE_CHECKING:
     from keymix.data.batches import Batch
@@ -32,32 +35,21 @@ EPOCH_SECONDS = 0.01
 """What the end of an epoch adds: scores, the line of metrics, a small checkpoint."""
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 16, 4e8
 """Weights, averaged weights and both moments, and how fast they come to a disk."""
+MAPS_SECONDS, MAPS_IMAGES = 2.0, 150
+"""What attention maps and the page take: a fixed part, and so many images through every model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a few steps of one mixer took.
+    """What a few steps of one mixer took, in seconds."""
 
-    Args:
-        step: Seconds of one training step of a full batch, its data included.
-        image: Seconds of one image in evaluation.
-        epoch: Seconds that the end of an epoch takes.
-        start: Seconds before the first step of a run: what compiling takes.
-    """
-
-    step: float
-    image: float
-    epoch: float
-    start: float = 0.0
+    step: float  # one training step of a full batch, its data included
+    image: float  # one image in evaluation
+    epoch: float  # the end of an epoch
+    start: float = 0.0  # before the first step of a run: compiling
 
     def run(self, recipe: Recipe, sizes: Mapping[str, int], *, epochs_done: int = 0) -> float:
-        """Return the seconds of one run, or of the rest of it.
-
-        Args:
-            recipe: The run.
-            sizes: Images of ``train``, ``val`` and ``test``.
-            epochs_done: Epochs that are behind it.
-        """
+        """Return the seconds of one run, or of the rest of it; `sizes` counts images by split."""
         steps = math.ceil(sizes["train"] / recipe.data.batch_size)
         epoch = steps * self.step + sizes["val"] * self.image + self.epoch
         left = (recipe.schedule.epochs - epochs_done) * epoch + 2 * sizes["test"] * self.image
@@ -73,11 +65,7 @@ def try_out(
 ) -> Trial:
     """Time a few training steps of a recipe on this process's threads and device.
 
-    Args:
-        recipe: What will be trained.
-        data: Its images.
-        runs: How many runs of it follow one another, which bounds the effort.
-        clock: Seconds that pass.
+    So many `runs` of it will follow one another, which bounds the effort.
     """
     import torch
 
@@ -160,7 +148,7 @@ class _Steps:
             device=self.training.fabric.device,
         )
         ahead = 1 if self._data.train.images is not None else max(1, recipe.data.workers)
-        told: list[float] = []
+        times: list[float] = []
         batches = iter(loader)
         for _ in range(warmup + count):
             start = self._now()
@@ -173,21 +161,21 @@ class _Steps:
             trained = self._now() - made
             wait = made - start
             # processes that decode ahead leave only what they cannot hide behind the step
-            told.append(trained + wait if ahead == 1 else max(trained, wait / ahead))
+            times.append(trained + wait if ahead == 1 else max(trained, wait / ahead))
             self._last = batch
-        return sum(told[warmup:]) / count
+        return sum(times[warmup:]) / count
 
     def evaluation(self) -> float:
         """Return the seconds of an image in evaluation, in batches of the size tried last."""
         batch = self._last
         assert batch is not None
-        told = []
+        times = []
         with self.training.evaluating():
             for _ in range(2):
                 start = self._now()
                 self.training.validation_step(batch)
-                told.append(self._now() - start)
-        return min(told) / len(batch.images)
+                times.append(self._now() - start)
+        return min(times) / len(batch.images)
 
     def _now(self) -> float:
         if self.training.fabric.device.type == "cuda":
@@ -199,19 +187,12 @@ class _Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """How long what is left of a comparison will take.
+    """How long what is left of a comparison will take, in seconds."""
 
-    Args:
-        runs: Seconds of each run that is left, in the order in which they start.
-        whole: Seconds of one whole run of each mixer.
-        after: Seconds of what follows training: costs and maps.
-        processes: Training processes side by side.
-    """
-
-    runs: Mapping[tuple[str, int], float]
-    whole: Mapping[str, float]
-    after: float
-    processes: int
+    runs: Mapping[tuple[str, int], float]  # each run that is left, in the order of their starts
+    whole: Mapping[str, float]  # one whole run of each mixer
+    after: float  # costs and maps, after training
+    processes: int  # side by side
 
     @property
     def seconds(self) -> float:
@@ -231,13 +212,57 @@ class Estimate:
         )
 
 
+def trial_jobs(plan: Plan, jobs: Sequence[Job]) -> list[Job]:
+    """Return a trial for every mixer with runs left."""
+    first = {job.mixer: job for job in reversed(jobs)}
+    in_a_row = len(jobs) / len(first) / min(plan.processes, len(jobs))
+    return [replace(first[label], trial=in_a_row) for label in plan.labels if label in first]
+
+
+def estimated(
+    plan: Plan,
+    jobs: Sequence[Job],
+    trials: Mapping[str, Trial | None],
+    *,
+    sizes: Mapping[str, int],
+    unmeasured: Sequence[str],
+) -> Estimate | None:
+    """Add up the trials, by mixer, of the runs that are left; None if no trial succeeded.
+
+    A mixer whose trial failed counts nothing, for its runs will fail as soon. The costs of the
+    mixers in `unmeasured` will be measured.
+    """
+    found = {label: trial for label, trial in trials.items() if trial is not None}
+    if not found:
+        return None
+    runs, whole = {}, {}
+    for job in jobs:
+        if (trial := found.get(job.mixer)) is not None:
+            done = _epochs_done(job)
+            runs[job.mixer, job.seed] = trial.run(job.recipe, sizes, epochs_done=done)
+            whole[job.mixer] = trial.run(job.recipe, sizes)
+    typical = sum(trial.image for trial in found.values()) / len(found)
+    images = {label: found[label].image if label in found else typical for label in plan.labels}
+    maps = MAPS_SECONDS + MAPS_IMAGES * sum(images.values())
+    costs = expected_seconds([images[label] for label in unmeasured])
+    return Estimate(
+        runs=runs,
+        whole=whole,
+        after=costs + maps + expected_spike_seconds(plan, images),
+        processes=min(plan.processes, len(jobs)),
+    )
+
+
+def _epochs_done(job: Job) -> int:
+    from keymix.train.files import METRICS, read_metrics
+
+    return min(len(read_metrics(job.folder / METRICS)), job.recipe.schedule.epochs)
+
+
 def side_by_side(seconds: Sequence[float], processes: int, busy: Sequence[float] = ()) -> float:
     """Return how long jobs take that go, in order, to whichever process is free first.
 
-    Args:
-        seconds: How long each takes.
-        processes: How many processes.
-        busy: How long processes are busy with something else yet.
+    Some processes may be `busy` with something else for so many seconds.
     """
     ends = [*busy, *[0.0] * (processes - len(busy))]
     heapq.heapify(ends)
