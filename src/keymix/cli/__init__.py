@@ -19,7 +19,7 @@ from keymix.train.signals import interruptible
 
 VERBS = {
     "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
-    "report": "make the page and tables of a comparison anew from its runs",
+    "report": "rebuild the page and tables of a comparison from its runs",
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images, or predict their masks, with a trained run",
