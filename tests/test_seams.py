@@ -16,7 +16,6 @@ SRC = Path(keymix.__file__).parent
 OF_TASKS = {
     "task.py": 1,  # the task of records that name none
     "data/dataset.py": 1,
-    "data/specs.py": 2,  # the built-in sources of masks
 }
 """Where a task is named yet, by file; ``python tests/seams.py`` prints it. None is added."""
 OF_KINDS = {

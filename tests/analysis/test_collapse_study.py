@@ -19,7 +19,7 @@ from keymix.analysis.collapse import Collapse, collapse
 from keymix.analysis.collapse_pairs import HeadTally, PairTally, nearest_blocks
 from keymix.analysis.collapse_tokens import block_of, effective_rank, token_cosines, tokens_of
 from keymix.errors import UserError
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
 from keymix.models import create_model
 
 TAU, K = 0.7, 2

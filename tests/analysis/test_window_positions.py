@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from keymix.analysis.capture_image import window_positions
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
 
 
 @pytest.mark.parametrize("pads_first", [False, True])

@@ -14,7 +14,7 @@ from keymix.compare import run
 from keymix.compare.events import Event
 from keymix.compare.plan import Plan, at_the_models_size, choose_recipe, default_note
 from keymix.data import specs
-from keymix.data.specs import SPECS
+from keymix.data.specs import built_in
 from keymix.errors import KeymixWarning, UserError
 from keymix.train.recipe import Recipe
 
@@ -51,7 +51,7 @@ def test_data_and_mixers_choose_recipe_and_model(
 
 
 def test_the_recipe_of_events_is_for_all_data_of_events() -> None:
-    kinds = {spec.name for spec in SPECS if spec.events}
+    kinds = {spec.name for spec in built_in().values() if spec.events}
     assert kinds == {"moving_digits", "cifar10dvs", "dvs128", "events"}
     assert choose_recipe(data="moving_digits", recipe=None)[0].data.image_size is None
 

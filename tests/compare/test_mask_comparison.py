@@ -27,7 +27,7 @@ from keymix.data import load
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.records import to_json
-from keymix.tasks.segmentation.mask_layers import GROUND
+from keymix.tasks.segmentation.gallery import GROUND
 from keymix.train.runs import load_run
 
 TEST = 16  # images: 0.4 of ten cases of four

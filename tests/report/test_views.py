@@ -18,7 +18,7 @@ from keymix.report.labels import ALIASES, short_labels
 from keymix.report.page import as_element_text
 from keymix.report.record import PackedMaps
 from keymix.report.views import attention, learning, runs
-from keymix.tasks.classification.by_class import by_class
+from keymix.tasks.classification.page import classes_view
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,7 +27,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     record = make_record()
     lose(record, "static_key", 1, "failed", "RuntimeError")
-    found = by_class(typed(record), LOOKS)
+    found = classes_view(typed(record), LOOKS)
     assert found is not None
     right = {(r["mixer"], r["seed"]): r.get("class_correct") for r in record["runs"]}
     for row in found.rows:
@@ -41,7 +41,7 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
 
 
 def test_the_largest_difference_comes_first_and_no_control_decides_it():
-    found = by_class(typed(make_record()), LOOKS)
+    found = classes_view(typed(make_record()), LOOKS)
     assert found is not None
     sizes = [
         max(abs(c.difference) for c in row.cells if c.mixer != "identity") for row in found.rows
@@ -53,9 +53,9 @@ def test_the_largest_difference_comes_first_and_no_control_decides_it():
 def test_without_the_baseline_s_runs_classes_have_accuracies_and_no_differences():
     record = make_record(seeds=1)
     lose(record, "softmax", 0, "missing", "it was not started")
-    found = by_class(typed(record), LOOKS)
+    found = classes_view(typed(record), LOOKS)
     assert found is not None
-    assert found.chart is None
+    assert found.by.chart is None
     for row in found.rows:
         assert row.baseline is None
         assert all(c.difference is None and c.accuracy is not None for c in row.cells)
@@ -67,7 +67,7 @@ def test_a_class_without_test_images_has_no_accuracy():
     record["classes"]["test_images"].append(0)
     for run in record["runs"]:
         run["class_correct"].append(0)
-    found = by_class(typed(record), LOOKS)
+    found = classes_view(typed(record), LOOKS)
     assert found is not None
     row = next(row for row in found.rows if row.name == "empty")
     assert row.baseline is None
@@ -77,7 +77,7 @@ def test_a_class_without_test_images_has_no_accuracy():
 def test_confusions_are_shares_of_the_true_class_s_answers():
     record = make_record()
     record["confusions"]["softmax"] = [{"true": 3, "predicted": 5, "count": 27}]
-    found = by_class(typed(record), LOOKS)
+    found = classes_view(typed(record), LOOKS)
     assert found is not None
     pair = found.confusions[0].pairs[0]
     assert (pair.true, pair.predicted) == ("3", "5")

@@ -28,8 +28,8 @@ from keymix.analysis.capture import (
 )
 from keymix.analysis.capture_image import WindowsOnImage, on_image
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import find_mixers
-from keymix.hosts.reading import Layout
 from keymix.mixers.base import Queries, Stage, TokenMixer, check_stage
 
 __all__ = [

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from keymix.analysis import layer_choice
 from keymix.analysis.layer_choice import chosen_numbers
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import find_host, find_mixers
 from keymix.hosts.layers import Layer, by_name, find_layers
-from keymix.hosts.reading import Layout
 from keymix.mixers.base import Queries, Stage, TokenMixer
 
 Layers = layer_choice.Layers

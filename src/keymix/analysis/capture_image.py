@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keymix.analysis.capture import row_chunks
 from keymix.errors import UserError
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
 
 
 def on_image(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from keymix.analysis.capture import Call, Seat, find_seats, run_once, unwrapped
 from keymix.analysis.collapse_layers import LayerTally
 from keymix.analysis.collapse_tokens import block_of, tokens_of
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
 
 
 class Pass:

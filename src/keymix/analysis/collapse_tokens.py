@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
 
 
 def block_of(model: nn.Module, path: str) -> str:

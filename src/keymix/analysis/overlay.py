@@ -24,8 +24,8 @@ from keymix.analysis.capture import (
 )
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import NoAttentionMap, UserError
-from keymix.hosts.encoded import Encoded
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
+from keymix.hosts.base import Encoded
 from keymix.mixers.base import Stage
 
 FloatArray = npt.NDArray[np.float32]

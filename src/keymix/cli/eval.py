@@ -33,14 +33,7 @@ one T times; a run on recordings of events makes T frames of each."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix eval``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0; mistakes are raised as UserError.
-    """
+    """Run ``keymix eval``."""
     parser = VerbParser(
         prog="keymix eval",
         description="Evaluate a trained run on its test split, or on other data.",

@@ -101,14 +101,14 @@ def build(*, own: bool = True) -> dict[str, list[dict[str, Any]]]:
     That is keymix's own, or what files of a user's registered in this process.
     """
     from keymix import recipes
-    from keymix.data.specs import SPECS, list_specs
+    from keymix.data.specs import built_in, list_specs
 
     names = recipes.names() if own else []
     return {
         "models": _models() if own else [],
         "mixers": _mixers(own=own),
         "recipes": [{"name": name, "summary": recipes.summary(name)} for name in names],
-        "data": _data(row for row in list_specs() if (row in SPECS) == own),
+        "data": _data(row for row in list_specs() if (row.name in built_in()) == own),
         "tasks": _tasks(own=own),
     }
 

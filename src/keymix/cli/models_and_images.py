@@ -291,7 +291,7 @@ def refuse_frames(loaded: Sequence[Loaded]) -> None:
 
 def spikes_instead(loaded: Loaded) -> str:
     """Name the analysis of a spiking network's spikes; nothing for other models."""
-    from keymix.hosts.spiking import spiking_stages
+    from keymix.hosts.stages import spiking_stages
 
     if not spiking_stages(loaded.model):
         return ""

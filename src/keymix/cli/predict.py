@@ -39,14 +39,7 @@ finds the neighbours beside a file."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix predict``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0, or 2 if an image was broken (it is named; the others are answered).
-    """
+    """Run ``keymix predict``; 2 if a file was broken: it is named, the others are answered."""
     given = _parsed(argv)
     size = image_size_of(given)
 

@@ -18,18 +18,29 @@ import numpy as np
 from keymix.data.kinds import BACKGROUND, MaskKind
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.rows import read_rows
-from keymix.data.segmentation.slices import Slice, Slices, SliceSet, size_of, spacing_of
+from keymix.data.segmentation.slices import DAY, FILE, Slice, Slices, SliceSet, size_of, spacing_of
 from keymix.data.segmentation.table import ScanSource, Unlisted, tell_shared
 from keymix.data.sources.base import Fault, Faults, some
-from keymix.data.specs import MASKS, SPLIT_BY, existing_path
+from keymix.data.specs import MASKS, SPLIT_BY, DataSpec, existing_path
 from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
 
+SPECS = (
+    DataSpec(
+        name="uwgi",
+        argument="PATH",
+        summary="UW-Madison GI Tract: PATH/train.csv with run lengths and 16-bit slices under "
+        "PATH/train/case*/; masks of three organs",
+        kind="slices",
+        task="segmentation",
+        target="mask",
+        on_disk=True,
+        says_where=True,
+    ),
+)
+
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 _ID = re.compile(r"(case[0-9]+)_day([0-9]+)_slice_([0-9]{4}|[1-9][0-9]{4,})")
-DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
-_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
 _SPLITS = ("train", "val", "test")
 _FEW = 0.1  # of the slices may lack a row where no row says that an organ is absent
 
@@ -47,19 +58,6 @@ def open_source(
     A slice is what ``train.csv`` has rows of; a slice without run lengths has no organ. Slices
     without any row are left out, but may be a neighbour in a stack. ``splits.csv`` gives a split
     (``train``, ``val``, ``test``) to each ``case`` or each ``id``.
-
-    Args:
-        argument: The folder.
-        faults: What to do about rows that cannot be read, and about a case in two splits. Faults of
-            a slice are told by its table.
-        masks: ``exclusive``: where organs overlap the later of `ORGANS` wins; ``multilabel`` keeps
-            them all.
-        stack: Slices that are the channels of an image, an odd number.
-        split_by: ``slice`` allows a case in two splits.
-
-    Raises:
-        UserError: If nothing can be opened, or a setting is none; on faults, unless ``faults``
-            collects them.
     """
     kind = MASKS[0] if masks is None else masks
     if kind not in MASKS:
