@@ -321,7 +321,7 @@ def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> P
 
 def _from_record(record: ComparisonRecord) -> Planned:
     """Take the plan from an earlier record; a UserError says that it is none."""
-    deaf = record.readout.because
+    unheard = record.readout.because
     lacking = [mixer.label for mixer in record.mixers if mixer.label not in record.costs]
     if lacking:
         raise UserError(f"costs of {lacking[0]!r} are not known")
@@ -332,7 +332,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
                 slug=mixer.slug,
                 control=mixer.control,
                 note=mixer.note,
-                mixes_prefix=mixer.label not in deaf,
+                mixes_prefix=mixer.label not in unheard,
                 params=record.costs[mixer.label].params,
             )
             for mixer in record.mixers
@@ -341,7 +341,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
         baseline=record.baseline,
         match=record.match,
         pooling=record.readout.pooling,
-        unheard=deaf,
+        unheard=unheard,
         command=record.command,
         processes=record.processes,
         threads=record.threads,
@@ -365,7 +365,7 @@ def write_record(path: Path, record: object) -> None:
 
 
 def write_csv(path: Path, record: ComparisonRecord) -> None:
-    """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
+    """Write ``results.csv``: a row per number, with the mixer's costs in every row."""
     columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
     write_text(path, csv_text(columns, csv_rows(record)))
 

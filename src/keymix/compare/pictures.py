@@ -135,7 +135,7 @@ def attention(
 
     The map is that after the softmax, head by head and averaged over heads: the row of the class
     token where the model reads out by it and it passes through the mixers, else the mean of the
-    rows of all patch tokens. Prefix keys are left out, and windows are laid back on the image. Of
+    rows of all patch tokens. Prefix keys are left out, and windows are put back on the image. Of
     a model in stages one is shown: that in which most mixers have maps, and of those the one with
     the finest. `chosen` says which test images, `label` what one of them is.
     """

@@ -513,20 +513,20 @@ def make_plan(
     models = {spec.label: build(spec) for spec in specs}
     found = getattr(models[baseline.label], "global_pool", "")
     pooled = found is not None  # else every token is read out
-    deaf = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
+    unmixed = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
     pooling = str(found or "token") if pooled else ""
     unheard: tuple[str, ...] = ()
-    if deaf and pooling != "avg":
+    if unmixed and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):
             raise UserError(
                 f"model.global_pool = {recipe.model.global_pool!r} reads out where "
-                f"{', '.join(deaf)} brings nothing. Leave {deaf[0]} out (--no-controls) or set "
+                f"{', '.join(unmixed)} brings nothing. Leave {unmixed[0]} out (--no-controls) or set "
                 "--model.global_pool avg."
             )
         recipe = replace(recipe, model=replace(recipe.model, global_pool="avg"))
         build = meta_builder(recipe, data)
         models = {spec.label: build(spec) for spec in specs}
-        pooling, unheard = "avg", deaf
+        pooling, unheard = "avg", unmixed
     target = trainable(models[baseline.label])
     mixers = []
     for spec in specs:
@@ -543,7 +543,7 @@ def make_plan(
                 label=chosen.label,
                 slug=chosen.slug,
                 control=spec.control,
-                mixes_prefix=spec.label not in deaf,
+                mixes_prefix=spec.label not in unmixed,
                 params=params,
                 note=note,
             )
