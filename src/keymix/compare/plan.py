@@ -520,8 +520,8 @@ def make_plan(
         if recipe.model.global_pool not in (None, "avg"):
             raise UserError(
                 f"model.global_pool = {recipe.model.global_pool!r} reads out where "
-                f"{', '.join(unmixed)} brings nothing. Leave {unmixed[0]} out (--no-controls) or set "
-                "--model.global_pool avg."
+                f"{', '.join(unmixed)} brings nothing. Leave {unmixed[0]} out (--no-controls) or "
+                "set --model.global_pool avg."
             )
         recipe = replace(recipe, model=replace(recipe.model, global_pool="avg"))
         build = meta_builder(recipe, data)
