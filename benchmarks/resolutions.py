@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import keymix
-from keymix.cli.parser import parse_size
+from keymix.cli.console import parse_size
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
 from keymix.hosts import find_mixers

@@ -16,11 +16,10 @@ SRC = Path(keymix.__file__).parent
 OF_TASKS = {
     "task.py": 1,  # the task of records that name none
     "data/dataset.py": 1,
-    "data/specs.py": 2,  # the built-in sources of masks
 }
 """Where a task is named yet, by file; ``python tests/seams.py`` prints it. None is added."""
 OF_KINDS = {
-    "compare/defaults.py": 2,  # the spiking model's 32 pixels, and frames that are larger
+    "compare/plan.py": 2,  # the spiking model's 32 pixels, and frames that are larger
     "train/evaluation.py": 1,
     "train/model.py": 1,
     "train/runs.py": 3,

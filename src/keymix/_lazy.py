@@ -13,7 +13,7 @@ Attached = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
 
 
 def attach(module_name: str, where: Mapping[str, str]) -> Attached:
-    """Make a module's ``__getattr__``, ``__dir__`` and ``__all__`` from a table of names."""
+    """Make a module's ``__getattr__``, ``__dir__`` and ``__all__`` from names and their modules."""
     public = sorted(where)
 
     def getattr_(name: str) -> Any:

@@ -17,11 +17,11 @@ class WriteError(UserError):
 
 
 class KeymixWarning(RuntimeWarning):
-    """Something that stops nothing but should be seen. The command line tells it in one line."""
+    """Something that stops nothing but should be seen. The command line prints it in one line."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM ended the work; the message says what stands and how to go on.
+    """SIGINT or SIGTERM ended the work; the message says what is saved and how to resume.
 
     A KeyboardInterrupt, so that code which lets Ctrl-C through lets this through.
     """
@@ -45,7 +45,7 @@ class GridNeeded(UserError):
 
 
 class Attempt:
-    """Runs a user's code within ``with`` and keeps what it raises, ``SystemExit`` among it.
+    """Runs a user's code within ``with`` and keeps what it raises as ``error``, ``SystemExit`` too.
 
     Let through is what ends the work and is no fault of that code: a signal, a full memory, and
     a KeyboardInterrupt where nothing distinguishes Ctrl-C from what the code raises.
@@ -68,7 +68,11 @@ class Attempt:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
-    """Make the error for an unknown name: it lists the nearest known names, or all of a few."""
+    """Make the error for an unknown name: it lists the nearest known names, or all of a few.
+
+    `kind` is what the name should have been; many names are all told unless `keymix list` has them
+    (`listed`).
+    """
     known = sorted(set(choices))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
@@ -83,7 +87,7 @@ def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True
 
 
 def missing(kind: str, choices: Iterable[str]) -> UserError:
-    """Make the error for a name that was left out: it lists what there is to choose from."""
+    """Make the error for a name that was left out, such as an analysis: it lists the choices."""
     return UserError(f"which {kind}? Choose from {', '.join(sorted(choices))}.")
 
 
@@ -93,7 +97,7 @@ def one_line(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Show the control characters of lines as escapes, but those that lay lines out."""
+    """Show the control characters of lines as escapes, but for line ends and tabs."""
     return text if text.isprintable() else text.translate(_IN_LINES)
 
 
@@ -104,3 +108,14 @@ _CONTROLS = (
 )
 _ESCAPES = {code: repr(chr(code))[1:-1] if code < 0x7F else f"\\u{code:04x}" for code in _CONTROLS}
 _IN_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number that a person wrote, ``256`` or ``1e6``; a ValueError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text.strip())
+    if not number.is_integer():
+        raise ValueError(f"{text!r} is no whole number")
+    return int(number)

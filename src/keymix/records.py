@@ -27,7 +27,12 @@ _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def spread(prefix: str = "") -> Mapping[str, str]:
-    """Return the metadata of a field, a mapping whose keys stand among those of its record."""
+    """Return the metadata of a field, a mapping whose keys stand among those of its record.
+
+    They begin with the prefix there. An empty one takes every key that no field has, so that such a
+    record has no unknown keys: their values must fit, too. Where two fields have one prefix, each
+    takes every key whose value fits it.
+    """
     return {_PREFIX: prefix}
 
 

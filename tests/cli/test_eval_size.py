@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from keymix.cli import main
-from keymix.cli.parser import parse_size
+from keymix.cli.console import parse_size
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model

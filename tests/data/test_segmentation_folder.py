@@ -12,9 +12,9 @@ from PIL import Image
 from scan_sets import mask_set, write_rows
 
 from keymix.data import load
-from keymix.data.segmentation.folder import open_source
 from keymix.data.segmentation.table import KINDS, ScanTable
 from keymix.data.sources.base import Faults
+from keymix.data.sources.masks import open_source
 from keymix.errors import UserError
 
 

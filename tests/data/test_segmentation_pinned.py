@@ -9,8 +9,8 @@ from scan_sets import scan_path, scan_set, write_rows
 
 from keymix.data import load
 from keymix.data.segmentation.table import KINDS
-from keymix.data.segmentation.uwgi import open_source
 from keymix.data.sources.base import Faults
+from keymix.data.sources.uwgi import open_source
 from keymix.errors import UserError
 
 

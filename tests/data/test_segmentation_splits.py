@@ -17,8 +17,8 @@ from keymix.data.carve import Part, carve
 from keymix.data.dataset import ImageData
 from keymix.data.kinds import MaskKind
 from keymix.data.segmentation import loading
-from keymix.data.segmentation.pairs import Meaning, Pair, Pairs
 from keymix.data.segmentation.table import ScanSource
+from keymix.data.sources.masks import Meaning, Pair, Pairs
 from keymix.data.splits import choose_groups
 from keymix.data.streams import Stream
 from keymix.errors import UserError

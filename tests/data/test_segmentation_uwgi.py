@@ -14,8 +14,8 @@ from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.table import KINDS, ScanSource, ScanTable
-from keymix.data.segmentation.uwgi import open_source
 from keymix.data.sources.base import Faults
+from keymix.data.sources.uwgi import open_source
 from keymix.errors import UserError
 
 

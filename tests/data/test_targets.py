@@ -21,8 +21,7 @@ from keymix.data.augment import check_augment
 from keymix.data.check import check
 from keymix.data.glance import glance
 from keymix.data.kinds import IMAGE, PLACE
-from keymix.data.sources.arrays import Arrays
-from keymix.data.sources.base import Faults, Source
+from keymix.data.sources.base import Arrays, Faults, Source
 from keymix.data.sources.folder import Files
 from keymix.data.specs import DataSpec, list_specs, parse, register_source, task_name
 from keymix.data.targets import ArrayTargets, ClassTargets, RaggedTargets, Targets

@@ -15,8 +15,7 @@ from PIL import Image
 
 from keymix.data import load
 from keymix.data.sources import torchvision_sets
-from keymix.data.sources.arrays import Arrays
-from keymix.data.sources.base import Source
+from keymix.data.sources.base import Arrays, Source
 from keymix.errors import UserError
 
 NAMES = ["cifar10", "cifar100", "svhn", "fashion_mnist"]

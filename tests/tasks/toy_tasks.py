@@ -14,8 +14,8 @@ import keymix
 from commands import one_thread
 from keymix.analysis.memory import Peak
 from keymix.analysis.statistics import Interval
+from keymix.compare.outcome import Judgement, judge
 from keymix.compare.run import Comparison
-from keymix.compare.verdicts import Judgement, judge
 from keymix.task import get_task
 from keymix.train.recipe import Recipe
 from keymix.train.task import TrainingTask

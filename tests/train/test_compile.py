@@ -16,8 +16,8 @@ import torch
 from settings import EVERYTHING
 from test_resume import during, traces
 
-from keymix.compare import folder, manifest
-from keymix.compare.estimate import Trial, try_out
+from keymix.compare import folder
+from keymix.compare.eta import Trial, try_out
 from keymix.compare.plan import Plan, choose_mixers, choose_recipe, make_plan
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import files
@@ -224,7 +224,7 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
 
     def plan(overrides: dict[str, Any]) -> Plan:
         return make_plan(
-            recipe=choose_recipe(data=None, recipe=tiny, overrides=overrides),
+            recipe=choose_recipe(data=None, recipe=tiny, overrides=overrides)[0],
             data=data,
             specs=specs,
             baseline=specs[0],
@@ -235,14 +235,13 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
         )
 
     def claim(claimed: Plan) -> None:
-        told = {"overwrite": False, "command": "keymix compare", "processes": 1, "threads": 1}
-        folder.claim(claimed, data.record(), **told)
+        folder.claim(claimed, data.record(), overwrite=False)
 
     claim(plan({}))
-    forget(tmp_path / "out" / manifest.MANIFEST)
+    forget(tmp_path / "out" / folder.MANIFEST)
     claim(plan({}))
     new = plan({"compile": True})
-    assert all(new.recipe_for(entrant, seed).compile for entrant, seed in new.pairs)
+    assert all(new.recipe_for(mixer, seed).compile for mixer, seed in new.pairs)
     with pytest.raises(UserError, match="compile is False there and True here"):
         claim(new)
 

@@ -18,10 +18,9 @@ from PIL import Image
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data import load
 from keymix.data.loaders import Loader
-from keymix.data.segmentation.files import ScanFile
+from keymix.data.segmentation.slices import ScanFile
 from keymix.errors import UserError
-from keymix.tasks.segmentation.mask_files import COLUMNS, MANIFEST
-from keymix.tasks.segmentation.predict_masks import predict_masks
+from keymix.tasks.segmentation.predict_masks import COLUMNS, MANIFEST, predict_masks
 from keymix.train.evaluation import data_for
 from keymix.train.files import read_weights, weights_file, write_weights
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe

@@ -17,7 +17,7 @@ from timm.data import create_transform, resolve_model_data_config
 from keymix.data import load
 from keymix.data.decode import fit
 from keymix.errors import KeymixWarning, UserError
-from keymix.tasks.classification.scoring import Scores
+from keymix.tasks.classification.answers import Scores
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.tasks.classification.scoring import Scores
+from keymix.tasks.classification.answers import Scores
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses

@@ -364,7 +364,7 @@ def _told(of: Tested) -> Result:
 
 def _correct(path: Path) -> dict[str, str]:
     """Right and wrong of each test image in the order of their index, a bit each."""
-    from keymix.tasks.classification.answers import packed
+    from keymix.tasks.classification.page import packed
     from keymix.train.files import read_arrays
 
     kept = read_arrays(path)

@@ -63,14 +63,10 @@ def _help() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb.
+    """Run one verb with the words after ``keymix``, the process's own by default.
 
-    Args:
-        argv: The words after ``keymix``; the process's own by default.
-
-    Returns:
-        0, or 2 after a mistake of the user's, told in one line on standard error, or 130 after
-        SIGINT (Ctrl-C), or 143 after SIGTERM.
+    Returns 0, or 2 after a mistake of the user's, which is one line on standard error, or 130
+    after SIGINT (Ctrl-C), or 143 after SIGTERM.
     """
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks

@@ -8,8 +8,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.console import note, out, say, table
-from keymix.cli.parser import MOST_PIXELS, VerbParser, parse_size
+from keymix.cli.console import MOST_PIXELS, VerbParser, note, out, parse_size, say, table
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser
+from keymix.cli.console import VerbParser
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError, missing, one_line, unknown
 from keymix.task import get_task
@@ -52,15 +52,7 @@ usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--spl
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix data``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0, or 1 if the data would stop training or falsify its results; mistakes are raised as
-        UserError.
-    """
+    """Run ``keymix data``: 0, or 1 if the data would stop training or falsify its results."""
     if not argv:
         raise missing("verb of keymix data", _VERBS)
     if argv[0] in ("-h", "--help"):
@@ -133,11 +125,7 @@ _VERBS = {"check": _check}
 
 @contextmanager
 def _watching(items: str) -> Iterator[Progress]:
-    """Show progress on standard error: a bar at a terminal, else a line now and then.
-
-    Args:
-        items: What is checked.
-    """
+    """Show progress on standard error: a bar at a terminal, else a line now and then."""
     if not console.err.is_terminal:
         last = time.monotonic()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
@@ -39,14 +39,7 @@ finds the neighbours beside a file."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix predict``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0, or 2 if an image was broken (it is named; the others are answered).
-    """
+    """Run ``keymix predict``; 2 if a file was broken: it is named, the others are answered."""
     given = _parsed(argv)
     size = image_size_of(given)
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console, out_folder
-from keymix.cli.parser import VerbParser
+from keymix.cli import console
+from keymix.cli.console import VerbParser
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _swap(
     )
     return joined(
         SwapRecord,
-        out_folder.frame("swap", *argv),
+        console.frame("swap", *argv),
         sentence=told,
         model=source.name,
         mixer=spec.label,

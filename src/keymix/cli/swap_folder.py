@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from keymix.cli.out_folder import json_text
+from keymix.cli.console import json_text
 from keymix.errors import UserError
 from keymix.records import from_json, to_json
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from keymix.cli import console, scores
+from keymix.cli.console import VerbParser
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
@@ -40,14 +41,7 @@ examples:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix train``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0; mistakes are raised as UserError.
-    """
+    """Run ``keymix train``."""
     argv = ["--help" if word == "-h" else word for word in argv]
     words = sort_words(argv, options=_OPTIONS, flags=_FLAGS)
     if len(words.names) > 1:
@@ -56,7 +50,7 @@ def main(argv: list[str]) -> int:
     if "--help" in words.flags:
         _help(named)
         return 0
-    _register(words.options.get("--import", []))
+    VerbParser.run_files(words.options.get("--import", []))
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
@@ -101,16 +95,6 @@ def _recipe(named: str | None, configs: list[str]) -> Recipe:
     for file in configs:
         recipe = merge(recipe, read_mapping(file))
     return recipe
-
-
-def _register(files: list[str]) -> None:
-    """Import files before a recipe is read that names what they register."""
-    if not files:
-        return
-    from keymix.mixers.registry import import_file
-
-    for file in files:
-        import_file(file)
 
 
 def _train(recipe: Recipe, out: str, overwrite: bool) -> Run:

@@ -14,21 +14,17 @@ _SHOWN = 60
 
 
 def lines(found: Environment) -> Lines:
-    """Write an environment's record as short lines; what it lacks is called not recorded.
-
-    Args:
-        found: Of this process, or of a run.
-    """
-    told = _of_machine(found)
-    parts = [changes(_of_machine(part), told) for part in found.earlier]
+    """Write an environment's record as short lines; what it lacks is called not recorded."""
+    written = _of_machine(found)
+    parts = [changes(_of_machine(part), written) for part in found.earlier]
     if any(parts):
-        told["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
-    return told
+        written["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
+    return written
 
 
 def _of_machine(found: Machine) -> dict[str, str]:
     packages, commit = found.packages, found.commit or "not a checkout"
-    told = {
+    written = {
         "keymix": _text(found.keymix),
         "commit": commit if found.known else NOT_RECORDED,
         "python": _text(found.python),
@@ -40,8 +36,8 @@ def _of_machine(found: Machine) -> dict[str, str]:
         "threads": _text(found.threads),
     }
     if found.device not in (None, "cpu"):
-        told["device"] = f"{found.device}, CUDA {found.cuda}"
-    return told
+        written["device"] = f"{found.device}, CUDA {found.cuda}"
+    return written
 
 
 def _text(value: str | int | None) -> str:
@@ -49,11 +45,9 @@ def _text(value: str | int | None) -> str:
 
 
 def distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]:
-    """Find the different environments among the runs'.
+    """Find the different environments among the runs', and for every run the position of its own.
 
-    Returns:
-        Each with the number of its runs, the one of the first run first, and for every run the
-        position of its own.
+    Each comes with the number of its runs, the one of the first run first.
     """
     found: list[Lines] = []
     places = []
@@ -68,9 +62,7 @@ def distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]
 def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     """Say in words where the runs' environments differ, from each other or from this one.
 
-    Args:
-        trained_with: What `distinct` found.
-        here: The environment that makes the record; its threads do not matter.
+    `here` is the environment that makes the record; its threads do not matter.
     """
     if len(trained_with) > 1:
         parts = [
@@ -84,15 +76,15 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     if not trained_with:
         return None
     there = trained_with[0].lines
-    told = changes(
+    differing = changes(
         {key: line for key, line in there.items() if key != "threads"},
         {key: line for key, line in here.items() if key != "threads"},
     )
-    if not told:
+    if not differing:
         return None
     return (
         "The runs were trained in another environment than the one that made this record; they "
-        f"differ in {told}."
+        f"differ in {differing}."
     )
 
 

@@ -110,18 +110,7 @@ def check_augment(
     moves: bool = True,
     whole: bool = False,
 ) -> None:
-    """Refuse augmentation that is not for a kind of input, or would tear targets from their place.
-
-    Args:
-        augment: What may happen to a training input.
-        kind: The kind of the inputs.
-        target: The kind of the targets.
-        moves: Whether targets that have a place in the image can be moved with it.
-        whole: Whether images keep their own sizes.
-
-    Raises:
-        UserError: Naming the field.
-    """
+    """Refuse augmentation that does not fit the inputs, or would not move targets along."""
     for other in KINDS.values():
         for name in other.augment:
             if getattr(augment, name) and name not in kind.augment:

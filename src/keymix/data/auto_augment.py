@@ -21,17 +21,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class AutoAugment:
-    """RandAugment as timm's recipes configure it.
-
-    Args:
-        config: timm's words, e.g. ``rand-m9-mstd0.5-inc1``.
-        channels: Channels of the images; three.
-        height: Of the images, pixels.
-        width: Likewise. A shift moves by at most 45 % of the shorter side, as timm sets it.
-
-    Raises:
-        UserError: If the images are not of three channels.
-    """
+    """RandAugment as timm's recipes configure it."""
 
     def __init__(self, config: str, channels: int, height: int, width: int) -> None:
         if channels != 3:

@@ -14,13 +14,9 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class Balance(Generic[Name]):
-    """How many images each class has; classes without any do not count.
+    """How many images each class has; classes without any do not count."""
 
-    Args:
-        counts: Images of each class, one image or more in all.
-    """
-
-    counts: Mapping[Name, int]
+    counts: Mapping[Name, int]  # images of each class, one image or more in all
 
     @property
     def largest(self) -> Name:

@@ -20,25 +20,15 @@ MOST_OF_A_SEED = 2**64 - 1  # what PyTorch's generators take
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What a number may be.
-
-    Args:
-        least: The smallest value.
-        most: The largest.
-        whole: Whether it is a whole number.
-        above: Whether the smallest itself is refused.
-        below: Whether the largest itself is refused.
-        off: Whether 0 is allowed too, and means none.
-        pair: Whether two such numbers will do too.
-    """
+    """What a number may be."""
 
     least: float
     most: float
-    whole: bool = False
-    above: bool = False
-    below: bool = False
-    off: bool = False
-    pair: bool = False
+    whole: bool = False  # whether it is a whole number
+    above: bool = False  # whether the smallest itself is refused
+    below: bool = False  # whether the largest itself is refused
+    off: bool = False  # whether 0 is allowed too, and means none
+    pair: bool = False  # whether two such numbers will do too
 
     def refuses(self, value: Any) -> str | None:
         """Say what a value must be; None if it will do."""
@@ -138,13 +128,6 @@ def check_numbers(record: Any, prefix: str = "") -> None:
 
     Whole numbers become ``int``, others ``float`` without a negative zero, and lists tuples, so
     that equal settings are equal records.
-
-    Args:
-        record: The dataclass, changed in place.
-        prefix: Dotted name of it in the recipe, with a dot at the end.
-
-    Raises:
-        UserError: Naming the dotted key, for the first value that will not do.
     """
     for item in fields(record):
         bound, value = BOUNDS.get(f"{prefix}{item.name}"), getattr(record, item.name)

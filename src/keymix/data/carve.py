@@ -18,15 +18,9 @@ _TEST_SEED = 0  # the test split is one and the same whatever the split seed
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a source's table, ascending.
+    """Some rows of a source's table, ascending."""
 
-    Args:
-        origin: The table: the source's train, val or test.
-        table: The table itself.
-        rows: The rows.
-    """
-
-    origin: str
+    origin: str  # the table: the source's train, val or test
     table: Table
     rows: IntArray
 
@@ -59,22 +53,7 @@ def carve(
     Splits that the data bring are kept. Where targets have groups, these stay whole; otherwise
     every stratum gets its share of every split.
 
-    Args:
-        source: Where the inputs come from.
-        spec: The data spec as typed, for messages.
-        limit: Most rows of train and val together, and of test; None for all. Rows with groups are
-            chosen within their splits, so that no group changes its split.
-        val_fraction: Share of train, or of what test leaves, that becomes val.
-        seed: Seed of the choice of val, and of rows under a limit.
-        split_by: ``case`` keeps groups together (None), ``slice`` does not.
-        test_fraction: Share of groups' rows that becomes test; None for the source's own.
-
-    Returns:
-        The parts by name, and notes for the record.
-
-    Raises:
-        UserError: If ``limit`` is too low, too little is left for a split, or a share is asked for
-            that the data have fixed.
+    Returns the parts by name, and notes for the record.
     """
     if source.train.targets.groups is None:
         return _stratified(source, spec, limit, val_fraction, seed)

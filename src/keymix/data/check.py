@@ -49,20 +49,6 @@ def check(
     or those carved by `keymix.data.load` without options; of images with masks, validation is a
     sixth of what test leaves, as in the recipes for them. Sizes and hashes stay in memory, images
     do not.
-
-    Args:
-        what: A data spec, or a path, whose kind is found out.
-        progress: Called with the number of images done and of all.
-        time_steps: Of recordings of events, frames that would be made of each; 10 by default.
-        masks: Of images with masks, as in `keymix.data.load`; like the next three.
-        stack: Slices that would be the channels of an image.
-        split_by: How they would be split.
-        test_fraction: Share that would become test.
-        cell_mib: Of parquet files, most MiB that an encoded image may take; 64 by default.
-
-    Raises:
-        UserError: If there is no such data set, or it cannot be had; or a setting is given for data
-            that have none.
     """
     entry, argument = resolve(what)
     options = Options(
@@ -142,11 +128,7 @@ def _opens(entry: DataSpec, argument: str) -> bool:
 
 
 def resolve(what: str) -> tuple[DataSpec, str]:
-    """Resolve a spec, or a path by what lies there, into its row and its argument.
-
-    Raises:
-        UserError: If the spec is unknown, or nothing is there.
-    """
+    """Resolve a spec, or a path by what lies there, into its row and its argument."""
     path = Path(what).expanduser()
     if find_spec(what) is None and path.exists():
         what = f"{kind_of(path)}:{what}"
@@ -160,11 +142,7 @@ def resolve(what: str) -> tuple[DataSpec, str]:
 def _splits(
     report: Report, source: Source, options: Options, *, faulty: bool
 ) -> dict[str, NDArray[np.str_]]:
-    """Tell the split of every row: as carved, or the table's name where nothing can be carved.
-
-    Raises:
-        UserError: If a share is asked for that the data have fixed.
-    """
+    """Tell the split of every row: as carved, or the table's name where nothing can be carved."""
     tables = source.tables
     splits = {name: np.full(len(table), name, dtype="<U5") for name, table in tables.items()}
     if faulty and source.train.targets.groups is None:

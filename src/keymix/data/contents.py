@@ -34,15 +34,7 @@ SPLITS = ("train", "val", "test")
 
 
 class Images:
-    """All inputs of a data set in one row, with what was seen of them.
-
-    Args:
-        classes: Names of the classes; none where targets are others.
-        tables: The source's tables by name.
-        surveys: What was seen of each table.
-        splits: The split that each row of each table goes to.
-        kind: The kind of input.
-    """
+    """All inputs of a data set in one row, with what was seen of them."""
 
     def __init__(
         self,
@@ -124,23 +116,10 @@ class TargetFindings:
     """What a check tells of targets: nothing, where they are no classes and no masks."""
 
     def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
-        """Add what was found by reading all of them.
-
-        Args:
-            report: Where to.
-            images: Their inputs.
-            source: Where they come from.
-            known: Kinds of the faults that are told of already.
-        """
+        """Add what was found by reading all of them."""
 
     def glance(self, report: Report, images: Images, data: ImageData) -> None:
-        """Add what can be told of data that are loaded, without reading them.
-
-        Args:
-            report: Where to.
-            images: Their inputs.
-            data: The data.
-        """
+        """Add what can be told of data that are loaded, without reading them."""
 
 
 class ClassFindings(TargetFindings):
@@ -251,13 +230,7 @@ def _equal(members: list[dict[str, Any]]) -> str:
 
 
 def add_cases(report: Report, images: Images, *, grouped: bool) -> None:
-    """Count the cases of each split; find those in several, and splits of a single one.
-
-    Args:
-        report: Where to.
-        images: The inputs.
-        grouped: Whether groups are the data's own.
-    """
+    """Count the cases of each split; find those in several, and splits of a single one."""
     if not grouped or not images.groups:
         return
     of: dict[str, set[str]] = {}
@@ -288,13 +261,7 @@ def add_cases(report: Report, images: Images, *, grouped: bool) -> None:
 
 
 def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
-    """Count the images of each class; find classes that a split lacks, and imbalance.
-
-    Args:
-        report: Where to.
-        images: The images.
-        empty_told: Whether classes without images are told of already.
-    """
+    """Count the images of each class; find classes that a split lacks, and imbalance."""
     names, items = images.classes, images.kind.nouns
     counts = {
         name: np.bincount(labels[labels >= 0], minlength=len(names))
@@ -320,14 +287,7 @@ def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
 def add_unmeasured(
     report: Report, names: Sequence[str], counts: Mapping[str, IntArray], kind: InputKind
 ) -> None:
-    """Name the classes that are learned, but that a split to measure on lacks.
-
-    Args:
-        report: Where to.
-        names: The classes.
-        counts: Inputs of each class by split.
-        kind: The kind of input.
-    """
+    """Name the classes that are learned, but that a split to measure on lacks."""
     for split in ("val", "test"):
         if split in counts:
             lacking = (counts[split] == 0) & (counts["train"] > 0)
@@ -342,14 +302,7 @@ def _warn(
 
 
 def add_uneven(report: Report, names: Sequence[str], counts: IntArray, kind: InputKind) -> None:
-    """Warn where the classes of the training images are uneven, as `Balance` defines it.
-
-    Args:
-        report: Where to.
-        names: The classes.
-        counts: Training inputs of each.
-        kind: The kind of input.
-    """
+    """Warn where the classes of the training images are uneven, as `Balance` defines it."""
     if not counts.any():
         return
     balance = Balance(dict(enumerate(counts.tolist())))
@@ -399,13 +352,7 @@ def add_traits(report: Report, images: Images) -> None:
 
 
 def add_sequences(report: Report, found: Sequences | None, target: TargetKind) -> None:
-    """Name the sequences whose frames are taken for independent images.
-
-    Args:
-        report: Where to.
-        found: The sequences.
-        target: The kind of target, which may know how groups are named.
-    """
+    """Name the sequences whose frames are taken for independent images."""
     if found is None:
         return
     report.facts["sequences"] = {"images": found.count, "sequences": found.images}

@@ -51,16 +51,7 @@ stay shut: Pillow hands EPS to Ghostscript, a programming language.
 
 
 def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Image:
-    """Open an image without decoding it: the one way from a file of data to Pillow.
-
-    Args:
-        source: A file, or its content.
-        name: Where the image comes from, for the warning of a very large one.
-
-    Raises:
-        OSError: If there is no regular file, or Pillow cannot read it.
-        ValueError: If it is empty, or an image of another kind than `FORMATS`.
-    """
+    """Open an image without decoding it: the one way from a file of data to Pillow."""
     path = None if isinstance(source, bytes) else regular(source)
     content = source if isinstance(source, bytes) else b""
     try:
@@ -101,15 +92,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def reading(name: str, remedy: str = "Replace or remove it.") -> Iterator[None]:
-    """Turn what a decoder raises on a damaged image into one line that names the image.
-
-    Args:
-        name: Where the image comes from.
-        remedy: What to do about it.
-
-    Raises:
-        UserError: In place of the decoder's error.
-    """
+    """Turn what a decoder raises on a damaged image into one line that names the image."""
     try:
         yield
     except UserError:
@@ -123,9 +106,6 @@ def convert(image: Image.Image, in_chans: int) -> Image.Image:
 
     16-bit grey keeps its full range (value / 257), transparency is laid on white, palettes and CMYK
     go through Pillow. EXIF orientation is not applied, as in torchvision and timm.
-
-    Raises:
-        ValueError: If the pixels have no 8-bit meaning (floats, 32-bit integers).
     """
     mode = "L" if in_chans == 1 else "RGB"
     transparent = image.mode in TRANSPARENT or "transparency" in image.info
@@ -149,11 +129,6 @@ def fit(image: Image.Image, size: Size, crop_pct: float) -> Image.Image:
     """Resize (bicubic) so that the image covers ``size / crop_pct``, and crop the centre.
 
     timm's evaluation transform. An image that has the size already is left alone for crop_pct 1.
-
-    Args:
-        image: A decoded image.
-        size: Height and width in pixels.
-        crop_pct: Share of the resized image's side that the crop keeps, in (0, 1].
     """
     height, width = size
     if image.size == (width, height) and crop_pct == 1.0:
@@ -193,18 +168,7 @@ def read_image(
 ) -> Tensor:
     """Read an image file through the evaluation transform of the loaders.
 
-    Args:
-        path: The file.
-        image_size: Pixels a side, or height and width, of the result.
-        in_chans: 1 for grey, 3 for RGB.
-        crop_pct: Share of the resized image's side that the centre crop keeps; a data set's
-            ``record()["crop_pct"]`` says what its model was evaluated with.
-
-    Returns:
-        uint8 ``[in_chans, H, W]``.
-
-    Raises:
-        UserError: If the file is missing, damaged or not an image.
+    Returns uint8 ``[in_chans, H, W]``.
     """
     size = checked_size(image_size)
     if in_chans not in (1, 3):
@@ -216,11 +180,7 @@ def read_image(
 
 
 def checked_size(image_size: int | Size) -> Size:
-    """Make height and width of an image size as given.
-
-    Raises:
-        UserError: If it is not one or two positive whole numbers.
-    """
+    """Make height and width of an image size as given."""
     pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
         raise UserError(f"{image_size=} is not a number of pixels, nor height and width.")

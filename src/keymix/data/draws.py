@@ -68,17 +68,7 @@ def resized_crop(
     square), so that training stretches images by at most 4/3 and evaluation, which keeps
     proportions, sees what it saw.
 
-    Args:
-        i: Sample index.
-        height: Of the image, pixels.
-        width: Likewise.
-        area: Smallest and largest share of the image's area.
-        shape: Width over height of what the box is resized to.
-        seed: Seed.
-        epoch: Epoch.
-
-    Returns:
-        Top, left, height, width.
+    Returns top, left, height, width.
     """
     draws = uniforms(4 * TRIES, seed, epoch, Stream.CROP, i)
     ratio = (CROP_RATIO[0] * shape, CROP_RATIO[1] * shape)

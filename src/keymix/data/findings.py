@@ -13,21 +13,13 @@ LEVELS = (STOPS, FALSIFIES, WARNING, NOTE)  # from the worst
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing found, with all places where.
+    """One thing found, with all places where."""
 
-    Args:
-        level: ``stops`` training, ``falsifies`` results, ``warning``, or ``note``.
-        what: What was found, in plural words.
-        where: A line for each place.
-        remedy: What to do about it; empty where the place's own line says it.
-        details: The same places as plain data.
-    """
-
-    level: str
-    what: str
+    level: str  # ``stops`` training, ``falsifies`` results, ``warning``, or ``note``
+    what: str  # what was found, in plural words
     where: Sequence[str]
-    remedy: str
-    details: Sequence[Any] = ()
+    remedy: str  # what to do about it; empty where the place's own line says it
+    details: Sequence[Any] = ()  # the same places as plain data
 
     @property
     def count(self) -> int:
@@ -37,17 +29,12 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Report:
-    """All about a data set.
+    """All about a data set."""
 
-    Args:
-        spec: The data spec that was checked.
-        facts: Images, classes, sizes and balance, as plain data.
-        findings: What was found, worst first.
-    """
-
-    spec: str
+    spec: str  # the data spec that was checked
+    # images, classes, sizes and balance, as plain data
     facts: dict[str, Any] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # what was found, worst first
 
     def of(self, level: str) -> list[Finding]:
         """List the findings of one level."""

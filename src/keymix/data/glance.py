@@ -40,14 +40,8 @@ def glance(
     Copies are found by the pixels that a model sees. JPEG files that are read one by one are
     decoded smaller first, and whole where two are equal so.
 
-    Args:
-        data: The data as it is trained on.
-        seconds: Time for images that are read one by one.
-        clock: Tells the time, seconds.
-
-    Returns:
-        The findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
-        (sentences) and, where there are any, ``sequences``.
+    Returns the findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
+    (sentences) and, where there are any, ``sequences``.
     """
     report = Report(spec=data.spec)
     start = clock()

@@ -40,13 +40,7 @@ class _Drawn:
 
 
 class ImagesInMemory(Inputs):
-    """Images that are decoded in memory at one size.
-
-    Args:
-        table: Where they come from.
-        images: uint8 ``[N, C, H, W]``.
-        crop_pct: Share of the resized image's side that was kept.
-    """
+    """Images that are decoded in memory at one size."""
 
     def __init__(self, table: Table, images: Tensor, crop_pct: float = 1.0) -> None:
         size: Size = (images.shape[-2], images.shape[-1])
@@ -71,17 +65,7 @@ class ImagesInMemory(Inputs):
 
 
 class HeldImages:
-    """Makes batches of a set held in memory.
-
-    Args:
-        images: uint8 ``[N, C, H, W]``.
-        augment: What may happen to them; None for nothing.
-        seed: Seed of the augmentation.
-        device: Where they live from now on.
-
-    Raises:
-        UserError: If timm's RandAugment is asked for, which takes images one by one.
-    """
+    """Makes batches of a set held in memory."""
 
     workers = 0
 

@@ -41,14 +41,7 @@ class Server(Protocol):
 
 
 class Inputs(ABC):
-    """The inputs of a split, by position.
-
-    Args:
-        table: Where they are opened.
-        image_size: Height and width in pixels; the largest where images keep their own.
-        in_chans: Channels.
-        crop_pct: Share of the resized image's side that the evaluation crop keeps.
-    """
+    """The inputs of a split, by position."""
 
     kind: InputKind = IMAGE
     listed: bool = False
@@ -67,11 +60,7 @@ class Inputs(ABC):
 
     @abstractmethod
     def read(self, i: int) -> Tensor:
-        """Read input ``i`` as evaluation sees it, uint8 ``[C, H, W]``.
-
-        Raises:
-            UserError: If it is damaged; it is named.
-        """
+        """Read input ``i`` as evaluation sees it, uint8 ``[C, H, W]``."""
 
     @abstractmethod
     def server(
@@ -82,15 +71,7 @@ class Inputs(ABC):
         workers: int,
         device: torch.device,
     ) -> Server:
-        """Make what serves them in batches.
-
-        Args:
-            targets: Their targets, for those that are read together with them.
-            augment: What may happen to them; None shows them as evaluation does.
-            seed: Seed of the augmentation.
-            workers: Processes that work ahead; 0 works in this one.
-            device: Where batches go.
-        """
+        """Make what serves them in batches."""
 
     def batch(self, index: IntArray) -> Tensor:
         """Read the inputs at some positions."""
@@ -101,11 +82,7 @@ class Inputs(ABC):
         return self.read(i)
 
     def decoded(self, i: int) -> Image.Image:
-        """Decode image ``i`` at its own size, for transforms that crop before they resize.
-
-        Raises:
-            UserError: If the image is damaged; it is named.
-        """
+        """Decode image ``i`` at its own size, for transforms that crop before they resize."""
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
             return convert(image, self.in_chans)
 
@@ -120,12 +97,7 @@ class Inputs(ABC):
         return False
 
     def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
-        """Give bytes that tell input ``i`` from others, and say whether it is of one colour.
-
-        Args:
-            i: The input.
-            whole: Whether all of it is decoded, where a first look is `drafted`.
-        """
+        """Give bytes that tell input ``i`` from others, and say whether it is of one colour."""
         del whole
         found = self.read(i)
         return f"{tuple(found.shape)}".encode() + found.numpy().tobytes(), False

@@ -16,18 +16,13 @@ IGNORE = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a data set that only some data have.
+    """Settings of a data set that only some data have."""
 
-    Args:
-        names: Their names, as of ``data.NAME``.
-        lacks: What data without them are like, such as ``holds no masks``.
-        instead: Which data to take for them; empty where nobody would change the data for it.
-        notes: What else to do in place of one of them, by its name.
-    """
-
-    names: tuple[str, ...]
-    lacks: str
+    names: tuple[str, ...]  # their names, as of ``data.NAME``
+    lacks: str  # what data without them are like, such as ``holds no masks``
+    # which data to take for them; empty where nobody would change the data for it
     instead: str = ""
+    # what else to do in place of one of them, by its name
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -98,11 +93,7 @@ KINDS = {kind.name: kind for kind in (IMAGE, RECORDING, SLICES)}
 
 
 def get_kind(name: str) -> InputKind:
-    """Return a kind of input by name.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Return a kind of input by name."""
     if name not in KINDS:
         raise unknown("kind of input", name, KINDS)
     return KINDS[name]
@@ -117,35 +108,23 @@ def recorded_kind(time_steps: int | None, stack: int | None) -> InputKind:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetKind:
-    """A kind of target: what stands beside an input for a model to learn.
-
-    Args:
-        name: Its name, in data specs.
-        noun: What one is called in a sentence.
-        nouns: What several are called.
-        placed: Whether it says where something is in the image, so that what moves the image must
-            move it too.
-        settings: Settings that only data with such targets have.
-        augment: Fields of `keymix.data.augment.Augment` for such targets alone, ``flip`` besides.
-        data: Which data have such targets.
-        instead: Which recipes to take for another augmentation.
-        single: What the one of an input is called where copies of the input have several.
-        repeated: How copies of an input with the same target are called.
-        grouping: How groups of such inputs can be named, the beginning of a remedy.
-        faults: Where the kinds of their faults are put in words, ``module:mapping``.
-    """
+    """A kind of target: what stands beside an input for a model to learn."""
 
     name: str
-    noun: str
-    nouns: str
-    single: str = ""
-    repeated: str = "with the same target"
-    grouping: str = ""
-    faults: str = ""
+    noun: str  # what one is called in a sentence
+    nouns: str  # what several are called
+    single: str = ""  # what the one of an input is called where copies of the input have several
+    repeated: str = "with the same target"  # how copies of an input with the same target are called
+    grouping: str = ""  # how groups of such inputs can be named, the beginning of a remedy
+    faults: str = ""  # where the kinds of their faults are put in words, ``module:mapping``
+    # whether it says where something is in the image, so that what moves the image must move it
+    # too
     placed: bool = False
-    settings: Settings | None = None
+    settings: Settings | None = None  # settings that only data with such targets have
+    # fields of `keymix.data.augment.Augment` for such targets alone, ``flip`` besides
     augment: tuple[str, ...] = ()
-    data: str = ""
+    data: str = ""  # which data have such targets
+    # which recipes to take for another augmentation
     instead: str = "targets that have no place in the image"
 
 
@@ -182,14 +161,11 @@ CELLS = Settings(names=("cell_mib",), lacks="has no parquet files")
 
 @dataclass(frozen=True, kw_only=True)
 class MaskKind:
-    """What the masks of a set are.
+    """What the masks of a set are."""
 
-    Args:
-        multilabel: Whether a pixel may belong to several classes, or to none: the model answers
-            with one logit a class, each for itself. Otherwise a pixel has one class.
-        background: Number of the class ``background`` of exclusive masks, which no mean over
-            classes counts; None where there is none.
-    """
-
+    # whether a pixel may belong to several classes, or to none: the model answers with one logit
+    # a class, each for itself. Otherwise a pixel has one class
     multilabel: bool
+    # number of the class ``background`` of exclusive masks, which no mean over classes counts;
+    # None where there is none
     background: int | None

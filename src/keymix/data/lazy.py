@@ -48,13 +48,7 @@ class Maker(Protocol):
 
 
 class LazyBatches:
-    """Serves batches that a maker makes one by one, here or ahead of use in workers.
-
-    Args:
-        maker: Makes a batch.
-        workers: Processes that work ahead; 0 works in this one.
-        device: Where batches go, one ahead of the one in use.
-    """
+    """Serves batches that a maker makes one by one, here or ahead of use in workers."""
 
     def __init__(self, maker: Maker, workers: int, device: torch.device) -> None:
         self.device, self.workers = device, workers
@@ -67,11 +61,7 @@ class LazyBatches:
         weakref.finalize(self, _let_go, self._ahead)
 
     def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
-        """Serve the images of an order, augmented as the epoch wants it.
-
-        Raises:
-            UserError: If an image is damaged; it is named.
-        """
+        """Serve the images of an order, augmented as the epoch wants it."""
         self._orders[:] = [
             (epoch, order[a : a + batch_size]) for a in range(0, len(order), batch_size)
         ]
@@ -163,18 +153,7 @@ class ImagesOneByOne(Inputs):
 
 
 class LazyImages(LazyBatches):
-    """Makes batches of a set that is read one by one.
-
-    Args:
-        inputs: The images.
-        augment: What may happen to them; None shows them as evaluation does.
-        seed: Seed of the augmentation.
-        workers: Processes that work ahead; 0 works in this one.
-        device: Where batches go, one ahead of the one in use.
-
-    Raises:
-        UserError: If RandAugment is to come before the crop, or timm's does not fit the images.
-    """
+    """Makes batches of a set that is read one by one."""
 
     def __init__(
         self,

@@ -28,11 +28,7 @@ _CHANNEL_CHUNK = 1 << 24  # pixels counted at once
 
 
 def header_size(table: Table, i: int) -> Size:
-    """Open image ``i``, check what its header can tell, and give height and width.
-
-    Raises:
-        UserError: If the image is damaged; it is named.
-    """
+    """Open image ``i``, check what its header can tell, and give height and width."""
     if table.held is not None:
         return (table.held.shape[2], table.held.shape[3])
     with reading(table.name(i), REMEDY), table.open(i) as image:
@@ -68,18 +64,7 @@ def decode_all(
     crop_pct: float = 1.0,
     only_this_size: bool = False,
 ) -> NDArray[np.uint8] | None:
-    """Decode a table through the evaluation transform, uint8 ``[N, C, H, W]``.
-
-    Args:
-        table: The images.
-        size: Height and width of the result.
-        in_chans: Channels of the result.
-        crop_pct: Share of the resized image's side that the centre crop keeps.
-        only_this_size: Give None if an image has another size of its own.
-
-    Raises:
-        UserError: If an image is damaged; it is named.
-    """
+    """Decode a table through the evaluation transform, uint8 ``[N, C, H, W]``."""
     if table.held is not None:
         return _fitted(table, table.held, size, in_chans, crop_pct)
     pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
@@ -118,12 +103,7 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
     JPEG files are decoded at an eighth of their size: all their data is read, but fewer pixels are
     made of it.
 
-    Args:
-        table: The images.
-        in_chans: Channels that they will be converted to.
-
-    Returns:
-        The reason by position, in ascending order.
+    Returns the reason by position, in ascending order.
     """
 
     def find(rows: range) -> dict[int, str]:

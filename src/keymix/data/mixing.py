@@ -31,18 +31,8 @@ class Mixing:
     before it in the batch. The first call for a device uploads two tables; later ones bring nothing
     from the host and ask the device nothing.
 
-    Args:
-        mixup: Alpha of mixup's Beta distribution; 0 for none.
-        cutmix: Alpha of cutmix's; 0 for none. With both, a fair coin for each sample.
-        num_classes: Mixed targets are shares over this many classes.
-        seed: Seed.
-        probability: Share of the samples that are mixed at all.
-
     Shape: images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, targets int64 ``[B]``, index int64
     ``[B]`` -> the same shape, targets float32 ``[B, num_classes]``.
-
-    Raises:
-        ValueError: If an alpha is negative, or both are 0.
     """
 
     def __init__(

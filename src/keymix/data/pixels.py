@@ -15,12 +15,7 @@ from keymix.data.tensor_streams import uniforms
 
 
 def take(pixels: Tensor, source: Tensor) -> Tensor:
-    """Let every pixel come from another place of its image.
-
-    Args:
-        pixels: ``[B, C, H, W]``.
-        source: Source maps, int64 ``[B, H * W]``.
-    """
+    """Let every pixel come from another place of its image."""
     B, C, H, W = pixels.shape
     places = source.clamp(min=0)[:, None].expand(B, C, H * W)
     taken = pixels.flatten(2).gather(2, places)
@@ -30,14 +25,7 @@ def take(pixels: Tensor, source: Tensor) -> Tensor:
 def shift_and_flip(
     pixels: Tensor, corners: Tensor | None, flipped: Tensor | None, padding: int
 ) -> Tensor:
-    """Cut crops of the image's size out of zero-padded images, then mirror some left and right.
-
-    Args:
-        pixels: ``[B, C, H, W]``.
-        corners: Top left corners in the padded images, int64 ``[B, 2]``; None for no crop.
-        flipped: Which to mirror, bool ``[B]``; None for none.
-        padding: Pixels on every side.
-    """
+    """Cut crops of the image's size out of zero-padded images, then mirror some left and right."""
     if corners is None and flipped is None:
         return pixels
     B, _, H, W = pixels.shape
@@ -55,13 +43,7 @@ def shift_and_flip(
 
 
 def erase(images: Tensor, boxes: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Set a rectangle of each image to 0, in place: the mean colour, once normalised.
-
-    Args:
-        images: ``[B, C, H, W]``.
-        boxes: Top, left, height and width in pixels, int64 ``[B, 4]``; height 0 erases nothing.
-        noise: What the rectangles show instead, ``[B, C, H, W]``.
-    """
+    """Set a rectangle of each image to 0, in place: the mean colour, once normalised."""
     H, W = images.shape[-2:]
     top, left, h, w = boxes[:, :, None].unbind(1)  # [B, 1] each
     y = torch.arange(H, device=images.device)
@@ -74,15 +56,7 @@ def erase(images: Tensor, boxes: Tensor, noise: Tensor | None = None) -> Tensor:
 
 
 class Noise:
-    """Gaussian noise for each image: its own window of one field that is drawn once.
-
-    Args:
-        channels: C.
-        height: H, pixels.
-        width: W, pixels.
-        seed: Seed of the field.
-        device: Where images come out.
-    """
+    """Gaussian noise for each image: its own window of one field that is drawn once."""
 
     def __init__(
         self, channels: int, height: int, width: int, seed: int, device: torch.device

@@ -38,17 +38,7 @@ Pairs = dict[str, tuple[Inputs, Targets]]
 
 
 class Preparation:
-    """What loading does for images.
-
-    Args:
-        source: Where the data come from; of several published splits `source` is the chosen one.
-        spec: The data spec as typed, for messages.
-        options: What is asked for.
-        task: What is learned from them.
-
-    Raises:
-        UserError: If an option does not fit.
-    """
+    """What loading does for images."""
 
     def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
         self.source, self.spec, self.options, self.task = source, spec, options, task
@@ -58,28 +48,15 @@ class Preparation:
         """Look at all inputs before any is left out."""
 
     def broken(self, name: str, table: Table) -> Mapping[int, str]:
-        """Say what is wrong with inputs of a split, by position in ascending order.
-
-        Args:
-            name: The split.
-            table: Its inputs.
-        """
+        """Say what is wrong with inputs of a split, by position in ascending order."""
         del name
         return broken(table, self.source.in_chans)
 
     def check(self, tables: Mapping[str, Table]) -> None:
-        """Refuse the first input with a fault, of those that `look` saw.
-
-        Raises:
-            UserError: Naming it.
-        """
+        """Refuse the first input with a fault, of those that `look` saw."""
 
     def pairs(self, tables: dict[str, Table]) -> Pairs:
-        """Make inputs and targets of each split.
-
-        Raises:
-            UserError: If an input is damaged; it is named.
-        """
+        """Make inputs and targets of each split."""
         size = self.options.image_size or self.source.image_size
         if self.task.whole_images or self.source.train.targets.kind.placed:
             return self._whole(tables, size)
@@ -97,20 +74,12 @@ class Preparation:
         }
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
-        """Tell what was done, a sentence each.
-
-        Args:
-            parts: The rows of each split.
-        """
+        """Tell what was done, a sentence each."""
         del parts
         return self._notes
 
     def facts(self, facts: DataFacts) -> DataFacts:
-        """Add what only data of this kind have.
-
-        Args:
-            facts: What all data have.
-        """
+        """Add what only data of this kind have."""
         return facts
 
     def _whole(self, tables: Mapping[str, Table], size: Size | None) -> Pairs:

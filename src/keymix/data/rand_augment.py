@@ -51,33 +51,20 @@ _FIRST, _LAST = 2 * 1, 2 * 6  # codes of the geometric operations: [_FIRST, _LAS
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What happens to the images of one batch, ready on the device.
+    """What happens to the images of one batch, ready on the device."""
 
-    Args:
-        orders: For each operation the order that sorts the images by code, given the order before;
-            at last the order that puts them back. int64 ``[operations + 1, n]``.
-        codes: Sorted codes, int64 ``[operations, n]``.
-        counts: How many images have each code; the host's own copy, ``[operations][28]``.
-    """
-
+    # for each operation the order that sorts the images by code, given the order before; at last
+    # the order that puts them back. int64 ``[operations + 1, n]``
     orders: Tensor
-    codes: Tensor
+    codes: Tensor  # sorted codes, int64 ``[operations, n]``
+    # how many images have each code; the host's own copy, ``[operations][28]``
     counts: tuple[tuple[int, ...], ...]
 
 
 def plans(
     index: IntArray, count: int, size: int, *, seed: int, epoch: int, device: torch.device
 ) -> list[Plan]:
-    """Draw operations for images and sort each batch of them; one upload for all.
-
-    Args:
-        index: Sample indices ``[n]``.
-        count: Operations an image.
-        size: Images a batch; the last may have fewer.
-        seed: Seed.
-        epoch: Epoch.
-        device: Where the images are.
-    """
+    """Draw operations for images and sort each batch of them; one upload for all."""
     return sort_by_operation(
         operations(index, count, seed=seed, epoch=epoch), size=size, device=device
     )
@@ -111,14 +98,7 @@ def _sorted(codes: IntArray) -> tuple[IntArray, IntArray, tuple[tuple[int, ...],
 
 
 class RandAugment:
-    """The operations at one magnitude, for images of one size.
-
-    Args:
-        bin_: Magnitude, bin 0 to 30.
-        height: Of the images, pixels.
-        width: Likewise.
-        device: Where the images are.
-    """
+    """The operations at one magnitude, for images of one size."""
 
     def __init__(self, bin_: int, height: int, width: int, device: torch.device) -> None:
         self._sizes = [
@@ -147,14 +127,7 @@ class RandAugment:
 
 
 def magnitude(name: str, bin_: int, *, negative: bool = False, side: int = 1) -> float:
-    """Tell torchvision's magnitude: a slope, share, angle in degrees, number of bits or of pixels.
-
-    Args:
-        name: One of `NAMES`.
-        bin_: Bin 0 to 30.
-        negative: Take the other direction, where the operation has two.
-        side: Pixels along a translation.
-    """
+    """Return torchvision's magnitude: slope, share, degrees, bits, or pixels of ``side``."""
     if name in ("Identity", "AutoContrast", "Equalize"):
         return 0.0
     if name == "Posterize":
@@ -196,13 +169,7 @@ def _moved(name: str, image: Tensor, bin_: int, negative: bool) -> Tensor:
 
 
 def recolour(name: str, pixels: Tensor, size: float) -> Tensor:
-    """Apply an operation on values to all images of a batch.
-
-    Args:
-        name: Any of `NAMES` that is not geometric.
-        pixels: uint8 ``[B, C, H, W]``.
-        size: As `magnitude` tells it.
-    """
+    """Apply an operation on values to all images of a batch."""
     match name:
         case "Brightness":
             changed: Tensor = F.adjust_brightness(pixels, 1.0 + size)

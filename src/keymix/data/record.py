@@ -170,15 +170,10 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
 
 @dataclass(frozen=True, kw_only=True)
 class SameImages:
-    """What says that the images of two runs are the same.
-
-    Args:
-        fingerprint: Hash of images and targets.
-        index_sha256: Hash of the rows of each split.
-    """
+    """What says that the images of two runs are the same."""
 
     fingerprint: str
-    index_sha256: Mapping[str, str]
+    index_sha256: Mapping[str, str]  # hash of the rows of each split
 
     @classmethod
     def of(cls, data: DataRecord) -> SameImages:

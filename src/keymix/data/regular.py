@@ -17,11 +17,7 @@ _KINDS = {
 
 
 def regular(path: str | Path) -> Path:
-    """Check that a path leads to a regular file, before anything opens it.
-
-    Raises:
-        OSError: If it does not; the reason names what is there.
-    """
+    """Check that a path leads to a regular file, before anything opens it."""
     path = Path(path)
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:

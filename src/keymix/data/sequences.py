@@ -51,16 +51,11 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Images that belong together.
+    """Images that belong together."""
 
-    Args:
-        images: How many of each sequence, by its name with # for the running number, the longest
-            first.
-        of: Images that were looked for in all.
-    """
-
+    # how many of each sequence, by its name with # for the running number, the longest first
     images: dict[str, int]
-    of: int
+    of: int  # images that were looked for in all
 
     @property
     def count(self) -> int:
@@ -77,18 +72,7 @@ def find_sequences(
 ) -> Sequences | None:
     """Find the images that are frames of sequences.
 
-    Args:
-        names: The images' names, with folders but without that of a split; empty for an image that
-            has none.
-        parts: The split that each image is stored in. A sequence may be shared out over several.
-        picture: Returns an image as `small` makes it, None if it cannot be read.
-        late: Whether no time is left.
-
-    Returns:
-        The sequences; None where there are none.
-
-    Raises:
-        TimeoutError: If there was no time to find out.
+    Returns the sequences; None where there are none.
     """
     seen: dict[int, Grey | None] = {}
 
@@ -110,16 +94,7 @@ def find_sequences(
 def sequences_of(
     tables: Mapping[str, Table], *, late: Callable[[], bool] = lambda: False
 ) -> Sequences | None:
-    """Find the images of tables that are frames of sequences, whatever split they are in.
-
-    Args:
-        tables: The images by split, of which the first 100,000 are gone through. Those without
-            names of their own are no frames.
-        late: Whether no time is left.
-
-    Raises:
-        TimeoutError: If there was no time to find out.
-    """
+    """Find the images of tables that are frames of sequences, whatever split they are in."""
     rows = [
         (part, table, i) for part, table in tables.items() for i in range(min(_LARGE, len(table)))
     ]
@@ -188,32 +163,19 @@ def _orders(names: Sequence[str], parts: Sequence[str]) -> Iterator[Order]:
 
 @dataclass(frozen=True)
 class _Looks:
-    """What was seen of pairs of neighbours of one row, each ``[P]``.
+    """What was seen of pairs of neighbours of one row, each ``[P]``."""
 
-    Args:
-        alike: Correlation without what the row's pictures share.
-        ahead: Whether they are more alike than the first with any of some images far away.
-        nearer: Share of those that they are ahead of.
-        fades: Whether they are more alike than the first with the third.
-        same: Difference over contrast.
-        shape: Correlation of the whole pictures.
-    """
-
-    alike: Grey
-    ahead: Grey
-    nearer: Grey
-    fades: Grey
+    alike: Grey  # correlation without what the row's pictures share
+    ahead: Grey  # whether they are more alike than the first with any of some images far away
+    nearer: Grey  # share of those that they are ahead of
+    fades: Grey  # whether they are more alike than the first with the third
     same: Grey
-    shape: Grey
+    shape: Grey  # correlation of the whole pictures
 
     def together(self, least: float | None = None) -> bool:
         """Whether the pairs are near-duplicates, by a camera that stands still or one that moves.
 
         Equal images are copies, and no sign of a sequence.
-
-        Args:
-            least: The share that is ahead, or fades, at least; None for shares that few pairs do
-                not reach by chance.
         """
         count = len(self.alike)
         if count < LEAST // 2:
@@ -261,21 +223,13 @@ def _joined(looks: Sequence[_Looks]) -> _Looks:
 
 @dataclass(frozen=True)
 class _Row:
-    """Pictures of a row: neighbours and thirds of some, evenly over it.
-
-    Args:
-        count: Images of the row.
-        starts: Where the neighbours begin.
-        here: Places of the pictures, ``[N]``.
-        whole: The pictures with mean 0 and length 1, ``[N, 1024]``.
-        coarse: The same of 16 pixels a side, ``[N, 256]``.
-    """
+    """Pictures of a row: neighbours and thirds of some, evenly over it."""
 
     count: int
     starts: list[int]
-    here: NDArray[np.int64]
-    whole: Grey
-    coarse: Grey
+    here: NDArray[np.int64]  # places of the pictures, ``[N]``
+    whole: Grey  # the pictures with mean 0 and length 1, ``[N, 1024]``
+    coarse: Grey  # the same of 16 pixels a side, ``[N, 256]``
 
 
 def _opened(row: Sequence[int], pairs: int, look: Callable[[int], Grey | None]) -> _Row:
@@ -293,13 +247,7 @@ def _opened(row: Sequence[int], pairs: int, look: Callable[[int], Grey | None]) 
 
 
 def _looks(row: _Row, every: Grey | None = None) -> _Looks:
-    """Compare neighbours of a row with each other and with images far from them.
-
-    Args:
-        row: The row.
-        every: Pictures of this and other rows, which stand for those far away. Nothing is ahead
-            then: images of one source are more alike than those of several.
-    """
+    """Compare neighbours of a row with each other and with images far from them."""
     shared = (row.coarse if every is None else every).mean(axis=0) if len(row.here) else 0.0
     own = _unit(row.coarse - shared)
     others = None if every is None else _unit(every[_evenly(len(every))] - shared)

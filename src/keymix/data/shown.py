@@ -14,7 +14,7 @@ from keymix.data.decode import read_image, resized_image
 from keymix.data.events.files import read_frames
 from keymix.data.kinds import RECORDING, SLICES, InputKind
 from keymix.data.pixels import picture_of
-from keymix.data.segmentation.files import ScanFile
+from keymix.data.segmentation.slices import ScanFile
 from keymix.data.specs import parse
 
 if TYPE_CHECKING:
@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 def read_file(path: Path, record: DataRecord, size: tuple[int, int]) -> Tensor:
     """Read a file as the data of a record reads its own.
 
-    Args:
-        path: The file.
-        record: The record of the data.
-        size: Height and width, pixels.
-
     Shape: -> uint8 ``[C, H, W]``, or counts ``[T, C, H, W]`` of recordings.
-
-    Raises:
-        UserError: If it is damaged or of another kind; it is named.
     """
     if record.kind is RECORDING:
         return read_frames(path, record, size)

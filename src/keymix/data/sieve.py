@@ -19,21 +19,13 @@ _NAMED = 50  # images left out that a record names
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A broken image.
+    """A broken image."""
 
-    Args:
-        split: The split it was meant for.
-        row: Its row in the source's table.
-        stratum: Its class number, or whatever it was chosen by.
-        id: Where it comes from: a file, or a file and a row.
-        reason: What is wrong with it.
-    """
-
-    split: str
-    row: int
-    stratum: int
-    id: str
-    reason: str
+    split: str  # the split it was meant for
+    row: int  # its row in the source's table
+    stratum: int  # its class number, or whatever it was chosen by
+    id: str  # where it comes from: a file, or a file and a row
+    reason: str  # what is wrong with it
 
 
 def sieve(
@@ -48,18 +40,7 @@ def sieve(
 
     The splits stay as they were chosen, so a broken file moves no other image.
 
-    Args:
-        parts: The rows of each split.
-        tables: The same rows, opened.
-        source: Where they come from.
-        spec: The data spec as typed, for messages.
-        find: Says what is wrong with the inputs of a split's table, by position.
-
-    Returns:
-        Parts and tables of what is left, and what was left out.
-
-    Raises:
-        UserError: If a split is empty afterwards, or a class has no training images any more.
+    Returns parts and tables of what is left, and what was left out.
     """
     left_parts, left_tables, left_out = dict(parts), dict(tables), []
     for name, table in tables.items():
@@ -88,12 +69,7 @@ def sieve(
 
 
 def left_out_note(left_out: Sequence[LeftOut], source: Source) -> list[str]:
-    """Tell how many images were left out, by split; nothing if none were.
-
-    Args:
-        left_out: What `sieve` left out.
-        source: Where they come from.
-    """
+    """Tell how many images were left out, by split; nothing if none were."""
     if not left_out:
         return []
     counts = [

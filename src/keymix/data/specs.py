@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of data specs, ``NAME`` or ``NAME:ARGUMENT``. Reading it costs no heavy import.
+"""The data specs, ``NAME`` or ``NAME:ARGUMENT``. Listing them costs no heavy import.
 
-The built-in specs are `SPECS`; `register_source` adds one's own, which then works wherever a data
-spec is taken.
+Each file of `keymix.data.sources` declares its own as ``SPECS`` below its imports; the folder is
+searched for them. `register_source` adds one's own, which then works wherever a data spec is taken.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -45,6 +47,8 @@ OF_ONE_KIND: Mapping[str, Settings] = {
     for name in settings.names
 }
 """Settings that only some data have, and which."""
+_SOURCES = "keymix.data.sources"
+_DECLARED = re.compile(r"^SPECS = (\(\n.*?^\))", re.MULTILINE | re.DOTALL)
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -201,148 +205,39 @@ class DataSpec:
         return cast("Source", opener(argument, faults, **given))
 
 
-_SMALL = "keymix.data.sources.torchvision_sets"
-
-SPECS: tuple[DataSpec, ...] = (
-    DataSpec(
-        name="digits",
-        argument="",
-        summary="scikit-learn's 1,797 handwritten digits, each at its own place on a 12x12 canvas; "
-        "no download",
-        module="keymix.data.sources.digits",
-    ),
-    DataSpec(
-        name="cifar10",
-        argument="[ROOT]",
-        summary="60,000 colour images of 32x32 pixels in 10 classes, 170 MB",
-        module=_SMALL,
-        function="open_cifar10",
-        downloads=True,
-    ),
-    DataSpec(
-        name="cifar100",
-        argument="[ROOT]",
-        summary="60,000 colour images of 32x32 pixels in 100 classes, 169 MB",
-        module=_SMALL,
-        function="open_cifar100",
-        downloads=True,
-    ),
-    DataSpec(
-        name="svhn",
-        argument="[ROOT]",
-        summary="99,289 house-number digits of 32x32 pixels, without the extra set, 246 MB",
-        module=_SMALL,
-        function="open_svhn",
-        downloads=True,
-    ),
-    DataSpec(
-        name="fashion_mnist",
-        argument="[ROOT]",
-        summary="70,000 grey images of 28x28 pixels, resized to 32x32 and three channels, 31 MB",
-        module=_SMALL,
-        function="open_fashion_mnist",
-        downloads=True,
-    ),
-    DataSpec(
-        name="folder",
-        argument="PATH",
-        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
-        module="keymix.data.sources.folder",
-        on_disk=True,
-    ),
-    DataSpec(
-        name="imagenet",
-        argument="PATH",
-        summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
-        module="keymix.data.sources.imagenet",
-        on_disk=True,
-    ),
-    DataSpec(
-        name="moving_digits",
-        argument="[N]",
-        summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
-        "pixels, the first N of them; no download",
-        module="keymix.data.sources.moving_digits",
-        kind="recording",
-    ),
-    DataSpec(
-        name="cifar10dvs",
-        argument="PATH",
-        summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
-        "and tebn",
-        module="keymix.data.sources.cifar10dvs",
-        kind="recording",
-        on_disk=True,
-        says_where=True,
-    ),
-    DataSpec(
-        name="dvs128",
-        argument="PATH",
-        summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
-        "trials",
-        module="keymix.data.sources.dvs128",
-        kind="recording",
-        on_disk=True,
-        says_where=True,
-    ),
-    DataSpec(
-        name="events",
-        argument="PATH",
-        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, "
-        "y, p",
-        module="keymix.data.sources.event_folder",
-        kind="recording",
-        on_disk=True,
-    ),
-    DataSpec(
-        name="uwgi",
-        argument="PATH",
-        summary="UW-Madison GI Tract: PATH/train.csv with run lengths and 16-bit slices under "
-        "PATH/train/case*/; masks of three organs",
-        module="keymix.data.segmentation.uwgi",
-        kind="slices",
-        task="segmentation",
-        target="mask",
-        on_disk=True,
-        says_where=True,
-    ),
-    DataSpec(
-        name="masks",
-        argument="PATH",
-        summary="PATH/images/ and PATH/masks/ with PNG masks of class numbers (255 = ignore) and "
-        "PATH/classes.txt, or the same in PATH/{train,val,test}/",
-        module="keymix.data.segmentation.folder",
-        task="segmentation",
-        target="mask",
-        on_disk=True,
-        says_where=True,
-    ),
-    DataSpec(
-        name="parquet",
-        argument="PATH",
-        summary="Hugging Face image layout: a parquet file, or a folder of train-*.parquet, "
-        "test-*.parquet, validation-*.parquet",
-        module="keymix.data.sources.parquet",
-        settings=CELLS.names,
-        on_disk=True,
-    ),
-    DataSpec(
-        name="hf",
-        argument="OWNER/NAME",
-        summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
-        module="keymix.data.sources.hf",
-        downloads=True,
-        settings=CELLS.names,
-    ),
-)
-
-
 _OWN: dict[str, DataSpec] = {}
+
+
+@cache
+def built_in() -> Mapping[str, DataSpec]:
+    """Return what the files of sources declare, by name, in alphabetical order.
+
+    A file is read as text: importing it would load the libraries that open its data.
+    """
+    found = []
+    for file in sorted(Path(__file__).with_name("sources").glob("*.py")):
+        declared = _DECLARED.search(file.read_text(encoding="utf-8"))
+        if declared is not None:
+            found += _rows(declared[1], f"{_SOURCES}.{file.stem}")
+    return {row.name: row for row in sorted(found, key=lambda row: row.name)}
+
+
+def _rows(declared: str, module: str) -> list[DataSpec]:
+    """Make the specs that a file declares: calls of `DataSpec` whose arguments are constants."""
+    rows = cast("ast.Tuple", ast.parse(declared, mode="eval").body)
+    return [
+        DataSpec(
+            module=module,
+            **{str(given.arg): ast.literal_eval(given.value) for given in row.keywords},
+        )
+        for row in rows.elts
+        if isinstance(row, ast.Call)
+    ]
 
 
 def list_specs() -> list[DataSpec]:
     """Return all data specs, built-in and registered."""
-    return [*SPECS, *_OWN.values()]
+    return [*built_in().values(), *_OWN.values()]
 
 
 def register_source(spec: DataSpec) -> DataSpec:
@@ -356,7 +251,7 @@ def register_source(spec: DataSpec) -> DataSpec:
         UserError: If a built-in spec has the name, nothing opens it, or a kind or setting is
             unknown.
     """
-    if spec.name in {each.name for each in SPECS}:
+    if spec.name in built_in():
         raise UserError(f"data {spec.name!r} is keymix's own: choose another name")
     if not spec.name or ":" in spec.name:
         raise UserError(f"data {spec.name!r}: a name has no colon and is not empty")
@@ -374,8 +269,10 @@ def register_source(spec: DataSpec) -> DataSpec:
 
 def find_spec(name: str | None) -> DataSpec | None:
     """Return the spec that a data spec as typed names, whatever its argument; None if none does."""
-    known = {row.name: row for row in list_specs()}
-    return None if name is None else known.get(name.partition(":")[0])
+    if name is None:
+        return None
+    name = name.partition(":")[0]
+    return built_in().get(name) or _OWN.get(name)
 
 
 def kind_of_spec(spec: str | None) -> InputKind:
@@ -391,11 +288,7 @@ def task_name(spec: str | None) -> str:
 
 
 def parse(spec: str) -> tuple[DataSpec, str]:
-    """Split a spec as typed into its table row and its argument.
-
-    Raises:
-        UserError: If the name is unknown, or a path is missing or not wanted.
-    """
+    """Split a spec as typed into its table row and its argument."""
     name, colon, argument = spec.partition(":")
     known = {s.name: s for s in list_specs()}
     if name not in known:
@@ -414,11 +307,7 @@ def parse(spec: str) -> tuple[DataSpec, str]:
 
 
 def existing_path(spec_name: str, argument: str) -> Path:
-    """Make the path behind ``spec_name:argument``, with ``~`` for the home folder.
-
-    Raises:
-        UserError: If nothing is there.
-    """
+    """Make the path behind ``spec_name:argument``, with ``~`` for the home folder."""
     path = Path(argument).expanduser()
     if not path.exists():
         raise UserError(f"data {spec_name}:{argument}: there is no {str(path)!r}. Check the path.")
@@ -426,11 +315,7 @@ def existing_path(spec_name: str, argument: str) -> Path:
 
 
 def existing_folder(spec_name: str, argument: str) -> Path:
-    """Make the folder behind ``spec_name:argument``.
-
-    Raises:
-        UserError: If nothing is there, or a file.
-    """
+    """Make the folder behind ``spec_name:argument``."""
     path = existing_path(spec_name, argument)
     if not path.is_dir():
         raise UserError(

@@ -20,15 +20,7 @@ def choose(
     Shares are proportional (largest remainders, ties by hash); where ``number`` allows, every class
     gets at least one row. Within a class the rows of the smallest hashes are taken.
 
-    Args:
-        labels: Class numbers, one a row.
-        number: Rows wanted; fewer are returned only where ``leave_one`` forbids more.
-        seed: The seed of the split.
-        stream: What the choice is for.
-        leave_one: Leave at least one row of every class untaken.
-
-    Returns:
-        The rows taken, ascending.
+    Returns the rows taken, ascending.
     """
     if len(labels) == 0:
         return np.zeros(0, dtype=np.int64)
@@ -48,15 +40,7 @@ def choose_groups(
     Groups are gone through in the order of a hash of their names and the seed. One is taken if that
     brings the number of rows nearer to the one wanted; if none would, the smallest is.
 
-    Args:
-        groups: The group of each row.
-        share: Share of the rows wanted.
-        seed: The seed of the split.
-        stream: What the choice is for.
-        leave: Groups that stay untaken at least.
-
-    Returns:
-        The rows of the groups taken, ascending.
+    Returns the rows of the groups taken, ascending.
     """
     names, index, counts = np.unique(
         np.asarray(groups, dtype=object), return_inverse=True, return_counts=True

@@ -47,9 +47,6 @@ class Stream(IntEnum):
 def hash64(*keys: Key) -> NDArray[np.uint64]:
     """Hash integer keys, broadcast against each other, to 64 bits.
 
-    Args:
-        keys: Integers or integer arrays; order matters, negative values are taken modulo 2^64.
-
     Shape: keys broadcast to ``[*]`` -> ``[*]`` (``[1]`` when all are plain integers).
     """
     state = np.zeros(1, dtype=np.uint64)

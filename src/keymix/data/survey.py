@@ -41,42 +41,29 @@ _ORIENTATION = 0x0112  # EXIF's tag
 
 @dataclass(frozen=True)
 class Remark:
-    """Something odd about an input that can be used all the same.
+    """Something odd about an input that can be used all the same."""
 
-    Args:
-        what: What, in words for many.
-        remedy: What to do about it.
-        told: The same of this input.
-    """
-
-    what: str
+    what: str  # what, in words for many
     remedy: str
-    told: str
+    told: str  # the same of this input
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What was seen of a table's images.
+    """What was seen of a table's images."""
 
-    Args:
-        hashes: Of the decoded pixels and their size, ``[N]`` of 16 bytes each; zero if broken.
-        sizes: Width and height in pixels, ``[N, 2]``; zero if broken.
-        traits: Sets of `TRAITS` as bits, ``[N]``.
-        broken: What is wrong with an image, by position.
-        remarks: What else is odd about an input, by position.
-        targets: Hashes of the targets, where they were read too; zero if broken.
-        blank: Whether all pixels are the same, where that was looked at.
-        own: What more was seen, for the findings of the targets.
-    """
-
+    # of the decoded pixels and their size, ``[N]`` of 16 bytes each; zero if broken
     hashes: NDArray[np.void]
-    sizes: IntArray
-    traits: IntArray
-    broken: dict[int, str]
+    sizes: IntArray  # width and height in pixels, ``[N, 2]``; zero if broken
+    traits: IntArray  # sets of `TRAITS` as bits, ``[N]``
+    broken: dict[int, str]  # what is wrong with an image, by position
+    # what else is odd about an input, by position
     remarks: dict[int, Remark] = field(default_factory=dict)
+    # hashes of the targets, where they were read too; zero if broken
     targets: NDArray[np.void] | None = None
+    # whether all pixels are the same, where that was looked at
     blank: NDArray[np.bool_] | None = None
-    own: object = None
+    own: object = None  # what more was seen, for the findings of the targets
 
     def having(self, trait: str) -> IntArray:
         """List the positions of images with a trait."""
@@ -90,15 +77,7 @@ def survey_images(
     options: Options,
     progress: Progress,
 ) -> dict[str, Survey]:
-    """Decode every image of a source.
-
-    Args:
-        source: Where they come from.
-        tables: Its tables by name.
-        faults: Takes faults of the data as a whole that are found on the way.
-        options: What training would be asked for.
-        progress: Called with the number of images done since the last call.
-    """
+    """Decode every image of a source."""
     del faults, options
     return {name: survey(table, source.in_chans, progress) for name, table in tables.items()}
 
@@ -107,11 +86,6 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
     """Decode every image of a table.
 
     Only what `Survey` holds stays in memory, besides the images of one stretch of the table.
-
-    Args:
-        table: The images.
-        in_chans: Channels that they are converted to.
-        progress: Called with the number of images done since the last call.
     """
     count = len(table)
     hashes = np.zeros(count, dtype=f"V{HASH}")

@@ -21,11 +21,6 @@ _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 def uniforms(count: int, *keys: int, index: Tensor) -> Tensor:
     """Draw what ``streams.uniforms(count, *keys, index)`` draws, bit for bit.
 
-    Args:
-        count: Numbers a sample.
-        keys: Plain integers: the seed, the epoch, the stream.
-        index: The last key, int64 ``[n]``, on any device.
-
     Shape: index ``[n]`` -> float64 ``[n, count]`` in [0, 1), on the device of ``index``.
     """
     prefix = int(hash64(*keys)[0]) if keys else 0

@@ -11,8 +11,5 @@ def threads(count: int) -> ThreadPool:
 
     Unlike those of a ``ThreadPoolExecutor``, neither the end of the block nor that of the process
     waits for them, whatever they wait for.
-
-    Args:
-        count: How many.
     """
     return ThreadPool(count)

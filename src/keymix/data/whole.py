@@ -21,15 +21,7 @@ from keymix.data.targets import Targets
 
 
 class WholeImages(Inputs):
-    """Images of which all is seen, at their own sizes or resized without a crop.
-
-    Args:
-        table: Where they are opened.
-        image_size: Height and width in pixels; the largest where images keep their own.
-        in_chans: Channels.
-        own_sizes: Whether they keep their own sizes.
-        listed: Whether a batch is a list of images.
-    """
+    """Images of which all is seen, at their own sizes or resized without a crop."""
 
     def __init__(
         self,

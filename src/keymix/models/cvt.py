@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
-from keymix.hosts.cvt import stage_grids
+from keymix.hosts.stages import cvt_grids
 from keymix.layers.cvt_stage import CvTStage
 from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value
@@ -185,7 +185,7 @@ class CvT(MixerModel):
         Raises:
             UserError: If a mixer cannot take its new grid; it names the mixer and the remedy.
         """
-        take_input_size(self, img_size, stage_grids)
+        take_input_size(self, img_size, cvt_grids)
 
     def forward_intermediates(
         self,

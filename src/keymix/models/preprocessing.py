@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from timm.models import get_model_traits
 from torch import nn
 
-from keymix.hosts.encoded import encoder_of
+from keymix.hosts.base import encoder_of
 from keymix.models.family import families
 from keymix.task import DEFAULT, get_task, list_tasks
 

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from keymix.decoders.segmentation.pup import WIDTHS, PUPDecoder
 from keymix.errors import UserError
-from keymix.hosts.base import MixerNames, MixerOptions
-from keymix.hosts.encoded import Encoded
+from keymix.hosts.base import Encoded, MixerNames, MixerOptions
 from keymix.layers.patches import ResNetPatchEmbed
 from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value

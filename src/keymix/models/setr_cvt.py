@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keymix.decoders.segmentation.pup import WIDTHS
 from keymix.hosts.base import MixerNames, MixerOptions
-from keymix.hosts.cvt import stage_grids
+from keymix.hosts.stages import cvt_grids
 from keymix.mixers.base import Grid, to_image
 from keymix.models.cvt import CvT
 from keymix.models.family import register_variants
@@ -111,7 +111,7 @@ class SETRCvT(SETR):
 
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
         patches = features[:, self.encoder.num_prefix_tokens :]
-        grid = stage_grids(self.encoder, (x.shape[-2], x.shape[-1]))[-1]
+        grid = cvt_grids(self.encoder, (x.shape[-2], x.shape[-1]))[-1]
         return to_image(patches, grid)
 
 

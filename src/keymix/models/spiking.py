@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
-from keymix.hosts.spiking import spiking_grids
+from keymix.hosts.stages import spiking_grids
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
 from keymix.models.arguments import check_value

@@ -12,8 +12,7 @@ from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import find_mixers
-from keymix.hosts.encoded import encoder_of
+from keymix.hosts.base import encoder_of, find_mixers
 from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid

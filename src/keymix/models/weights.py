@@ -13,8 +13,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
-from keymix.hosts.base import find_mixers
-from keymix.hosts.encoded import encoder_of
+from keymix.hosts.base import encoder_of, find_mixers
 from keymix.layers.patches import take_recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded

@@ -63,20 +63,12 @@ def summary(name: str) -> str:
 
 
 def get(name: str) -> Recipe:
-    """The recipe of this name.
-
-    Raises:
-        UserError: If there is none; it names the nearest.
-    """
+    """The recipe of this name; an unknown one is refused, with the nearest."""
     return _known(name)()
 
 
 def resolve(text: str) -> Recipe:
-    """A recipe from what a person typed: a recipe's name, a YAML or JSON file, a run's folder.
-
-    Raises:
-        UserError: If it is none of these, or the file is no recipe.
-    """
+    """A recipe from what a person typed: a recipe's name, a YAML or JSON file, a run's folder."""
     from keymix.train.recipe import read_recipe
 
     if text in _all():

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import Layer, find_layers
-from keymix.hosts.reading import Reading
 from keymix.mixers.base import Grid, to_image
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from keymix.hosts.spiking import spiking_stages
+from keymix.hosts.stages import spiking_stages
 
 
 class BatchNormWarmup:

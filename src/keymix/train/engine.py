@@ -110,7 +110,7 @@ def train(
             find_weights(recipe.model)  # or refuse, before the data is read
         images = data if data is not None else _opened(recipe)
         model = model_for(recipe, images.record())
-        _refuse_deaf(model)
+        _check_readout(model)
         params = sum(p.numel() for p in model.parameters() if p.requires_grad)
         batches = training_batches(recipe, images)  # or refuse, before anything is written
         before = Progress() if overwrite else progress_of(run, images, model)
@@ -155,7 +155,7 @@ def _opened(recipe: Recipe) -> ImageData:
     return warn_of_unlisted(warn_of_data(load_data(recipe.data)))
 
 
-def _refuse_deaf(model: nn.Module) -> None:
+def _check_readout(model: nn.Module) -> None:
     """Refuse to train a model that reads out where nothing of the image arrives."""
     from keymix.hosts import find_mixers, hears_image
 

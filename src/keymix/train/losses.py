@@ -30,6 +30,10 @@ class Teacher:
     size of the gradients. Their cross entropy with soft targets differs from KL by the entropy of
     the targets, which the student cannot change.
 
+    `order` has the teacher's class of each of the student's ``[classes]``, `rescale` the factor and
+    offset ``[C, 1, 1]`` from the student's normalisation to the teacher's; None where they are
+    alike. `digest` is the SHA-256 of the weights' file, which a resumed run compares.
+
     It is no module, so that a task that holds one neither trains, saves nor moves it.
     """
 
@@ -72,6 +76,8 @@ class MapSimilarity:
     as 0. The map is the one that multiplies V, without dropout, with gradients to both layers;
     running statistics do not move. Each map is formed once more than the forward pass does, and
     all of them are kept for the backward pass: B + 2 times ``[batch, h, N, M]``.
+
+    `blocks` is B, None for all pairs. A model with fewer layers, or one without a map, is refused.
     """
 
     def __init__(self, model: nn.Module, blocks: int | None) -> None:

@@ -55,7 +55,10 @@ def load_data(
     image_size: int | tuple[int, int] | None = None,
     crop_pct: float | None = None,
 ) -> ImageData:
-    """Load the images of a recipe."""
+    """Load the images of a recipe, perhaps at another size, in pixels.
+
+    `crop_pct` is the share of an image that evaluation shows; None for what suits the data.
+    """
     from keymix import data
 
     size = config.image_size if image_size is None else image_size

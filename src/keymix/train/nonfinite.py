@@ -31,7 +31,11 @@ _REMEDY = "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.cl
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What tells of a training step should its loss turn out not to be finite."""
+    """What is known of a training step should its loss turn out not to be finite.
+
+    The loss and its terms, by name and without weights, are 0-dimensional. `each` makes the loss of
+    each input ``[B]``, None where they have none; `index` has their positions in the split ``[B]``.
+    """
 
     epoch: int
     step: int
@@ -43,7 +47,13 @@ class Step:
 
 
 class Losses:
-    """Sum up the training losses of an epoch and look for one that is not finite."""
+    """Sum up the training losses of an epoch and look for one that is not finite.
+
+    `name` names an input by its position in the training split. ``nonfinite.json`` goes into the
+    folder; a trial has none, and ignores any loss. `late` looks at several losses together, for a
+    device that each look would hold up. With a loss scaler (`scaled`), which skips such updates,
+    gradients may be not finite.
+    """
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
-from keymix.data.specs import FRAMES_BY, SPECS, SPLIT_BY, task_name
+from keymix.data.specs import FRAMES_BY, SPLIT_BY, built_in, task_name
 from keymix.errors import UserError, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.task import DEFAULT, Task, get_task, list_tasks
@@ -404,7 +404,7 @@ class Recipe:
 def _task_of(spec: str) -> Task | None:
     """The task that data set; None where the name of the data is unknown, which is told later."""
     name, task = spec.partition(":")[0], task_name(spec)
-    unknown_data = task == DEFAULT and all(row.name != name for row in SPECS)
+    unknown_data = task == DEFAULT and name not in built_in()
     return None if unknown_data else get_task(task)
 
 

@@ -146,7 +146,7 @@ def make_schedule(
 
 
 class Training:
-    """A task with its optimiser and schedule under Fabric, and how far it is."""
+    """A task with its optimiser and schedule under Fabric, and how far it is: `steps` an epoch."""
 
     def __init__(self, task: TrainingTask, fabric: Fabric, *, steps: int) -> None:
         recipe = task.recipe

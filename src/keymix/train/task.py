@@ -75,7 +75,7 @@ class StepLoss:
 
 
 class TrainingForward:
-    """Call a model in a training step.
+    """Call a model in a training step, perhaps compiled: for `full` inputs, None for any number.
 
     What is compiled is this call alone. Full batches have one shape, so that one compilation
     serves a run. The short batch at the end of an epoch runs without: compiling it would take as
@@ -95,7 +95,10 @@ class TrainingForward:
             self._compiled = torch.compile(own, dynamic=False, backend=_BACKEND)
 
     def __call__(self, images: Inputs, *more: Any) -> Any:
-        """Return the model's answers, or its losses; lists of images are not compiled."""
+        """Return the model's answers, or its losses if `more` has the targets.
+
+        Neither such a model nor a list of images is compiled.
+        """
         plain = self._compiled is None or more or not isinstance(images, Tensor)
         if plain or (self._full is not None and len(images) != self._full):
             return self._model(images, *more)

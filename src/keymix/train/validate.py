@@ -44,7 +44,10 @@ _FEW_PROCESSES, _PROCESSES_PER_CORE = 16, 8
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse what can be told to be wrong without the data."""
+    """Refuse what is known to be wrong without the data.
+
+    The weights that it starts from are not looked for: a run that is resumed does without.
+    """
     check_optimizer(recipe.optim)
     _check_rates(recipe)
     config = recipe.data
@@ -72,7 +75,7 @@ def _check_rates(recipe: Recipe) -> None:
 
 
 def check_processes(name: str, number: int, *, least: int = 0) -> None:
-    """Refuse far more processes than this machine has cores."""
+    """Refuse fewer processes than `least`, and far more than this machine has cores."""
     require(number >= least, name, number, f"must be {least} or more")
     cores = os.cpu_count() or 1
     most = max(_FEW_PROCESSES, _PROCESSES_PER_CORE * cores)

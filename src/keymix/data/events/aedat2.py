@@ -29,12 +29,7 @@ _EXTERNAL = 0x8000
 
 
 def read_aedat2(path: Path) -> Events:
-    """Read a recording of CIFAR10-DVS.
-
-    Raises:
-        UserError: If the header is broken, the file ends in mid-event, an address is no 128x128
-            camera's, times fall, or there is no event.
-    """
+    """Read a recording of CIFAR10-DVS."""
     content = regular(path).read_bytes()
     start = _header(path, content)
     length = len(content) - start

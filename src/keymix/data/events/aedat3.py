@@ -44,16 +44,7 @@ class _Packet:
 
 
 def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
-    """Read all polarity events of a recording.
-
-    Args:
-        path: The file.
-        sensor: Height and width, pixels; the file does not tell.
-
-    Raises:
-        UserError: If the header is broken, the file ends in mid-packet, a packet contradicts
-            itself, an event is outside the sensor, times fall, or there is no event.
-    """
+    """Read all polarity events of a recording."""
     content = regular(path).read_bytes()
     at = _text(path, content)
     parts: list[NDArray[np.int64]] = []

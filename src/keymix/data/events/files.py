@@ -54,15 +54,7 @@ def read_events(path: str | Path, sensor: Size | None = None) -> Events:
 def read_frames(path: str | Path, record: DataRecord, size: Size) -> Tensor:
     """Read a recording as the frames that a run was trained on.
 
-    Args:
-        path: The file.
-        record: The record of the run's data.
-        size: Height and width of the frames, pixels.
-
     Shape: -> int32 ``[T, 2, H, W]``.
-
-    Raises:
-        UserError: If the recording is damaged, or of another sensor.
     """
     if record.sensor_size is None or record.time_steps is None or record.frames_by is None:
         raise UserError(f"{path}: is a recording of events; the run was trained on images.")
@@ -78,12 +70,7 @@ def read_frames(path: str | Path, record: DataRecord, size: Size) -> Tensor:
 
 
 def reading(read: Callable[[Path], Events], path: Path) -> Events | UserError:
-    """Read a recording, or give what is wrong with it in its place.
-
-    Args:
-        read: The reader.
-        path: The file.
-    """
+    """Read a recording, or give what is wrong with it in its place."""
     try:
         return read(path)
     except UserError as error:

@@ -28,15 +28,7 @@ TIME_STEPS = 10
 def starts(t: IntArray, time_steps: int, frames_by: str) -> IntArray:
     """Find the first event of each frame; a frame ends where the next begins.
 
-    Args:
-        t: Times, never falling, ``[N]``.
-        time_steps: T, frames.
-        frames_by: ``number`` for equally many events a frame, ``time`` for equally long ones.
-
     Shape: ``[N]`` -> ``[T]``.
-
-    Raises:
-        UserError: If ``frames_by`` is neither.
     """
     step = np.arange(time_steps, dtype=np.int64)
     if frames_by == "number":
@@ -80,11 +72,7 @@ def integrate(
 
 
 def check_size(sensor: Size, size: Size | None) -> Size:
-    """Make the size of the frames.
-
-    Raises:
-        UserError: If it is larger than the sensor.
-    """
+    """Make the size of the frames."""
     if size is None:
         return sensor
     if size[0] > sensor[0] or size[1] > sensor[1]:

@@ -29,11 +29,7 @@ _OR = (
 
 
 def sensor_of(spec: str) -> Size:
-    """Tell height and width of the sensor of a set of recordings, pixels.
-
-    Raises:
-        UserError: If the spec names no recordings, or they cannot be had.
-    """
+    """Tell height and width of the sensor of a set of recordings, pixels."""
     entry, argument = parse(spec)
     source = entry.open(argument, Faults())
     if not isinstance(source, EventSource):

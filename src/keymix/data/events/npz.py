@@ -37,14 +37,6 @@ def read_npz(path: Path, sensor: Size | None = None) -> Events:
     """Read a recording.
 
     ``t`` are whole microseconds; ``p`` is 0 and 1, false and true, or -1 and 1.
-
-    Args:
-        path: The file.
-        sensor: Height and width, pixels; None takes the file's ``sensor_size``.
-
-    Raises:
-        UserError: If the file is damaged, an array is missing or unfit, the sensor size is unknown,
-            or `make_events` refuses the events.
     """
     columns = _columns(path)
     own = _sensor_of(path, columns.pop(_SENSOR, None))
@@ -71,12 +63,7 @@ def read_npz(path: Path, sensor: Size | None = None) -> Events:
 
 
 def extent(path: Path) -> tuple[Size | None, Size]:
-    """Tell a file's own sensor size, if it has one, and the least that its events fit on.
-
-    Raises:
-        UserError: If the file is damaged, an array is missing or unfit, or an event is too far out
-            for any sensor.
-    """
+    """Tell a file's own sensor size, if it has one, and the least that its events fit on."""
     columns = _columns(path)
     own = _sensor_of(path, columns.pop(_SENSOR, None))
     x, y = columns["x"], columns["y"]
@@ -125,12 +112,7 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check_size(path: Path, file: Any, name: str) -> None:
-    """Refuse an array that would fill the memory, by the sizes that its file names.
-
-    Raises:
-        UserError: If it takes far more memory than its file, as no recording does.
-        ValueError: If it claims more numbers than the file has.
-    """
+    """Refuse an array that would fill the memory, by the sizes that its file names."""
     within = {info.filename.removesuffix(".npy"): info for info in file.zip.infolist()}[name]
     if within.file_size > _LARGE and within.file_size > _DENSE * within.compress_size:
         raise UserError(

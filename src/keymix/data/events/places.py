@@ -26,23 +26,14 @@ _VERSION = 2  # of the frames' making: another number makes all anew
 
 @dataclass(frozen=True)
 class Place:
-    """A folder for the frames of one data set.
+    """A folder for the frames of one data set."""
 
-    Args:
-        folder: The folder; it may not be there yet.
-        home: The folder of the data.
-    """
-
-    folder: Path
+    folder: Path  # the folder; it may not be there yet
     home: Path
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the folder, and say in one line if it cannot be written.
-
-        Raises:
-            UserError: In place of the system's error.
-        """
+        """Make the folder, and say in one line if it cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             yield
@@ -50,14 +41,7 @@ class Place:
             raise self._full(str(error.strerror or error)) from error
 
     def refuse_if_full(self, size: int) -> None:
-        """Refuse before anything is written that the disk has no room for.
-
-        Args:
-            size: Bytes.
-
-        Raises:
-            UserError: If fewer bytes are free.
-        """
+        """Refuse before anything is written that the disk has no room for."""
         if shutil.disk_usage(self.folder).free < size:
             raise self._full(f"they take {size / 1e9:.1f} GB, more than is free")
 

@@ -28,11 +28,6 @@ class RecordingSet(ABC):
     """All recordings of a data set, whatever split they are in.
 
     Frames are kept for the whole set, so that its splits share them.
-
-    Attributes:
-        home: The folder of the data, beside which frames are kept; None keeps them in memory.
-        files: The files that the recordings come from, below ``home``.
-        sensor: Height and width of the sensor, pixels.
     """
 
     home: Path | None = None
@@ -57,13 +52,7 @@ class RecordingSet(ABC):
 
 
 class Recordings(Table):
-    """Labelled recordings of a set, some of them or all.
-
-    Args:
-        whole: The set.
-        targets: Class numbers, or other targets of as many.
-        rows: The recordings' rows in the set; 0 to N - 1 by default.
-    """
+    """Labelled recordings of a set, some of them or all."""
 
     def __init__(
         self, whole: RecordingSet, targets: IntArray | Targets, rows: IntArray | None = None
@@ -87,23 +76,14 @@ class Recordings(Table):
         raise UserError(f"{self.name(i)} holds events, not an image: this works on images alone.")
 
     def read(self, i: int) -> Events:
-        """Read recording ``i``.
-
-        Raises:
-            UserError: If it is damaged; it is named.
-        """
+        """Read recording ``i``."""
         (found,) = self.whole.read(self.rows[i : i + 1])
         if isinstance(found, UserError):
             raise found
         return found
 
     def reason(self, i: int, why: str) -> str:
-        """Leave out of what is wrong with recording ``i`` the file, which its name tells already.
-
-        Args:
-            i: The recording.
-            why: The whole line.
-        """
+        """Take the file out of what is wrong with recording ``i``: its name has it already."""
         file, _, rest = why.partition(": ")
         return (rest if rest and self.name(i).startswith(file) else why).rstrip(".")
 
@@ -122,12 +102,7 @@ class Recordings(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class EventSource(Source):
-    """A source whose tables are `Recordings`.
-
-    Args:
-        named: Train and test table of each published split, by its name; ``train`` and ``test``
-            are those of the first.
-    """
+    """A source whose tables are `Recordings`."""
 
     kind: ClassVar[InputKind] = RECORDING
     preparation: ClassVar[str] = "keymix.data.events.loading:EventPreparation"
@@ -135,6 +110,8 @@ class EventSource(Source):
 
     train: Recordings
     in_chans: int = 2
+    # train and test table of each published split, by its name; ``train`` and ``test`` are those
+    # of the first
     named: Mapping[str, tuple[Recordings, Recordings]] = field(default_factory=dict)
 
 

@@ -24,14 +24,7 @@ from keymix.data.targets import Digest, Targets
 
 
 class RecordedFrames(Inputs):
-    """Recordings of events as frames, counts ``[T, C, H, W]``.
-
-    Args:
-        table: The recordings.
-        frames: The frames of the whole set.
-        image_size: Height and width of a frame, pixels.
-        in_chans: Polarities.
-    """
+    """Recordings of events as frames, counts ``[T, C, H, W]``."""
 
     kind = RECORDING
 

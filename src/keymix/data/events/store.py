@@ -44,17 +44,11 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How recordings become frames.
+    """How recordings become frames."""
 
-    Args:
-        time_steps: T, frames a recording.
-        frames_by: ``number`` or ``time``.
-        size: Height and width of a frame, pixels.
-    """
-
-    time_steps: int
-    frames_by: str
-    size: Size
+    time_steps: int  # T, frames a recording
+    frames_by: str  # ``number`` or ``time``
+    size: Size  # height and width of a frame, pixels
 
     @property
     def stem(self) -> str:
@@ -68,14 +62,7 @@ class Settings:
 
 
 class Frames:
-    """The frames of all recordings of a set, in memory or mapped from a file.
-
-    Args:
-        array: Counts ``[N, T, 2, H, W]``, unsigned; or the file that holds them.
-        digests: A hash of each recording's frames, in hexadecimal digits.
-        broken: What is wrong with recordings that have no frames, by row.
-        few: Rows of recordings that have fewer events than frames.
-    """
+    """The frames of all recordings of a set, in memory or mapped from a file."""
 
     def __init__(
         self,
@@ -107,11 +94,7 @@ class Frames:
 
 
 def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
-    """Make the frames of a set, or find those that were made before.
-
-    Raises:
-        UserError: If there is no room for them.
-    """
+    """Make the frames of a set, or find those that were made before."""
     if recordings.home is None:
         held = _Held((len(recordings), *settings.shape))
         made = _make(recordings, settings, held)
@@ -153,11 +136,7 @@ def _sound(place: Place, settings: Settings, stamp: str, count: int) -> Frames |
 
 
 def _opened(path: Path, told: dict[str, Any], shape: tuple[int, ...]) -> Frames:
-    """Open frames that a manifest tells of.
-
-    Raises:
-        ValueError: If they are not as they were written.
-    """
+    """Open frames that a manifest tells of."""
     broken = {int(row): str(why) for row, why in told["broken"].items()}
     frames = Frames(path, list(told["digests"]), broken, [int(row) for row in told["few"]])
     size = path.stat().st_size

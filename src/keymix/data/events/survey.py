@@ -53,15 +53,7 @@ def survey_events(
     options: Options,
     progress: Progress,
 ) -> dict[str, Survey]:
-    """Read every recording of a source's tables, those of one file together.
-
-    Args:
-        source: Where they come from.
-        tables: Views of one set of recordings.
-        faults: Faults of the data as a whole; none is found on the way.
-        options: What training would be asked for, such as frames of a recording.
-        progress: Called with the number of recordings done since the last call.
-    """
+    """Read every recording of a source's tables, those of one file together."""
     del source, faults
     time_steps = options.time_steps or TIME_STEPS
     own = {name: table for name, table in tables.items() if isinstance(table, Recordings)}

@@ -35,16 +35,7 @@ SHEAR, SHIFT, ANGLE, HOLE = 0.3, 5 / 128, math.radians(30), 30 / 128
 def augmented(
     frames: Tensor, index: IntArray, *, flip: bool, wide: bool, seed: int, epoch: int
 ) -> Tensor:
-    """Augment the frames of recordings, each as a function of (seed, epoch, index).
-
-    Args:
-        frames: ``[B, T, C, H, W]``.
-        index: The recordings' numbers.
-        flip: Mirror left and right with probability 0.5.
-        wide: Apply one of `OPERATIONS`.
-        seed: Seed.
-        epoch: Epoch.
-    """
+    """Augment the frames of recordings, each as a function of (seed, epoch, index)."""
     B, T, C, H, W = frames.shape
     if not flip and not wide:
         return frames

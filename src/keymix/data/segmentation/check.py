@@ -85,13 +85,7 @@ def _add_classes(report: Report, images: Images, survey: ScanSurvey) -> None:
 
 
 def add_lacking(report: Report, names: Sequence[str], counts: Mapping[str, IntArray]) -> None:
-    """Name the classes that no mask of a split has.
-
-    Args:
-        report: Where to.
-        names: The classes.
-        counts: Images that have each class, by split.
-    """
+    """Name the classes that no mask of a split has."""
     for split, number in counts.items():
         lacking = (number == 0) & ((split == "train") | (counts["train"] > 0))
         missing = [names[c] for c in np.flatnonzero(lacking).tolist()]

@@ -17,11 +17,7 @@ HELD_BYTES = 1 << 30  # sets are held if all their splits together stay below th
 
 
 def hold(table: ScanTable, size: Size) -> HeldScans:
-    """Decode a table at a size.
-
-    Raises:
-        UserError: If an image or mask is damaged; it is named.
-    """
+    """Decode a table at a size."""
     count = len(table)
     shape = table.mask(0).shape[:-2]
     images = np.empty((count, table.channels, *size), dtype=np.uint8)
@@ -37,13 +33,7 @@ def hold(table: ScanTable, size: Size) -> HeldScans:
 
 
 class HeldScans(ScanTable):
-    """Images with masks that are held in memory at one size.
-
-    Args:
-        table: Where they come from.
-        images: uint8 ``[N, C, H, W]``.
-        masks: uint8 ``[N, H, W]`` or ``[N, K, H, W]``.
-    """
+    """Images with masks that are held in memory at one size."""
 
     def __init__(self, table: ScanTable, images: Tensor, masks: Tensor) -> None:
         self.table = table

@@ -76,11 +76,7 @@ def encode(mask: NDArray[np.generic]) -> str:
 def parse(text: str | float | None, height: int, width: int) -> Runs:
     """Read and check run lengths without making the mask.
 
-    Returns:
-        First pixels and ends of the runs, in order, counted from 0.
-
-    Raises:
-        RunsError: As `decode`.
+    Returns first pixels and ends of the runs, in order, counted from 0.
     """
     if text is None or text != text:  # noqa: PLR0124  # only NaN differs from itself
         return NO_RUNS

@@ -20,17 +20,7 @@ def read_rows(
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read some columns of a CSV file, wherever they stand.
 
-    Args:
-        path: The file, UTF-8.
-        columns: Names of the columns wanted; ``case|id`` for whichever of the two is there.
-        faults: What to do about rows that are too short.
-        kind: What such a fault is called.
-
-    Returns:
-        The line that each row ends on, and its cells in the order of ``columns``, stripped.
-
-    Raises:
-        UserError: If the file cannot be read, is empty or lacks a column.
+    Returns the line that each row ends on, and its cells in the order of ``columns``, stripped.
     """
     before = csv.field_size_limit(_LONGEST)
     try:

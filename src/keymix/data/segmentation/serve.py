@@ -18,12 +18,7 @@ from keymix.data.whole import WholeImages
 
 
 class ScanImages(WholeImages):
-    """Images with masks, resized without regard to their proportions, so that all is seen.
-
-    Args:
-        table: The images.
-        image_size: Height and width in pixels.
-    """
+    """Images with masks, resized without regard to their proportions, so that all is seen."""
 
     def __init__(self, table: ScanTable, image_size: Size) -> None:
         super().__init__(table, image_size, table.channels)
@@ -48,14 +43,7 @@ class ScanImages(WholeImages):
 
 
 class SplitMasks(MaskTargets):
-    """The masks of a split, at the size of its images.
-
-    Args:
-        table: The images.
-        masks: What the masks are.
-        image_size: Height and width in pixels.
-        unlisted: Slices for which rows of the table of masks are missing.
-    """
+    """The masks of a split, at the size of its images."""
 
     moves = True
 

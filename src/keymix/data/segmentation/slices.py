@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,41 +14,45 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, open_image, reason
+from keymix.data.decode import (
+    DAMAGE,
+    SIXTEEN_BIT,
+    Size,
+    convert,
+    open_image,
+    reading,
+    reason,
+    to_array,
+)
 from keymix.data.regular import regular
 from keymix.data.segmentation import rle
-from keymix.data.segmentation.table import Pixels, ScanTable, Seen, refuse
+from keymix.data.segmentation.table import REMEDY, Pixels, ScanTable, Seen, refuse
 from keymix.data.sources.base import Fault, head_digest
 from keymix.data.streams import IntArray
+from keymix.errors import UserError
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
+FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
+"""Names of a day's folder and of a slice's file: number, width, height, spacing across, down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A slice of a scan.
+    """A slice of a scan."""
 
-    Args:
-        id: Its name in the table of masks.
-        case: The patient.
-        day: The day of the scan.
-        number: Of the slice in the scan.
-        file: Below the root; None if it is missing.
-        size: Height and width by the file's name, pixels.
-        spacing: Millimetres from row to row and from column to column; None where unknown.
-        runs: Number of an organ and its runs, for each organ that is there.
-        listed: The organs that have a row, with run lengths or without.
-        faults: What is wrong with the rows and the name.
-    """
-
-    id: str
+    id: str  # its name in the table of masks
     case: str
     day: str
-    number: int
-    file: str | None
-    size: Size
+    number: int  # of the slice in the scan
+    file: str | None  # below the root; None if it is missing
+    size: Size  # height and width by the file's name, pixels
+    # millimetres from row to row and from column to column; None where unknown
     spacing: tuple[float, float] | None
+    # number of an organ and its runs, for each organ that is there
     runs: tuple[tuple[int, rle.Runs], ...]
-    faults: tuple[Fault, ...]
-    listed: frozenset[str] = frozenset()
+    faults: tuple[Fault, ...]  # what is wrong with the rows and the name
+    listed: frozenset[str] = frozenset()  # the organs that have a row, with run lengths or without
 
 
 Numbers = Mapping[int, Sequence[str]]
@@ -56,20 +61,14 @@ Numbers = Mapping[int, Sequence[str]]
 
 @dataclass(eq=False)
 class SliceSet:
-    """All slices of a data set, whatever split they are in.
-
-    Args:
-        root: The folder of the data.
-        slices: The slices with masks.
-        files: Files of all slices, with masks or without, by case and day.
-        organs: How many organs there are.
-        looked: What is wrong with a file, once it was looked at; and whether it was decoded.
-    """
+    """All slices of a data set, whatever split they are in."""
 
     root: Path
-    slices: Sequence[Slice]
+    slices: Sequence[Slice]  # the slices with masks
+    # files of all slices, with masks or without, by case and day
     files: Mapping[tuple[str, str], Numbers]
     organs: int
+    # what is wrong with a file, once it was looked at; and whether it was decoded
     looked: dict[tuple[str, bool], Fault | None] = field(default_factory=dict)
 
     def neighbours(self, of: Slice, count: int) -> tuple[list[str], int]:
@@ -77,8 +76,7 @@ class SliceSet:
 
         For a neighbour that is missing, the nearest slice on the way to it stands in.
 
-        Returns:
-            The files, and for how many of them another one stands in.
+        Returns the files, and for how many of them another one stands in.
         """
         assert of.file is not None
         numbers = self.files[of.case, of.day]
@@ -121,14 +119,7 @@ class SliceSet:
 
 
 class Slices(ScanTable):
-    """Slices with masks, some of a set or all.
-
-    Args:
-        whole: The set.
-        multilabel: Whether masks keep all organs of a pixel; otherwise the last one.
-        channels: Slices of a stack, an odd number.
-        rows: The slices' rows in the set; all by default.
-    """
+    """Slices with masks, some of a set or all."""
 
     def __init__(
         self, whole: SliceSet, *, multilabel: bool, channels: int, rows: IntArray | None = None
@@ -178,9 +169,6 @@ class Slices(ScanTable):
         """Decode the slice and its neighbours, each scaled from its least and largest to 0..255.
 
         A slice of one value is 0.
-
-        Raises:
-            UserError: If one is damaged, missing or of another size; it is named.
         """
         one = self._slices[i]
         refuse([fault for fault in one.faults if one.file is None])
@@ -200,11 +188,7 @@ class Slices(ScanTable):
         return np.stack([planes[file] for file in files])
 
     def mask(self, i: int) -> Pixels:
-        """Fill the runs.
-
-        Raises:
-            UserError: If a row of the slice is wrong; it is named.
-        """
+        """Fill the runs."""
         one = self._slices[i]
         refuse(one.faults)
         if self._multilabel:
@@ -296,3 +280,83 @@ def _scaled(values: NDArray[Any]) -> Pixels:
         np.uint8
     )
     return scaled
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanFile:
+    """An image file."""
+
+    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names tell its id and spacing
+    # whether the run was trained on slices of scans, which are scaled from their least and
+    # largest value, and not on images of 8 bits
+    slices: bool
+    channels: int  # 1 for grey, 3 for colour, or the slices of a stack
+
+    @property
+    def id(self) -> str:
+        """Name the image as a table of masks does: by case, day and slice, or by its file."""
+        name, day = FILE.fullmatch(self.path.name), DAY.fullmatch(self._day)
+        if not self.slices or name is None or day is None:
+            return self.path.stem
+        return f"{day[0]}_slice_{name[1]}"
+
+    @property
+    def spacing(self) -> tuple[float, float] | None:
+        """Millimetres from row to row and from column to column; None where no name tells them."""
+        told = self.slices and FILE.fullmatch(self.path.name) is not None
+        return spacing_of(self.path.name) if told else None
+
+    def pixels(self) -> Pixels:
+        """Decode the image at its own size, with its neighbours if it is one of a stack.
+
+        Shape: uint8 ``[C, h, w]``.
+        """
+        if not self.slices:
+            with reading(str(self.path)), open_image(self.path) as image:
+                return to_array(convert(image, self.channels))
+        one, numbers = self._slice()
+        whole = SliceSet(self.path.parent, [one], {(one.case, one.day): numbers}, 0)
+        try:
+            return Slices(whole, multilabel=False, channels=self.channels).pixels(0)
+        except UserError as error:
+            raise UserError(str(error).replace(REMEDY, "Replace or remove it.")) from error
+
+    @property
+    def _day(self) -> str:
+        """Name of the folder of a day's scans."""
+        parent = self.path.absolute().parent
+        return parent.parent.name if parent.name == "scans" else ""
+
+    def _slice(self) -> tuple[Slice, dict[int, list[str]]]:
+        """Make a slice of the file, and list the files beside it by number."""
+        name = FILE.fullmatch(self.path.name)
+        if name is None and self.channels > 1:
+            raise UserError(
+                f"{self.path}: the run was trained on stacks of {self.channels} slices, and this "
+                "name tells no number by which to find its neighbours. Name it like "
+                "slice_0078_266_266_1.50_1.50.png."
+            )
+        if name is None:
+            with reading(str(self.path)), open_image(self.path) as image:
+                size = (image.height, image.width)
+        else:
+            size = (int(name[3]), int(name[2]))
+        number = 0 if name is None else int(name[1])
+        numbers: dict[int, list[str]] = {}
+        if self.channels > 1:
+            for file in sorted(path.name for path in self.path.parent.iterdir()):
+                if (match := FILE.fullmatch(file)) is not None:
+                    numbers.setdefault(int(match[1]), []).append(file)
+        numbers[number] = [self.path.name]
+        one = Slice(
+            id=self.id,
+            case="",
+            day="",
+            number=number,
+            file=self.path.name,
+            size=size,
+            spacing=self.spacing,
+            runs=(),
+            faults=(),
+        )
+        return one, numbers

@@ -26,28 +26,18 @@ _CHUNK = 16  # images a task
 
 @dataclass(frozen=True, eq=False)
 class ScanSurvey:
-    """What was seen of a table's images and masks.
+    """What was seen of a table's images and masks."""
 
-    Args:
-        hashes: Of the decoded pixels and their size, ``[N]`` of 16 bytes each; zero if broken.
-        mask_hashes: Of the masks, likewise.
-        sizes: Width and height in pixels, ``[N, 2]``; zero if broken.
-        pixels: Pixels of each class, ``[N, K]``; zero where the mask is broken.
-        ignored: Pixels of the value 255, in any plane, ``[N]``.
-        area: Pixels of the masks, ``[N]``; zero where broken.
-        blank: Whether all pixels of an image are the same, ``[N]``.
-        seen: What each table says of its images, ``N`` of them.
-        broken: What makes an image or a mask unreadable, by position.
-    """
-
+    # of the decoded pixels and their size, ``[N]`` of 16 bytes each; zero if broken
     hashes: NDArray[np.void]
-    mask_hashes: NDArray[np.void]
-    sizes: IntArray
-    pixels: IntArray
-    ignored: IntArray
-    area: IntArray
-    blank: NDArray[np.bool_]
-    seen: list[Seen]
+    mask_hashes: NDArray[np.void]  # of the masks, likewise
+    sizes: IntArray  # width and height in pixels, ``[N, 2]``; zero if broken
+    pixels: IntArray  # pixels of each class, ``[N, K]``; zero where the mask is broken
+    ignored: IntArray  # pixels of the value 255, in any plane, ``[N]``
+    area: IntArray  # pixels of the masks, ``[N]``; zero where broken
+    blank: NDArray[np.bool_]  # whether all pixels of an image are the same, ``[N]``
+    seen: list[Seen]  # what each table says of its images, ``N`` of them
+    # what makes an image or a mask unreadable, by position
     broken: dict[int, list[Fault]] = field(default_factory=dict)
 
 
@@ -58,15 +48,7 @@ def survey_source(
     options: Options,
     progress: Progress,
 ) -> dict[str, Survey]:
-    """Read every image and mask of a source.
-
-    Args:
-        source: Where they come from.
-        tables: Its tables by name.
-        faults: Takes what is wrong with single images, each once: a file may be in several stacks.
-        options: What training would be asked for, such as slices of a stack.
-        progress: Called with the number of images done since the last call.
-    """
+    """Read every image and mask of a source."""
     scans = {name: table for name, table in tables.items() if isinstance(table, ScanTable)}
     found = {
         name: survey_scans(table, len(source.classes), progress, stack=options.stack)
@@ -95,14 +77,7 @@ def survey_source(
 def survey_scans(
     table: ScanTable, classes: int, progress: Progress, *, stack: int | None = None
 ) -> ScanSurvey:
-    """Read every image and mask of a table.
-
-    Args:
-        table: The images.
-        classes: K, number of classes.
-        progress: Called with the number of images done since the last call.
-        stack: Slices of an image; the one in the middle is the image itself.
-    """
+    """Read every image and mask of a table."""
     count = len(table)
     found = ScanSurvey(
         hashes=np.zeros(count, dtype=f"V{HASH}"),

@@ -88,17 +88,12 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Unlisted:
-    """A slice for which the table of masks lacks rows that it has for others.
-
-    Args:
-        id: The slice.
-        classes: The organs without a row.
-        certain: Whether the table writes a row without run lengths for an organ that is absent, so
-            that a missing row means nothing.
-    """
+    """A slice for which the table of masks lacks rows that it has for others."""
 
     id: str
     classes: tuple[str, ...]
+    # whether the table writes a row without run lengths for an organ that is absent, so that a
+    # missing row means nothing
     certain: bool
 
     def __str__(self) -> str:
@@ -200,11 +195,7 @@ class ScanTable(Table):
 
 
 class MaskTargets(Targets):
-    """The masks of a table.
-
-    Args:
-        table: The images.
-    """
+    """The masks of a table."""
 
     kind = MASK
     findings: ClassVar[str] = "keymix.data.segmentation.check:MaskFindings"
@@ -238,12 +229,7 @@ class MaskTargets(Targets):
 
 @dataclass(frozen=True, kw_only=True)
 class ScanSource(Source):
-    """A source whose tables are `ScanTable`.
-
-    Args:
-        masks: What the masks are.
-        unlisted: Slices for which rows of the table of masks are missing.
-    """
+    """A source whose tables are `ScanTable`."""
 
     preparation: ClassVar[str] = "keymix.data.segmentation.loading:ScanPreparation"
     surveyed: ClassVar[str] = "keymix.data.segmentation.survey:survey_source"
@@ -254,7 +240,7 @@ class ScanSource(Source):
     test: ScanTable | None = None
     test_fraction: float = 0.04
     masks: MaskKind
-    unlisted: tuple[Unlisted, ...] = ()
+    unlisted: tuple[Unlisted, ...] = ()  # slices for which rows of the table of masks are missing
 
 
 def unfit(
@@ -265,13 +251,7 @@ def unfit(
     Learning needs classes to tell apart: in training, multilabel masks have a pixel of any class
     and exclusive ones pixels of two classes. Measuring needs a pixel that is not ignored.
 
-    Args:
-        seen: What was seen of the images of each split, all without faults.
-        kind: What the masks are.
-        classes: Names of the classes.
-
-    Returns:
-        Each reason with the remedy, two sentences; none where the masks are fit.
+    Returns each reason with the remedy, two sentences; none where the masks are fit.
     """
     return tuple(why for name, found in seen.items() if (why := _unfit(name, found, kind, classes)))
 
@@ -296,11 +276,7 @@ def _unfit(name: str, seen: Sequence[Seen], kind: MaskKind, classes: Sequence[st
 
 
 def tell_shared(tables: Mapping[str, ScanTable], faults: Faults) -> None:
-    """Tell each case that stands in several of the splits that a data set brings.
-
-    Raises:
-        UserError: On the first, unless faults are collected.
-    """
+    """Tell each case that stands in several of the splits that a data set brings."""
     first: dict[str, tuple[str, str]] = {}
     told = set()
     for name, table in tables.items():
@@ -318,11 +294,7 @@ def tell_shared(tables: Mapping[str, ScanTable], faults: Faults) -> None:
 
 
 def refuse(faults: Sequence[Fault]) -> None:
-    """Raise the first fault, with what to do about it.
-
-    Raises:
-        UserError: If there is any.
-    """
+    """Raise the first fault, with what to do about it."""
     for fault in faults:
         raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
 

@@ -89,17 +89,11 @@ class Table(ABC):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong with the data as a whole.
+    """Something wrong with the data as a whole."""
 
-    Args:
-        kind: What, in a few words that are the same for all faults of the kind.
-        message: The line for the user, with culprit and remedy.
-        culprit: The folder, file or row alone.
-    """
-
-    kind: str
-    message: str
-    culprit: str
+    kind: str  # what, in a few words that are the same for all faults of the kind
+    message: str  # the line for the user, with culprit and remedy
+    culprit: str  # the folder, file or row alone
 
 
 class Faults:
@@ -179,11 +173,7 @@ class Source:
 
 
 def check_count(what: str, count: int, targets: Targets) -> None:
-    """Refuse targets of another number than the inputs.
-
-    Raises:
-        UserError: Naming the table.
-    """
+    """Refuse targets of another number than the inputs."""
     if len(targets) != count:
         raise UserError(
             f"{what}: {count} inputs, but {len(targets)} {targets.kind.nouns}. Give one for each."
@@ -199,3 +189,45 @@ def some(names: Sequence[str], most: int = 5) -> str:
     """List a few names and say how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+class Arrays(Table):
+    """Images as one array."""
+
+    held: NDArray[np.uint8]
+
+    def __init__(
+        self,
+        what: str,
+        pixels: NDArray[np.uint8],
+        targets: IntArray | Targets,
+        rows: IntArray | None = None,
+    ) -> None:
+        self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets
+        self.labels = self._targets.strata
+        self.held = pixels
+        self._what = what
+        self._rows = np.arange(len(pixels), dtype=np.int64) if rows is None else rows
+        check_count(what, len(pixels), self._targets)
+
+    @property
+    def targets(self) -> Targets:
+        """What a model is to learn of the images."""
+        return self._targets
+
+    def name(self, i: int) -> str:
+        """Name the set and the row."""
+        return f"{self._what} image {self._rows[i]}"
+
+    def open(self, i: int) -> Image.Image:
+        """Wrap the pixels of image ``i``."""
+        pixels = self.held[i]
+        return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+
+    def digest(self, i: int, *, content: bool = True) -> bytes:
+        """Hash the pixels of image ``i``; they are in memory, whatever ``content`` says."""
+        return hashlib.sha256(self.held[i].tobytes()).digest()
+
+    def select(self, rows: IntArray) -> Table:
+        """Copy the pixels of ``rows``."""
+        return Arrays(self._what, self.held[rows], self._targets.select(rows), self._rows[rows])

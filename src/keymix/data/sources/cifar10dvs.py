@@ -25,8 +25,21 @@ from keymix.data.events.files import reading
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
 from keymix.data.sources.base import Faults, some
 from keymix.data.sources.folder import folders
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="cifar10dvs",
+        argument="PATH",
+        summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
+        "and tebn",
+        kind="recording",
+        on_disk=True,
+        says_where=True,
+    ),
+)
 
 CLASSES = (
     "airplane",
@@ -47,12 +60,7 @@ _TEBN_TEST = 100
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
-    """Open ``PATH/<class>/cifar10_<class>_<number>.aedat``.
-
-    Raises:
-        UserError: If a class is missing or empty, or a file has no number; unless ``faults``
-            collects these.
-    """
+    """Open ``PATH/<class>/cifar10_<class>_<number>.aedat``."""
     root = Path(argument).expanduser()
     inside = folders(root) if root.is_dir() else []
     missing = [name for name in CLASSES if name not in inside]

@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from keymix.data.sources.arrays import Arrays
-from keymix.data.sources.base import Faults, Source
+from keymix.data.sources.base import Arrays, Faults, Source
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray, Stream, hash64
+
+SPECS = (
+    DataSpec(
+        name="digits",
+        summary="scikit-learn's 1,797 handwritten digits, each at its own place on a 12x12 canvas; "
+        "no download",
+    ),
+)
 
 CANVAS = 12  # pixels a side
 _DIGIT = 8

@@ -21,8 +21,21 @@ from keymix.data.events.aedat3 import SENSOR, read_aedat3
 from keymix.data.events.files import reading
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
 from keymix.data.sources.base import Faults, some
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="dvs128",
+        argument="PATH",
+        summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
+        "trials",
+        kind="recording",
+        on_disk=True,
+        says_where=True,
+    ),
+)
 
 CLASSES = (
     "hand_clapping",
@@ -46,31 +59,17 @@ _HEAD = ["class", "startTime_usec", "endTime_usec"]
 
 @dataclass(frozen=True)
 class _Gesture:
-    """A line of a table of labels.
-
-    Args:
-        file: The recording's file.
-        line: The line, from 1.
-        label: Class number, from 0.
-        start: Microseconds, included.
-        end: Microseconds, not included.
-    """
+    """A line of a table of labels."""
 
     file: str
-    line: int
-    label: int
-    start: int
-    end: int
+    line: int  # the line, from 1
+    label: int  # class number, from 0
+    start: int  # microseconds, included
+    end: int  # microseconds, not included
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
-    """Open the folder ``DvsGesture``, or the one that holds it.
-
-    Raises:
-        UserError: If the set is not there, a list names a file that is not there or one that is
-            listed already, a recording has no labels or labels have no recording, or a line of
-            labels is broken; unless ``faults`` collects these.
-    """
+    """Open the folder ``DvsGesture``, or the one that holds it."""
     root = Path(argument).expanduser()
     root = root / _FOLDER if (root / _FOLDER).is_dir() else root
     lists = {split: root / f"trials_to_{split}.txt" for split in ("train", "test")}

@@ -18,10 +18,21 @@ from keymix.data.events.recordings import EventSource, Read, Recordings, Recordi
 from keymix.data.events.stream import Size
 from keymix.data.sources.base import Faults, some
 from keymix.data.sources.folder import folders
-from keymix.data.specs import existing_folder
+from keymix.data.specs import DataSpec, existing_folder
 from keymix.data.streams import IntArray
 from keymix.data.threads import threads
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="events",
+        argument="PATH",
+        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, "
+        "y, p",
+        kind="recording",
+        on_disk=True,
+    ),
+)
 
 _VALIDATION = ("val", "validation", "valid")
 _THREADS = 4
@@ -33,11 +44,6 @@ def open_source(argument: str, faults: Faults) -> EventSource:
 
     Files without ``sensor_size`` get the sensor of the others, or the least that all events of the
     set fit on.
-
-    Raises:
-        UserError: If there are no class folders or no recordings, or files name different sensors;
-            on one class only, an empty class, or a class that train does not have, unless
-            ``faults`` collects these.
     """
     root = existing_folder("events", argument)
     inside = folders(root)

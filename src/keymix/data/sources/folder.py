@@ -13,10 +13,19 @@ from PIL import Image
 from keymix.data.decode import open_image
 from keymix.data.regular import regular
 from keymix.data.sources.base import Faults, Source, Table, check_count, head_digest, some
-from keymix.data.specs import existing_folder
+from keymix.data.specs import DataSpec, existing_folder
 from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="folder",
+        argument="PATH",
+        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
+        on_disk=True,
+    ),
+)
 
 SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
@@ -25,13 +34,7 @@ _VALIDATION = ("val", "validation", "valid")
 
 
 def open_source(argument: str, faults: Faults) -> Source:
-    """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``.
-
-    Raises:
-        UserError: If there are no class folders, or no training images; on one class only, a class
-            without images, or a class in another split that train does not have, unless ``faults``
-            collects these.
-    """
+    """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``."""
     root = existing_folder("folder", argument)
     inside = folders(root)
     if "train" not in inside:
@@ -63,16 +66,7 @@ def open_source(argument: str, faults: Faults) -> Source:
 def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table, tuple[str, ...]]:
     """Find the classes and the training images below ``folder``.
 
-    Args:
-        root: The data set's folder; images are hashed with their path below it.
-        folder: The folder of the class folders.
-        faults: What to do about one class only, and an empty one.
-
-    Returns:
-        The classes, the images, and notes.
-
-    Raises:
-        UserError: If there is nothing; on faults, unless they are collected.
+    Returns the classes, the images, and notes.
     """
     classes = folders(folder)
     if not classes:
@@ -144,13 +138,7 @@ def images_below(folder: Path, faults: Faults) -> list[str]:
 
 
 class Files(Table):
-    """Image files.
-
-    Args:
-        root: The folder that the paths start from.
-        files: Paths below it.
-        targets: Class numbers, or other targets of as many.
-    """
+    """Image files."""
 
     def __init__(self, root: Path, files: Sequence[str], targets: IntArray | Targets) -> None:
         self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets

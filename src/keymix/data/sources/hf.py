@@ -25,8 +25,19 @@ from huggingface_hub.errors import (
 
 from keymix.data.sources import parquet
 from keymix.data.sources.base import Faults, Source, some
-from keymix.data.sources.cells import CELL_MIB
+from keymix.data.sources.parquet import CELL_MIB
+from keymix.data.specs import DataSpec
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="hf",
+        argument="OWNER/NAME",
+        summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
+        downloads=True,
+        settings=("cell_mib",),
+    ),
+)
 
 _CONVERTED = "refs/convert/parquet"  # the branch on which the Hub keeps its own conversion
 _SPLIT = re.compile(r"(?:.*[-_.])?(train|test|validation|valid|val|dev)(?:[-_.].*)?")
@@ -62,17 +73,7 @@ class _Repo:
 
 
 def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> Source:
-    """Open ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``: from the Hub, else from its cache.
-
-    Args:
-        argument: The repository, and its configuration where there are several.
-        faults: What to do about faults.
-        cell_mib: MiB that an encoded image may take.
-
-    Raises:
-        UserError: If the repository is not there or not to be had, has no parquet files, or several
-            configurations of which none is named; and as the parquet source does.
-    """
+    """Open ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``: from the Hub, else from its cache."""
     parts = argument.split("/")
     if len(parts) < 2 or not all(parts):
         raise UserError(
@@ -100,8 +101,7 @@ def open_source(argument: str, faults: Faults, *, cell_mib: int = CELL_MIB) -> S
 def _from_hub(repo: _Repo) -> tuple[Path, list[_Found]]:
     """Fetch what is missing; where there is no network, take what the cache has.
 
-    Returns:
-        The snapshot's folder, named by its commit, and the files chosen from it.
+    Returns the snapshot's folder, named by its commit, and the files chosen from it.
     """
     api = HfApi()
     for revision in (constants.DEFAULT_REVISION, _CONVERTED):

@@ -15,8 +15,17 @@ import numpy as np
 
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.sources.folder import Files, class_table, folders, images_below, training
-from keymix.data.specs import existing_folder
+from keymix.data.specs import DataSpec, existing_folder
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="imagenet",
+        argument="PATH",
+        summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
+        on_disk=True,
+    ),
+)
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 _WORDS, _SOLUTION = "LOC_synset_mapping.txt", "LOC_val_solution.csv"
@@ -24,12 +33,7 @@ _SIZE = (224, 224)
 
 
 def open_source(argument: str, faults: Faults) -> Source:
-    """Open ``PATH/{train,val}/<WordNet id>/``, or the folder that holds Kaggle's ``ILSVRC``.
-
-    Raises:
-        UserError: If train or val is missing, or the answers of a flat val; on an empty class or
-            one that train does not have, unless ``faults`` collects these.
-    """
+    """Open ``PATH/{train,val}/<WordNet id>/``, or the folder that holds Kaggle's ``ILSVRC``."""
     root = existing_folder("imagenet", argument)
     base = root / _KAGGLE if (root / _KAGGLE).is_dir() else root
     missing = [name for name in ("train", "val") if not (base / name).is_dir()]

@@ -22,8 +22,19 @@ from numpy.typing import NDArray
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
 from keymix.data.events.stream import Events, Size, make_events
 from keymix.data.sources.base import Faults
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray, Stream, uniforms
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="moving_digits",
+        argument="[N]",
+        summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
+        "pixels, the first N of them; no download",
+        kind="recording",
+    ),
+)
 
 SENSOR: Size = (32, 32)
 LARGEST = 1797
@@ -38,11 +49,7 @@ _GROUP = 64
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
-    """Open the first N of the moving digits, all by default; the test split (25 %) is carved.
-
-    Raises:
-        UserError: If N is no number from 100 to 1,797.
-    """
+    """Open the first N of the moving digits, all by default; the test split (25 %) is carved."""
     count = LARGEST
     if argument:
         if not argument.isdecimal() or not _LEAST <= int(argument) <= LARGEST:

@@ -25,9 +25,40 @@ from numpy.typing import NDArray
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
-from keymix.data.sources.arrays import Arrays
-from keymix.data.sources.base import Faults, Source
+from keymix.data.sources.base import Arrays, Faults, Source
+from keymix.data.specs import DataSpec
 from keymix.errors import UserError
+
+SPECS = (
+    DataSpec(
+        name="cifar10",
+        argument="[ROOT]",
+        summary="60,000 colour images of 32x32 pixels in 10 classes, 170 MB",
+        function="open_cifar10",
+        downloads=True,
+    ),
+    DataSpec(
+        name="cifar100",
+        argument="[ROOT]",
+        summary="60,000 colour images of 32x32 pixels in 100 classes, 169 MB",
+        function="open_cifar100",
+        downloads=True,
+    ),
+    DataSpec(
+        name="svhn",
+        argument="[ROOT]",
+        summary="99,289 house-number digits of 32x32 pixels, without the extra set, 246 MB",
+        function="open_svhn",
+        downloads=True,
+    ),
+    DataSpec(
+        name="fashion_mnist",
+        argument="[ROOT]",
+        summary="70,000 grey images of 28x28 pixels, resized to 32x32 and three channels, 31 MB",
+        function="open_fashion_mnist",
+        downloads=True,
+    ),
+)
 
 _PATIENCE = 30.0  # seconds without an answer before a download is given up
 # What torchvision raises: RuntimeError on a wrong checksum, the others on damage and no network.
@@ -153,11 +184,7 @@ def _open(the_set: _Set, argument: str) -> Source:
 
 
 def _made(the_set: _Set, root: Path, argument: str) -> tuple[Any, Any]:
-    """Make both splits from what is there, or else download what is missing.
-
-    Raises:
-        UserError: If it is neither there nor to be had.
-    """
+    """Make both splits from what is there, or else download what is missing."""
 
     def both(download: bool) -> tuple[Any, Any]:
         return the_set.make(root, True, download), the_set.make(root, False, download)
