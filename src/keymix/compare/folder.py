@@ -23,11 +23,10 @@ from keymix.compare.runs import differences
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.records import from_json, to_json
-from keymix.report.html import render
+from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, DoneRun
 from keymix.report.tables import csv_text
-from keymix.report.views.spikes import steps_of
 from keymix.train import folder as run_folder
 from keymix.train.files import clear_parts, read_json, write_json, write_text
 from keymix.train.folder import recorded_recipe
@@ -372,7 +371,7 @@ def write_csv(path: Path, record: ComparisonRecord) -> None:
 
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
-    spikes, steps = record.spikes, steps_of(record)
+    spikes, steps = record.spikes, record.time_steps
     named = _named_by_unit(record)
     for run in record.runs:
         if not isinstance(run, DoneRun):

@@ -42,7 +42,7 @@ from keymix.report.record import (
     Readout,
     Which,
 )
-from keymix.report.views.wording import unit_of
+from keymix.report.wording import unit_of
 from keymix.task import DEFAULT
 from keymix.train.environment import environment
 

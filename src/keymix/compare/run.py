@@ -28,7 +28,7 @@ from keymix.data.record import SameImages
 from keymix.errors import UserError
 from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
-from keymix.report.html import render
+from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, OpenRun, opened
 from keymix.task import DEFAULT, Task, get_task, list_tasks
