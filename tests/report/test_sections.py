@@ -16,7 +16,6 @@ from keymix.mixers.registry import aliases_of
 from keymix.records import from_json
 from keymix.report import charts, page, sections
 from keymix.report.charts import Spread, dots, histograms, looks
-from keymix.report.comparison import noted
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.page import as_element_text
 from keymix.report.record import PackedMaps
@@ -142,8 +141,8 @@ def test_packed_maps_come_back_within_a_level():
 def test_the_sheet_holds_a_middle_and_the_last_layer():
     sheet = attention.sheet(typed(make_record()))
     assert sheet is not None
-    assert [block.name for block in sheet.blocks] == ["Block 2 of 4", "Block 4 of 4"]
-    assert sheet.heads == 3
+    assert list(sheet) == ["Block 2 of 4", "Block 4 of 4"]
+    assert re.findall(r">head (\d)<", render(make_record())) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("layers", [[], ["Block 1 of 2", "Block 2 of 2"]])
@@ -151,10 +150,7 @@ def test_where_no_mixer_has_a_map_the_reasons_remain(layers):
     record = make_record()
     record["attention"] |= {"maps": {}, "layers": layers, "missing": {"softmax": "no map"}}
     assert "no map" in render(record).split("Where they look")[1].split("</section>")[0]
-    sheet = attention.sheet(typed(record))
-    assert sheet is not None
-    assert sheet.blocks == []
-    assert sheet.missing == {"softmax": "no map"}
+    assert attention.sheet(typed(record)) == {}
 
 
 def test_long_names_keep_in_charts_what_sets_them_apart():
@@ -233,4 +229,3 @@ def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so
     text = render(record)
     assert "metrics.jsonl lacks &lt;the lines&gt;" in text
     assert "not known" in text
-    assert [found.reason for found in noted(typed(record))] == run["notes"]
