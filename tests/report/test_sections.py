@@ -14,10 +14,11 @@ from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_ma
 
 from keymix.mixers.registry import aliases_of
 from keymix.records import from_json
-from keymix.report import charts, page, sections
+from keymix.report import charts, comparison, page, sections
 from keymix.report.charts import Spread, dots, histograms, looks
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.page import as_element_text
+from keymix.report.part import Page, Section
 from keymix.report.record import PackedMaps
 from keymix.report.sections import attention, learning, runs
 from keymix.tasks.classification.page import classes_view
@@ -47,6 +48,23 @@ def test_a_file_in_the_folder_is_a_section_in_its_place(tmp_path, monkeypatch):
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[2:5] == ["Cost", "Accuracy against cost", "A section more"]
     assert "<bdi>softmax</bdi>: a &lt;note&gt;" in text
+
+
+class OwnPage(Page):
+    """A task's page with a section that needs no template."""
+
+    def sections(self, record, looks):
+        return (Section(heading="Of the task", legend=list(looks)[:1], charts=["<svg></svg>"]),)
+
+
+def test_a_task_s_section_without_a_template_stands_among_the_others(monkeypatch):
+    monkeypatch.setattr(comparison, "page_of", lambda task: OwnPage())
+    text = render(make_record())
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings.index("Of the task") == headings.index("How they learned") + 1
+    section = text.partition("<h2>Of the task</h2>")[2].partition("</section>")[0]
+    assert '<ul class="legend">' in section
+    assert "&lt;svg&gt;" in section  # text of a record is escaped, markup of a chart is not
 
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
