@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps, render, typed
 
-from keymix.mixers.registry import aliases_of
+from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
 from keymix.report import charts, comparison, page, sections
 from keymix.report.charts import Spread, dots, histograms, looks
-from keymix.report.labels import ALIASES, short_labels
+from keymix.report.labels import short_labels
 from keymix.report.page import as_element_text
 from keymix.report.part import Page, Section
 from keymix.report.record import PackedMaps
@@ -200,8 +200,10 @@ def test_stages_of_spiking_mixers_take_their_short_names() -> None:
         "qk_channel/spiking_self/spike_driven": "qkca/ssa/sdsa",
     }
     assert short_labels([*spiking, "spiking_self"]) == {**spiking, "spiking_self": "spiking_self"}
-    assert all(ALIASES[name] in aliases_of(name) for name in ALIASES)
-    assert len(set(ALIASES.values())) == len(ALIASES)
+    names = ["static_key", "conv_static_key", "softmax", *"/".join(spiking).split("/")]
+    short = {name: short_name(name) for name in names}
+    assert all(short[name] in aliases_of(name) for name in short)
+    assert len(set(short.values())) == len(short) == 7
 
 
 def test_json_in_the_page_cannot_end_its_element():
