@@ -312,7 +312,7 @@ def _real(args: tuple[Any, ...], products: int) -> int:
 
 
 def run_in_parts(
-    mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Run an operation of unknown cost as the operations that it is made of, under a mode.
 
