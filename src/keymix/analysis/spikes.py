@@ -324,11 +324,7 @@ def spike_study(
 
 
 def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's layers of neurons.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Return a model's layers of neurons."""
     neurons = neuron_paths(model)
     if not neurons:
         raise UserError(
@@ -340,11 +336,7 @@ def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def frames_of(batch: object) -> Tensor:
-    """Return the images or frames of a batch, which may have more in it.
-
-    Raises:
-        UserError: If they are neither.
-    """
+    """Return the images or frames of a batch, which may have more in it."""
     found = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(found, Tensor) or found.ndim not in (4, 5):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -492,11 +484,7 @@ def _place(path: str) -> tuple[int | None, tuple[str, str] | None]:
 
 
 class FiringTally:
-    """Adds up the spikes of one place over batches.
-
-    Args:
-        point: The place.
-    """
+    """Adds up the spikes of one place over batches."""
 
     def __init__(self, point: Point) -> None:
         self.point = point
@@ -509,12 +497,9 @@ class FiringTally:
         self._calls: list[Tensor] = []
 
     def hear(self, spikes: Tensor, images: int, steps: int) -> None:
-        """Read what one call gave; keep it until the batch ends where it is one step of several.
+        """Read what one call gave, steps first; keep it until the batch ends where it is one step.
 
-        Args:
-            spikes: With the steps first, or of one step.
-            images: Images of the batch.
-            steps: Time steps of the model; 0 where nobody knows.
+        The number of `steps` is 0 where it is not known.
         """
         if len(spikes) == steps and not self._calls:
             self._add(spikes, images)
@@ -532,12 +517,7 @@ class FiringTally:
         return sum(len(call) for call in self._calls) if len(self._calls) == 1 else len(self._calls)
 
     def end_batch(self, images: int, steps: int) -> None:
-        """Add up the calls of a batch that are kept: one with all steps, or one a step.
-
-        Args:
-            images: Images of the batch.
-            steps: Time steps of the model.
-        """
+        """Add up the calls of a batch that are kept: one with all steps, or one a step."""
         calls, self._calls = self._calls, []
         if not calls:
             return
@@ -590,15 +570,7 @@ class FiringTally:
 def by_stage(
     firings: tuple[Firing, ...], pick: Callable[[Firing], float] = lambda firing: firing.rate
 ) -> dict[tuple[str | None, int], dict[str, float]]:
-    """Average over the blocks of a stage, as Table 7 has it, apart for each mixer.
-
-    Args:
-        firings: What was read.
-        pick: The number that is averaged.
-
-    Returns:
-        Mixer and stage (from 1) to rates by name: of the mixer and of the MLP of its blocks.
-    """
+    """Average over the blocks of a stage, as Table 7 has it: mixer and stage to rates by name."""
     of_block = {f.block: f.mixer for f in firings if f.mixer is not None}
     sums: dict[tuple[str | None, int], dict[str, list[float]]] = {}
     for firing in firings:
