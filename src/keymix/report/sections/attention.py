@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the page: the packed maps of a record, and the sheet that needs no script."""
+"""Where the models look: the packed maps of a record, and the sheet that needs no script."""
 
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +12,13 @@ import numpy.typing as npt
 
 from keymix.errors import UserError
 from keymix.report import pictures
-from keymix.report.record import ComparisonRecord, MapImage, PackedMaps
+from keymix.report.part import Section, Shown
+from keymix.report.record import ComparisonRecord, PackedMaps
+
+PLACE = 60
 
 LEVELS = 65535
 """A stored weight of this many is the map's ``scale``."""
-
-PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,38 +49,28 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """The section of attention maps.
+    """The maps of a middle and the last layer, and what the script's picker offers.
 
-    Args:
-        images: The test images.
-        query: Whose attention it is, in a sentence.
-        blocks: A middle and the last layer; none without any map.
-        missing: Reasons by mixer's label, where no block has them.
-        mixers: Labels of the mixers that have maps.
-        layers: Names of all layers.
-        heads: The most heads that a mixer has.
+    `mixers` have maps; `missing` are reasons by label, where no block of the sheet has them;
+    `heads` is the most that a mixer has.
     """
 
-    images: tuple[MapImage, ...]
-    query: str
     blocks: list[Block]
     missing: Mapping[str, str]
     mixers: list[str]
-    layers: tuple[str, ...]
     heads: int
 
 
+def sections(shown: Shown) -> Iterator[Section]:
+    """Show the maps, where the record has images."""
+    view = sheet(shown.record)
+    if view is not None:
+        template = "sections/attention.html.j2"
+        yield Section(template=template, view=view, styles="sections/attention.css.j2")
+
+
 def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float64]:
-    """Unpack a mixer's maps.
-
-    Args:
-        stored: The packed maps.
-        images: How many images there are.
-        layers: How many layers there are.
-
-    Returns:
-        ``[image, layer, 1 + heads, height, width]``; the mean over heads comes first.
-    """
+    """Unpack a mixer's maps, ``[image, layer, 1 + heads, H, W]``, the mean over heads first."""
     levels = np.frombuffer(base64.b64decode(stored.weights), dtype="<u2")
     shape = (images, layers, 1 + stored.heads, *stored.grid)
     weights: npt.NDArray[np.float64] = levels.reshape(shape).astype(np.float64)
@@ -88,16 +78,12 @@ def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float
 
 
 def sheet(record: ComparisonRecord) -> Sheet | None:
-    """Make the static sheet: mean over heads, a middle and the last layer, all images.
-
-    Raises:
-        UserError: If an image of the record is no PNG data URI.
-    """
+    """Make the static sheet: mean over heads, a middle and the last layer, all images."""
     stored = record.attention
     if not stored or not stored.images:
         return None
     for image in stored.images:
-        if not PNG.fullmatch(image.png):
+        if not pictures.PNG.fullmatch(image.png):
             raise UserError(f"record's attention image {image.id!r} is no PNG data URI")
     images, layers = len(stored.images), len(stored.layers)
     maps = {m: unpack(s, images, layers)[:, :, 0] for m, s in stored.maps.items()}
@@ -116,12 +102,9 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
         ]
         blocks.append(Block(name=stored.layers[position], rows=rows))
     return Sheet(
-        images=stored.images,
-        query=stored.query,
         blocks=blocks,
         missing={} if blocks else stored.missing,
         mixers=[label for label in labels if label in maps],
-        layers=stored.layers,
         heads=max((s.heads for s in stored.maps.values()), default=0),
     )
 

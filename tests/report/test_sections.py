@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures behind the page's sections: classes, attention maps, names, environments."""
+"""The page's sections: looked up in their folder, and the figures behind them."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -12,16 +14,40 @@ from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_ma
 
 from keymix.mixers.registry import aliases_of
 from keymix.records import from_json
-from keymix.report import charts, page
+from keymix.report import charts, page, sections
 from keymix.report.charts import Spread, dots, histograms, looks
+from keymix.report.comparison import noted
 from keymix.report.labels import ALIASES, short_labels
 from keymix.report.page import as_element_text
 from keymix.report.record import PackedMaps
-from keymix.report.views import attention, learning, runs
+from keymix.report.sections import attention, learning, runs
 from keymix.tasks.classification.page import classes_view
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+ADDED = """
+from keymix.report.part import Section
+from keymix.report.tables import Column, Table
+
+PLACE = 25
+
+def sections(shown):
+    table = Table("words", "Words", (Column("mixer", "m", "name"),), [["softmax"]])
+    yield Section(heading="A section more", tables=[table], notes=[(["softmax"], "a <note>")])
+"""
+
+
+def test_a_file_in_the_folder_is_a_section_in_its_place(tmp_path, monkeypatch):
+    (tmp_path / "added.py").write_text(ADDED)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, f"{sections.__name__}.added", None)
+    monkeypatch.delitem(sys.modules, f"{sections.__name__}.added")
+    text = render(make_record())
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings[2:5] == ["Cost", "Accuracy against cost", "A section more"]
+    assert "<bdi>softmax</bdi>: a &lt;note&gt;" in text
 
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
@@ -207,4 +233,4 @@ def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so
     text = render(record)
     assert "metrics.jsonl lacks &lt;the lines&gt;" in text
     assert "not known" in text
-    assert [found.reason for found in runs.noted(typed(record))] == run["notes"]
+    assert [found.reason for found in noted(typed(record))] == run["notes"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a task's score is called on the page and at the terminal, and the columns of its table."""
+"""How a comparison's scores and counts are called on the page and at the terminal."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord
 from keymix.task import Score
 
+STATUS = {"done": "finished", "failed": "failed", "missing": "not finished"}
+"""A run's state in words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
     """The words of a comparison.
 
-    Args:
-        heading: The score as a heading.
-        score: The score in a sentence.
-        short: The score at the head of a column, or over an axis.
-        column: The same with its unit.
-        changed: What a difference is, at the head of a column.
-        differences: The unit of differences in a sentence; empty where there is none.
-        up: Which way is better on an axis: ``Up`` or ``Down``.
-        inputs: What the images are called.
-        units: What an interval over the test split is over.
+    The score is `heading` as a heading, `score` in a sentence, `short` over an axis or a column,
+    `column` with its unit; a difference is `changed` over a column and has the unit `differences`
+    in a sentence, empty where there is none. `up` is ``Up`` or ``Down``, what is better on an axis;
+    `inputs` what the images are called, `units` what an interval over the test split is over.
     """
 
     heading: str
@@ -40,15 +37,8 @@ class Wording:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """A column of the table of scores.
-
-    Args:
-        key: What of an outcome's row it shows, a summary over seeds.
-        head: What stands over it.
-        score: What kind of number it is.
-        spread: Whether the standard deviation is shown, too.
-    """
+class ScoreColumn:
+    """A column of the table of scores: the key of a row's summary, and if its spread is shown."""
 
     key: str
     head: str
@@ -86,23 +76,17 @@ def wording(record: ComparisonRecord) -> Wording:
     )
 
 
-def columns(record: ComparisonRecord) -> list[Column]:
-    """List the columns of the table of scores, that of the task's own score first.
-
-    Scores that no run has are left out.
-
-    Args:
-        record: A comparison's.
-    """
+def columns(record: ComparisonRecord) -> list[ScoreColumn]:
+    """List the columns of the table of scores, the task's own first, without those no run has."""
     task = record.task_kind
     first, *more = task.scores
-    told = [Column(key=first.key, head=with_unit(f"test {first.label}", first), score=first)]
+    told = [ScoreColumn(key=first.key, head=with_unit(f"test {first.label}", first), score=first)]
     for score in (*more, *page_of(task).test_scores):
         unit = record.own.values.get(score.unit_key) or score.unit
         known = replace(score, unit=str(unit))
         if any(_has(record, score.key)):
-            told.append(Column(key=score.key, head=with_unit(score.label, known), score=known))
-    validation = Column(
+            told.append(ScoreColumn(key=score.key, head=with_unit(score.label, known), score=known))
+    validation = ScoreColumn(
         key=f"val_{first.key}", head=with_unit("validation", first), score=first, spread=False
     )
     return [*told, validation]
@@ -111,3 +95,17 @@ def columns(record: ComparisonRecord) -> list[Column]:
 def _has(record: ComparisonRecord, key: str) -> list[bool]:
     found = (row.scores.get(key) for row in record.outcome.last)
     return [summary is not None and summary.mean is not None for summary in found]
+
+
+def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
+    """Say over how many steps multiply-adds are counted, for the head of their column.
+
+    "dense, T=4", empty where the model has no spikes; and by label what to say in the cells of
+    those with another T, such as the twin.
+    """
+    steps = record.time_steps
+    if not record.spikes:
+        return "", {}
+    most = steps.get(record.baseline) or next(iter(steps.values()), None)
+    others = {label: f"T={number}" for label, number in steps.items() if number != most}
+    return ("dense, all T" if most is None else f"dense, T={most}"), others

@@ -1,23 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves on the page: how the mixers learned, and how alike the maps of their blocks are."""
+"""How the mixers learned: curves by epoch, mean over seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
 
 from keymix.report import charts
 from keymix.report.charts import Line, Look
+from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
-from keymix.report.views.runs import finished
-from keymix.report.views.wording import with_unit
+from keymix.report.wording import with_unit
 from keymix.task import LOSS, Task
+
+PLACE = 40
+
+
+def sections(shown: Shown) -> Iterator[Section]:
+    """Show the curves, where there are any."""
+    if drawn := curves(shown.record, shown.looks):
+        yield Section(
+            heading="How they learned",
+            about="Mean over seeds; the band is ± one standard deviation. "
+            + shown.record.curves_note,
+            legend=list(shown.looks),
+            charts=drawn,
+            layout="grid3",
+        )
 
 
 def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
-    """Tell what is drawn by epoch: its key, the title of its axis, whether it is a fraction."""
+    """Say what is drawn by epoch: its key, the title of its axis, whether it is a fraction."""
     score = task.score
     axis = with_unit(f"validation {score.label}", score)
     validation = ((f"val_{LOSS}", "validation loss", False),) if task.validation_loss else ()
@@ -34,7 +49,7 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
     for key, y_label, is_percent in history(record.task_kind):
         lines = []
         for mixer in looks:
-            histories = [run.history for run in finished(record, mixer) if run.history]
+            histories = [run.history for run in record.finished(mixer) if run.history]
             line = _line(mixer, looks[mixer], histories, key)
             if line is not None:
                 lines.append(line)
@@ -70,27 +85,3 @@ def _line(
         return Line(mixer, look, xs, mean.tolist())
     sd = values.std(axis=0, ddof=1)
     return Line(mixer, look, xs, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist())
-
-
-def collapse(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None:
-    """Draw how alike the maps of neighbouring blocks are; two blocks make no chart."""
-    stored = record.collapse
-    if not stored or not stored.similarity:
-        return None
-    pairs = stored.pairs
-    if len(pairs) < 2:  # two blocks make one number a mixer: the page shows a table
-        return None
-    lines = [
-        Line(label, looks[label], list(range(len(values))), values)
-        for label, values in stored.similarity.items()
-        if label in looks
-    ]
-    every = -(-len(pairs) // 8)  # at most eight names on the axis
-    return charts.curves(
-        lines,
-        x_label="blocks compared",
-        y_label="similarity of their maps",
-        name="Similarity of the attention maps of neighbouring blocks",
-        x_ticks=[(i, pair) for i, pair in enumerate(pairs) if i % every == 0],
-        markers=True,
-    )

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from keymix.report import charts
 from keymix.report.charts import FEW, Look, Spread
 from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.report.views.runs import finished
 
 T = TypeVar("T")
 Scores = Mapping[int, Sequence[float | None]]
@@ -108,9 +107,7 @@ def by_seed(
 ) -> dict[str, dict[int, T]]:
     """Read what the finished runs keep, by mixer and seed, without those that keep nothing."""
     return {
-        label: {
-            run.seed: kept for run in finished(record, label) if (kept := read(run)) is not None
-        }
+        label: {run.seed: kept for run in record.finished(label) if (kept := read(run)) is not None}
         for label in record.labels
     }
 
