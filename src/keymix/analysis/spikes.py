@@ -26,27 +26,6 @@ __all__ = ["SpikeStudy", "spike_study"]
 
 Progress = Callable[[int], None]
 
-ROLES = {
-    "qk_token": {"q_sn": "Q", "k_sn": "K", "attn_sn": "A_t", "proj": "X'", "proj_sn": "X''"},
-    "qk_channel": {"q_sn": "Q", "k_sn": "K", "attn_sn": "A_c", "proj": "X'", "proj_sn": "X''"},
-    "spiking_self": {
-        "q_sn": "Q",
-        "k_sn": "K",
-        "v_sn": "V",
-        "attn_sn": "SSA'",
-        "proj_sn": "SSA",
-    },
-    "spike_driven": {
-        "q_sn": "Q",
-        "k_sn": "K",
-        "v_sn": "V",
-        "attn_sn": "A_c",
-        "proj": "SDSA'",
-        "proj_sn": "SDSA",
-    },
-}
-"""Mixer to the parts whose spikes have a name in the paper; of ``proj`` it is what comes in."""
-
 MLP = ("MLP layer 1", "MLP layer 2")
 
 TABLE7: Mapping[str, tuple[float, float]] = {
@@ -448,9 +427,9 @@ def points_of(model: nn.Module) -> list[Point]:
     mixers = {p: m for p, m in model.named_modules() if isinstance(m, TokenMixer)}
     neurons = neuron_paths(model)
     watched: dict[str, tuple[nn.Module, bool]] = {p: (m, False) for p, m in neurons.items()}
-    for path, mixer in mixers.items():
-        if "proj" in ROLES.get(mixer.mixer_name, {}):
-            watched[f"{path}.proj"] = (mixer.get_submodule("proj"), True)
+    for path, each in mixers.items():
+        if "proj" in each.spiking_roles:
+            watched[f"{path}.proj"] = (each.get_submodule("proj"), True)
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
     numbers: dict[tuple[str, str], int] = {}
     mlps: dict[str, int] = {}
@@ -462,8 +441,9 @@ def points_of(model: nn.Module) -> list[Point]:
         if within is not None:
             block = numbers.setdefault(within, len(numbers) + 1)
         parent, _, name = path.rpartition(".")
-        owner = mixers[parent].mixer_name if parent in mixers else None
-        role = ROLES.get(owner or "", {}).get(name)
+        mixer = mixers.get(parent)
+        owner = None if mixer is None else mixer.mixer_name
+        role = None if mixer is None else mixer.spiking_roles.get(name)
         if block is not None and owner is None and ".mlp." in path:
             before = path.partition(".mlp.")[0]
             number = mlps.get(before, 0)
