@@ -296,7 +296,7 @@ ALLOWED = {
     "analysis/attention_operation.py": 1,
     "analysis/complexity_sites.py": 3,
     "analysis/memory.py": 1,
-    "analysis/operations.py": 2,
+    "analysis/operations.py": 1,
     "analysis/spikes_operations.py": 2,
     "cli/recipe_options.py": 2,
     "compare/costs.py": 1,
