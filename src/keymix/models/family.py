@@ -6,11 +6,13 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from timm.layers import LayerNorm, PatchEmbed, get_device_dtype
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
@@ -48,6 +50,16 @@ class MixerModel(nn.Module):
         family.reset_classifier(num_classes, *args, **timm)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What `forward_intermediates` is asked for; with ``alone`` no final features."""
+
+    indices: int | Sequence[int] | None
+    norm: bool
+    stop_early: bool
+    alone: bool
+
+
 class FeatureModel(MixerModel):
     """Mix-in for models of our own, on no class of timm's: they give maps of features as timm's do.
 
@@ -70,17 +82,10 @@ class FeatureModel(MixerModel):
         """
         if output_fmt != "NCHW":
             raise UserError(f"{output_fmt=} must be 'NCHW'")
-        return self.intermediates(x, indices, norm, stop_early, intermediates_only)
+        return self.intermediates(x, Wanted(indices, norm, stop_early, intermediates_only))
 
     @abstractmethod
-    def intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        intermediates_only: bool,
-    ) -> Any:
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
         """Do as `forward_intermediates`."""
 
 
@@ -91,6 +96,7 @@ class StageModel(FeatureModel):
     head: nn.Module
     num_features: int
     global_pool: str
+    feature_info: list[dict[str, Any]]
 
     @abstractmethod
     def grids(self, image: Grid) -> list[Grid]:
@@ -99,6 +105,15 @@ class StageModel(FeatureModel):
     @abstractmethod
     def check_pool(self, global_pool: str, num_classes: int) -> None:
         """Refuse what the model cannot read out."""
+
+    @abstractmethod
+    def keep_maps(self, count: int) -> None:
+        """Drop what comes after the first so many maps."""
+
+    @property
+    @abstractmethod
+    def num_maps(self) -> int:
+        """How many maps of features there are."""
 
     @abstractmethod
     def start(self, module: nn.Module) -> None:
@@ -131,6 +146,24 @@ class StageModel(FeatureModel):
     def set_input_size(self, img_size: int | Grid | None = None) -> None:
         """Change the image size (pixels), as timm's; all mixers are asked before any changes."""
         take_input_size(self, img_size, self.grids)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what comes after the maps asked for."""
+        take, last = feature_take_indices(self.num_maps, indices)
+        if last + 1 < self.num_maps:
+            self.keep_maps(last + 1)
+            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
+            prune_norm = prune_head = True
+        if prune_norm and "norm" in self._modules:
+            self.norm: nn.Module = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(take)
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify images."""
