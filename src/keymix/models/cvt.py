@@ -25,10 +25,8 @@ from keymix.hosts.stages import cvt_grids
 from keymix.layers.cvt_stage import CvTStage
 from keymix.mixers.base import Grid, to_image
 from keymix.models.family import (
-    Row,
     StageModel,
     Wanted,
-    base_cfg,
     linear_head,
     register_variants,
 )
@@ -239,8 +237,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    return base_cfg(row["img_size"], first_conv="stages.0.patch_embed.proj", classifier="head")
-
-
-register_variants(__name__, CvT, VARIANTS, cfg=_cfg)
+register_variants(
+    __name__, CvT, VARIANTS, cfg={"first_conv": "stages.0.patch_embed.proj", "classifier": "head"}
+)

@@ -25,6 +25,8 @@ from keymix.models.arguments import check_arguments, check_value
 from keymix.models.pretrained import names_weights, weights_of
 
 Row = Mapping[str, Any]
+Cfg = Row | Callable[[Row], Row]
+"""What a family says of its models in timm's descriptions, or says by row."""
 
 
 class MixerModel(nn.Module):
@@ -266,26 +268,6 @@ def take_input_size(
     update_model_input_size(model, size)
 
 
-def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
-    """Return timm's description of a model without weights to download, made for such images.
-
-    ``more`` is what the family says apart from that, such as ``first_conv`` and ``classifier``.
-    """
-    return {
-        "url": "",
-        "num_classes": 10,
-        "input_size": (in_chans, img_size, img_size),
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5,) * in_chans,
-        "std": (0.5,) * in_chans,
-        "license": "apache-2.0",
-        **more,
-    }
-
-
 def with_norm_eps(eps: float | None, timm: Row) -> dict[str, Any]:
     """Add LayerNorms of this eps to the arguments of a timm class; timm's own if None."""
     if eps is None:
@@ -333,12 +315,30 @@ def families() -> list[type[nn.Module]]:
     return list(dict.fromkeys(build for build, _ in _FAMILIES.values()))
 
 
+def _described(row: Row, cfg: Cfg) -> dict[str, Any]:
+    """Return timm's description of a model without weights to download."""
+    side, in_chans = row.get("img_size", 224), row.get("in_chans", 3)
+    return {
+        "url": "",
+        "num_classes": 1000 if side == 224 else 10,  # of ImageNet, or of small images
+        "input_size": (in_chans, side, side),
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5,) * in_chans,
+        "std": (0.5,) * in_chans,
+        "license": "apache-2.0",
+        **(cfg(row) if callable(cfg) else cfg),
+    }
+
+
 def register_variants(
     module: str,
     build: type[nn.Module],
     variants: Mapping[str, Row],
     *,
-    cfg: Callable[[Row], dict[str, Any]],
+    cfg: Cfg,
     out_indices: int | None = 3,
     filter_fn: Callable[..., Any] | None = None,
     with_mixer: Sequence[str] = (),
@@ -346,17 +346,17 @@ def register_variants(
     """Register every row of a family's table in timm, under its name.
 
     timm looks for the descriptions in the module (its ``__name__``), so they are left there as
-    ``default_cfgs``; ``cfg`` makes that of a row, see :func:`base_cfg`. Feature extractors
+    ``default_cfgs``, with what ``cfg`` says of a row. Feature extractors
     (``features_only=True``) give the maps ``out_indices``. ``filter_fn`` makes a checkpoint's
     tensors fit the model, as timm calls it. Another mixer in place of a row's own leaves the
     arguments ``with_mixer`` behind.
     """
-    described = {f"{name}.untrained": cfg(row) for name, row in variants.items()}
+    described = {f"{name}.untrained": _described(row, cfg) for name, row in variants.items()}
     known = vars(sys.modules[module]).setdefault("default_cfgs", {})
     known.update(generate_default_cfgs(described))
 
     def register(name: str, row: Row) -> None:
-        classes = cfg(row)["num_classes"]
+        classes = _described(row, cfg)["num_classes"]
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
             if pretrained and not names_weights(weights_of(name, given)):

@@ -42,7 +42,6 @@ from keymix.models.family import (
     FeatureModel,
     Row,
     Wanted,
-    base_cfg,
     check_patches,
     register_variants,
 )
@@ -619,10 +618,9 @@ VARIANTS = {**_ON_VIT, **_ON_CVT, **_ON_BACKBONE}
 def _register(build: type[SETR], variants: dict[str, dict[str, Any]], first: str | None) -> None:
     """Register models whose first convolution is at this path, None where it is not known."""
 
-    def cfg(row: Row) -> dict[str, Any]:
+    def cfg(row: Row) -> Row:
         conv = "encoder.patch_embed.backbone.conv1" if "stem_depths" in row else first
-        side = row.get("img_size", 224)
-        return base_cfg(side, first_conv=conv, classifier="decoder.head", num_classes=CLASSES)
+        return {"first_conv": conv, "classifier": "decoder.head", "num_classes": CLASSES}
 
     register_variants(__name__, build, variants, cfg=cfg)
 
