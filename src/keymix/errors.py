@@ -108,3 +108,14 @@ _CONTROLS = (
 )
 _ESCAPES = {code: repr(chr(code))[1:-1] if code < 0x7F else f"\\u{code:04x}" for code in _CONTROLS}
 _IN_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number that a person wrote, ``256`` or ``1e6``; a ValueError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text.strip())
+    if not number.is_integer():
+        raise ValueError(f"{text!r} is no whole number")
+    return int(number)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from keymix.analysis.capture_image import window_positions
+from keymix.analysis.attention import window_positions
 from keymix.hosts.attention_inputs import Layout
 
 

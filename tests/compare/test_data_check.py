@@ -20,7 +20,7 @@ from keymix.compare.record import checked_data, data_check, finding_lines, narro
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.records import to_json
-from keymix.report.html import render
+from keymix.report.comparison import render
 from keymix.report.record import Checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))

@@ -147,8 +147,8 @@ def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
 
 def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, capsys):
     from keymix.cli.comparison import plain, tell
-    from keymix.report.html import render
-    from keymix.report.views.spikes import dense_over
+    from keymix.report.comparison import render
+    from keymix.report.wording import dense_over
 
     tell(twinned)
     heads, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines()[:4])
@@ -173,15 +173,14 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
 
 
 def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
-    from keymix.report.views.spikes import FAILING, sheet
+    from keymix.report.sections.spikes import FAILING, notes
 
     record = to_json(twinned.record)
     record["test_images"] = 10_000
     for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
         row["top1"]["mean"] = top1
-    found = sheet(opened(record, where="it"))
-    assert found is not None
-    assert found.notes[f"Right no more often than by chance: {FAILING}"] == [
+    found = notes(opened(record, where="it"))
+    assert found[f"Right no more often than by chance: {FAILING}"] == [
         record["outcome"]["last"][0]["mixer"]
     ]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import keymix
 from each import together
+from keymix.analysis.attention_pictures import look
 from keymix.analysis.collapse import map_similarity
-from keymix.analysis.overlay import look
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, hears_image, put_mixers

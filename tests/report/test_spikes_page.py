@@ -21,11 +21,12 @@ from spikes_record import (
 )
 from test_html import read, words
 
+from keymix.analysis.spikes_record import Part, part_of, parts
 from keymix.report import formats
 from keymix.report.charts import as_file
-from keymix.report.spikes import files
 from keymix.report.spikes_charts import LEFT, WIDTH, of_tokens, on_image
-from keymix.report.spikes_tables import Part, headline, part_of, parts, rates_of, tables
+from keymix.studies.spikes.page import files
+from keymix.studies.spikes.tables import headline, rates_of, tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -64,11 +64,11 @@ TABLE = Table(
         Column("latency, ms", "latency_ms", "ms", most_first=True),
         Column("change", "change", "percent", write=formats.points),
         Column("", "seed", "whole", where="csv"),
-        Column("note", "note", where="people", soft=True, sort="none"),
+        Column("note", "note", where="people", style="soft", sort="none"),
     ),
     [
         (EVIL, 1.2345678, -0.0123, 0, "short"),
-        ("identity", None, Cell(0.0, "baseline"), 1000, Cell(None, "", soft=True)),
+        ("identity", None, Cell(0.0, "baseline"), 1000, Cell(None, "", style="soft")),
     ],
 )
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from keymix.cli.models_and_images import load_images, load_models
 from keymix.errors import UserError
+from keymix.studies.inputs import load_images, load_models
 from keymix.tasks.segmentation.predict_masks import predict_masks
 from keymix.train.evaluation import data_for
 from keymix.train.runs import Run, evaluate

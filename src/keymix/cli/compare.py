@@ -11,9 +11,9 @@ from typing import Any
 
 from keymix.cli import console
 from keymix.cli.comparison import plain, tell, tell_open, watching
-from keymix.cli.console import IMPORT_HELP, VerbParser, whole_number
+from keymix.cli.console import IMPORT_HELP, VerbParser
 from keymix.cli.recipe_options import flat, sort_words, typed
-from keymix.errors import UserError
+from keymix.errors import UserError, whole_number
 
 _SHORT = {
     "--data": "data.spec",

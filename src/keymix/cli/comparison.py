@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from keymix.compare.events import Event, Remaining, Watcher
     from keymix.compare.run import Comparison
     from keymix.report.record import ComparisonRecord, OpenRun, OutcomeRow
-    from keymix.report.views.wording import Column
+    from keymix.report.wording import ScoreColumn
 
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
 
 SPIKE_COLUMNS = {
-    "spikes/neuron/step": "rate_told",
-    "SOPs": "sops_told",
-    "MACs beside them": "macs_told",
-    "energy µJ": "energy_told",
-    "bounds µJ": "bounds_told",
-    "without spikes µJ": "dense_told",
-    "times": "times_told",
+    "spikes/neuron/step": "rate",
+    "SOPs": "sops",
+    "MACs beside them": "macs",
+    "energy µJ": "energy",
+    "bounds µJ": "bounds",
+    "without spikes µJ": "dense",
+    "times": "times",
 }
-"""Heading to what the page's view calls it."""
+"""Heading to the key of the page's column."""
 
 SPIKES_LINE = (
     "Energy: 4.6 pJ a multiply-add, 0.9 pJ a synaptic operation; batch norm folded, memory access "
@@ -207,8 +207,7 @@ def tell(result: Comparison) -> None:
     """Print the table, the verdicts and where the report is."""
     from keymix.report import formats
     from keymix.report.part import page_of
-    from keymix.report.views.spikes import dense_over
-    from keymix.report.views.wording import columns, wording
+    from keymix.report.wording import columns, dense_over, wording
 
     record = result.record
     score, words = record.task_kind.score, wording(record)
@@ -231,7 +230,7 @@ def tell(result: Comparison) -> None:
         others = f" ({steps[row.mixer]})" if row.mixer in steps else ""
         return formats.count(record.costs[row.mixer].macs) + others
 
-    def further(column: Column, row: OutcomeRow) -> str:
+    def further(column: ScoreColumn, row: OutcomeRow) -> str:
         return formats.scored(row.scores[column.key].mean, column.score)
 
     shown: list[tuple[str, Callable[[OutcomeRow], str]]] = [
@@ -285,14 +284,14 @@ def _tell_data(record: ComparisonRecord) -> None:
 
 def _tell_spikes(record: ComparisonRecord) -> None:
     """Print what the spikes of a spiking model cost."""
-    from keymix.report.views.spikes import sheet
+    from keymix.report.sections import spikes
 
-    spikes = sheet(record)
-    if spikes is None:
+    if record.spikes is None:
         return
-    rows = [
-        [row.mixer, *(getattr(row, key) for key in SPIKE_COLUMNS.values())] for row in spikes.rows
-    ]
+    found = spikes.table(record)
+    keys = [column.key for column in found.columns]
+    shown = [keys.index(key) for key in ("mixer", *SPIKE_COLUMNS.values())]
+    rows = [[cells[i] for i in shown] for cells in found.cells()]
     console.say()
     console.table(
         ("mixer", *SPIKE_COLUMNS),
@@ -300,18 +299,17 @@ def _tell_spikes(record: ComparisonRecord) -> None:
         title=f"what spikes cost, {record.data.kind.one}",
     )
     console.say(SPIKES_LINE)
-    for note, labels in spikes.notes.items():
+    for note, labels in spikes.notes(record).items():
         console.say(f"- {', '.join(labels)}: {note}")
 
 
 def tell_open(result: Comparison) -> None:
     """Say on standard error which runs failed or are missing, and what could not be done."""
     from keymix.report.record import DoneRun
-    from keymix.report.views.runs import unfinished
 
     record = result.record
-    lines = [_line(run) for run in unfinished(record, "failed")]
-    missing = [_line(run) for run in unfinished(record, "missing")]
+    lines = [_line(run) for run in record.unfinished("failed")]
+    missing = [_line(run) for run in record.unfinished("missing")]
     shown = missing if len(missing) <= MOST_MISSING else missing[: MOST_MISSING - 1]
     lines += shown
     if len(shown) < len(missing):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from keymix.errors import UserError, one_line, shown, unknown
+from keymix.errors import UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
 from keymix.report.tables import Table, text_table
 
@@ -157,17 +157,6 @@ class VerbParser(argparse.ArgumentParser):
 
             for file in files:
                 import_file(file)
-
-
-def whole_number(text: str) -> int:
-    """Read a whole number, ``256`` or ``1e6``, or raise a ValueError."""
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text.strip())
-    if not number.is_integer():
-        raise ValueError(f"{text!r} is no whole number")
-    return int(number)
 
 
 def _whole(text: str) -> int:

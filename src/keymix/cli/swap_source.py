@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.models_and_images import is_run, load_models
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
+from keymix.studies.inputs import is_run, load_models
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:

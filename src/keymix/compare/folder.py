@@ -26,7 +26,6 @@ from keymix.records import from_json, to_json
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, DoneRun
 from keymix.report.tables import csv_text
-from keymix.report.views.spikes import steps_of
 from keymix.train.recipe import Recipe, from_record, is_name
 
 MANIFEST = "comparison.json"
@@ -362,7 +361,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
 
 def write_results(record: ComparisonRecord, out: Path) -> None:
     """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
-    from keymix.report.html import render
+    from keymix.report.comparison import render
     from keymix.train.files import write_text
 
     write_json(out / RESULTS, record)
@@ -388,7 +387,7 @@ def write_csv(path: Path, record: ComparisonRecord) -> None:
 
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
-    spikes, steps = record.spikes, steps_of(record)
+    spikes, steps = record.spikes, record.time_steps
     named = _named_by_unit(record)
     for run in record.runs:
         if not isinstance(run, DoneRun):

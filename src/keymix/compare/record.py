@@ -38,7 +38,7 @@ from keymix.report.record import (
     Readout,
     Which,
 )
-from keymix.report.views.wording import unit_of
+from keymix.report.wording import unit_of
 from keymix.task import DEFAULT
 
 if TYPE_CHECKING:

@@ -388,7 +388,7 @@ def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
 
 def _shows(record: ComparisonRecord) -> bool:
     """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
-    from keymix.report.html import render
+    from keymix.report.comparison import render
 
     try:
         render(record)

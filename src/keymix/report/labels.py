@@ -53,17 +53,13 @@ ROOM = 190.0
 
 
 def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
-    """Shorten labels that need more room.
+    """Shorten labels, all shown together, that need more room than so many px.
 
-    ``static_key(activation=relu,pos_dim=3)`` beside others of ``static_key(activation=relu,...)``
-    becomes ``static_key(…,pos_dim=3)``; of mixers a stage, ``a/b/c/c`` beside ``a/a/c/c``, what
-    all begin and end with goes: ``…/b/…``. If that is too long, the stages' options go where the
-    names alone tell the labels apart, and mixers take their short names: ``qkta/qkta/ssa``. What is
-    still too long loses its middle.
-
-    Args:
-        labels: All labels shown together.
-        room: Width that a label may take, px of 11.5 px label text.
+    ``static_key(activation=relu,pos_dim=3)`` next to ``static_key(activation=relu,...)`` becomes
+    ``static_key(…,pos_dim=3)``; of mixers a stage, ``a/b/c/c`` next to ``a/a/c/c``, what all begin
+    and end with goes: ``…/b/…``. If that is too long, the stages' options go where the names alone
+    tell the labels apart, and mixers take their short names: ``qkta/qkta/ssa``. What is still too
+    long loses its middle.
     """
     several = [label for label in labels if "/" in label]
     staged = _stages_apart(several)
@@ -140,16 +136,11 @@ def place_labels(
     frame: Box,
     obstacles: Sequence[Box] = (),
 ) -> list[Placed]:
-    """Put each label beside its point so that labels cover neither each other nor the points.
+    """Put each label next to its point so that labels cover neither each other nor the points.
 
     Every label tries places around its point, the near ones first, and takes the first with the
-    least overlap; the most crowded points choose first.
-
-    Args:
-        points: Pixel positions.
-        labels: Their texts.
-        frame: Labels stay inside it.
-        obstacles: Further boxes to keep clear of, error bars for instance.
+    least overlap; the most crowded points choose first. Labels stay inside the frame, and keep
+    clear of obstacles such as error bars.
     """
     blocked = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(obstacles)
     placed: dict[int, Placed] = {}
@@ -194,13 +185,9 @@ def _places() -> list[tuple[float, float, str]]:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move places along an axis apart, each as little as its neighbours let it.
+    """Move places along an axis at least a gap apart, each as little as its neighbours let it.
 
-    Args:
-        wanted: Where they would stand.
-        gap: Least distance of two.
-        low: None stands before it, unless there is no room.
-        high: None stands behind it.
+    None stands before `low`, unless there is no room, and none behind `high`.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed = [0.0] * len(wanted)

@@ -19,6 +19,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from keymix.records import to_json
 from keymix.report import formats
 
 Script = str | tuple[str, str]
@@ -78,21 +79,16 @@ def environment(package: str = "") -> jinja2.Environment:
         "percent": formats.percent,
         "points": formats.points,
         "scored": formats.scored,
-        "changed": formats.changed,
         "distance": formats.distance,
         "count": formats.count,
         "ms": formats.milliseconds,
-        "rate": formats.rate,
-        "mib": formats.mib,
         "energy": formats.energy,
         "duration": formats.duration,
         "breakable": _breakable,
-        "by_reason": _by_reason,
-        "no_spread": formats.no_spread,
-        "nice_json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+        "by_reason": by_reason,
+        "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)
-    env.globals["span"] = formats.span
     return env
 
 
@@ -114,12 +110,12 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
-def _by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Tell each reason once, with the labels it holds for."""
-    told: dict[str, list[str]] = {}
+def by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Give each reason once, with the labels that it holds for."""
+    found: dict[str, list[str]] = {}
     for label, reason in missing.items():
-        told.setdefault(reason, []).append(label)
-    return list(told.items())
+        found.setdefault(reason, []).append(label)
+    return list(found.items())
 
 
 def _breakable(label: str) -> Markup:

@@ -8,11 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from keymix.analysis.spikes_record import Firing, RasterReading, SpikesStudy
+from keymix.analysis.spikes_record import Firing, RasterReading, SpikesStudy, parts
 from keymix.report import charts, formats
 from keymix.report.charts import Chart, Line, Look, raster
 from keymix.report.labels import shorten
-from keymix.report.spikes_tables import parts
 from keymix.report.svg import Drawing, Scale, lower_axis, marker, ticks
 
 

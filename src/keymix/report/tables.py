@@ -30,8 +30,12 @@ from keymix.report import formats
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
 
-Kind = Literal["text", "name", "whole", "ratio", "ms", "mib", "rate", "percent", "count", "energy"]
+Kind = Literal[
+    "text", "name", "whole", "ratio", "ms", "mib", "rate", "per_s", "percent", "count", "energy"
+]
 """What values are: text, the name of a mixer or model, or a number in some unit."""
+
+Style = Literal["", "soft", "state"]
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet compute a cell."""
@@ -42,6 +46,7 @@ _FORMS: Mapping[Kind, Callable[[Any], str]] = {
     "ms": formats.milliseconds,
     "mib": formats.mib,
     "rate": "{:.4f}".format,
+    "per_s": formats.rate,
     "percent": formats.percent,
     "count": formats.count,
     "energy": formats.energy,
@@ -52,11 +57,11 @@ _LATEX |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
 
 @dataclass(frozen=True)
 class Cell:
-    """A value with a text of its own, such as a latency with its quartiles; grey if `soft`."""
+    """A value with a text of its own, which may be markup, such as a mean with its spread."""
 
     value: Any
     text: str
-    soft: bool = False
+    style: Style = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Column:
     `where` says that only files or only people have it, `write` how it writes values if not as its
     kind does. On pages, `label` stands before a cell where room is short (the heading, if empty),
     `sort` says whether readers may sort by it (as its kind does), `most_first` that the largest
-    then comes first, and `soft` that it is grey.
+    then comes first, and `style` how its cells look: grey, or as states in words.
     """
 
     heading: str
@@ -77,7 +82,7 @@ class Column:
     label: str = ""
     sort: Literal["text", "number", "none", "kind"] = "kind"
     most_first: bool = False
-    soft: bool = False
+    style: Style = ""
 
     @property
     def is_text(self) -> bool:
@@ -88,6 +93,13 @@ class Column:
     def sorted_as(self) -> str:
         """How the page sorts by it: ``text``, ``number`` or not at all, ``none``."""
         return ("text" if self.is_text else "number") if self.sort == "kind" else self.sort
+
+    def classes(self, value: Any) -> str:
+        """Name the classes of a cell on the page; one that says nothing is left off a phone."""
+        style = (isinstance(value, Cell) and value.style) or self.style
+        if style == "soft" and self.cell(value) == formats.MISSING:
+            return "soft wide"
+        return style or ("words" if self.is_text else "")
 
     def cell(self, value: Any) -> str:
         """Write a value for people; text stays as it is in a column of numbers, too."""
@@ -128,15 +140,15 @@ class Table:
         """Return the rows as people read them."""
         return [[self.columns[i].cell(row[i]) for i in self.seen()] for row in self.rows]
 
-    def sheet(self) -> list[list[tuple[Column, Any, str, bool]]]:
-        """Return of every cell that people see its column, value, text and whether it is grey."""
+    def sheet(self) -> list[list[tuple[Column, Any, str, str]]]:
+        """Return of every cell that people see its column, value, text and classes on the page."""
         return [
             [
                 (
                     self.columns[i],
                     plain_value(row[i]),
                     self.columns[i].cell(row[i]),
-                    row[i].soft if isinstance(row[i], Cell) else self.columns[i].soft,
+                    self.columns[i].classes(row[i]),
                 )
                 for i in self.seen()
             ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.outputs import Varies
+from keymix.analysis.passes import Varies
 from keymix.errors import NoAttentionMap
 from keymix.hosts.layers import Layer, by_name
 from keymix.mixers.base import TokenMixer, take_rows

@@ -14,12 +14,11 @@ import numpy as np
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
+from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
 from keymix.report.charts import Look
 from keymix.report.formats import percent
 from keymix.report.part import Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Sparse
-from keymix.report.views.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
-from keymix.report.views.runs import finished
 from keymix.task import Task
 
 if TYPE_CHECKING:
@@ -221,7 +220,7 @@ def _confused(
     names, known = own.classes.names, own.confusions or {}
     table = []
     for label in shown:
-        seeds = len(finished(record, label))
+        seeds = len(record.finished(label))
         pairs = [
             ConfusedPair(
                 true=names[pair.true],

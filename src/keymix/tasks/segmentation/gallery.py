@@ -19,9 +19,8 @@ from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import image_uri, png_uri
+from keymix.report.pictures import PNG, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
-from keymix.report.views.attention import PNG
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,10 +13,10 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
+from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
 from keymix.report.charts import Look
 from keymix.report.part import Output, Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
-from keymix.report.views.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
 from keymix.task import Score, Task
 from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.gallery import OfPictures
