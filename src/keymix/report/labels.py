@@ -37,17 +37,6 @@ Box = tuple[float, float, float, float]
 
 _OPTIONS = re.compile(r"\([^()]*\)")
 
-ALIASES = {
-    "qk_token": "qkta",
-    "qk_channel": "qkca",
-    "spiking_self": "ssa",
-    "spike_driven": "sdsa",
-    "static_key": "ska",
-    "conv_static_key": "cska",
-    "softmax": "mhsa",
-}
-"""Short names of mixers, as `keymix list mixers` tells them, for labels of one a stage."""
-
 ROOM = 190.0
 """Labels of at most this width, px, stay whole."""
 
@@ -105,7 +94,9 @@ def _stages_apart(labels: Sequence[str]) -> dict[str, str]:
 
 def _brief(label: str) -> str:
     """Put short names in the place of mixers' names."""
-    return re.sub(r"\b[a-z_]+\b", lambda found: ALIASES.get(found[0], found[0]), label)
+    from keymix.mixers.registry import short_name  # late: few labels need it, and it loads torch
+
+    return re.sub(r"\w+", lambda found: short_name(found[0]), label)
 
 
 def _parts(label: str) -> tuple[str, list[str]]:
