@@ -168,8 +168,8 @@ def test_every_fault_of_masks_is_named_once_with_its_file(tmp_path: Path) -> Non
 
 def test_every_kind_of_fault_has_words_and_a_remedy() -> None:
     """The kinds that the code tells are those of the table, which the check goes through."""
-    folder = Path(__file__).parents[2] / "src" / "keymix" / "data" / "segmentation"
-    text = "".join(path.read_text() for path in folder.glob("*.py") if path.name != "table.py")
+    folder = Path(__file__).parents[2] / "src" / "keymix" / "data"
+    text = "".join(path.read_text() for path in folder.rglob("*.py") if path.name != "table.py")
     for kind, (what, remedy) in KINDS.items():
         assert f'"{kind}"' in text, f"nothing tells {kind!r}"
         assert what
