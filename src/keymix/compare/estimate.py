@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from keymix.data.batches import Batch
     from keymix.data.dataset import ImageData
+    from keymix.data.loaders import Batch
     from keymix.train.recipe import Recipe
     from keymix.train.step import Training
 

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.data.decode import Size
+from keymix.data.events.frame_cache import Frames
 from keymix.data.events.serve import RecordedFrames
-from keymix.data.events.store import Frames
 from keymix.data.inputs import Inputs
 from keymix.data.kinds import InputKind, MaskKind
 from keymix.data.record import DataFacts, DataRecord

@@ -24,7 +24,6 @@ REMEDY = (
 )
 _THREADS = 4
 _CHUNK = 256  # images a task: threads pay for larger files, and cost little for small ones
-_CHANNEL_CHUNK = 1 << 24  # pixels counted at once
 
 
 def header_size(table: Table, i: int) -> Size:
@@ -133,28 +132,6 @@ def sample(count: int) -> IntArray:
     rows = np.arange(count, dtype=np.int64)
     order = np.argsort(hash64(0, Stream.STATISTICS, rows), kind="stable")
     return np.sort(order[:STATISTICS_SAMPLE]).astype(np.int64)
-
-
-def mean_std(images: Sequence[NDArray[np.uint8]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure mean and standard deviation of each channel, of values 0..1.
-
-    Counted in integers, so the result does not depend on the order of the images.
-
-    Shape: arrays of ``[N, C, H, W]`` -> C numbers each.
-    """
-    counts = np.zeros((images[0].shape[1], 256), dtype=np.int64)
-    for part in images:
-        step = max(1, _CHANNEL_CHUNK // (part.shape[2] * part.shape[3]))
-        for start in range(0, len(part), step):
-            for channel in range(part.shape[1]):
-                plane = part[start : start + step, channel]
-                counts[channel] += np.bincount(plane.ravel(), minlength=256)
-    value = np.arange(256) / 255.0
-    total = counts.sum(axis=1)
-    mean = counts @ value / total
-    variance = np.maximum(counts @ value**2 / total - mean**2, 0.0)
-    std = np.maximum(np.sqrt(variance), 1 / 255)  # a flat channel must not divide by zero
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:

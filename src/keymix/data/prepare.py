@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 
 from keymix.data.carve import Part
 from keymix.data.decode import Size
-from keymix.data.held import ImagesInMemory
-from keymix.data.inputs import Inputs
-from keymix.data.lazy import ImagesOneByOne
+from keymix.data.inputs import ImagesInMemory, ImagesOneByOne, Inputs, WholeImages
 from keymix.data.measure import broken, decode_all, header_size, header_sizes, in_chunks
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Source, Table
 from keymix.data.specs import Options
 from keymix.data.targets import Targets
-from keymix.data.whole import WholeImages
 from keymix.errors import UserError
 from keymix.task import Task
 

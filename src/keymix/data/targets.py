@@ -14,8 +14,8 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import Size
-from keymix.data.draws import flips
 from keymix.data.kinds import CLASS, PLACE, VALUE, TargetKind
+from keymix.data.random_parameters import flips
 from keymix.data.streams import IntArray
 
 if TYPE_CHECKING:

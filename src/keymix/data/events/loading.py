@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from keymix.data.events.frame_cache import Settings, frames_of
 from keymix.data.events.frames import TIME_STEPS, check_size
 from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.events.serve import RecordedFrames
-from keymix.data.events.store import Settings, frames_of
 from keymix.data.events.stream import Size
 from keymix.data.prepare import Pairs, Preparation
 from keymix.data.record import DataFacts

@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from keymix.data.augment import Augment
-from keymix.data.batches import Made
 from keymix.data.decode import Size
+from keymix.data.events.augment import augmented
+from keymix.data.events.frame_cache import Frames
 from keymix.data.events.recordings import Recordings
-from keymix.data.events.store import Frames
-from keymix.data.events.wide import augmented
-from keymix.data.inputs import Inputs, Statistics
+from keymix.data.inputs import Inputs, Made, Order, Statistics
 from keymix.data.kinds import RECORDING
-from keymix.data.lazy import LazyBatches, Order
 from keymix.data.pixels import picture_of
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Targets
@@ -66,37 +62,11 @@ class RecordedFrames(Inputs):
         what = "nothing: frames are counts of events and are served as they are"
         return (0.0,) * self.in_chans, (1.0,) * self.in_chans, what
 
-    def server(
-        self,
-        targets: Targets,
-        augment: Augment | None,
-        seed: int,
-        workers: int,
-        device: torch.device,
-    ) -> LazyBatches:
-        """Make what serves them ``[B, T, C, H, W]``."""
-        del targets
-        return LazyBatches(_Maker(self, augment, seed), workers, device)
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """Makes the frames of a batch; small enough to be sent to a worker."""
-
-    inputs: RecordedFrames
-    augment: Augment | None
-    seed: int
-
-    def make(self, order: Order) -> Made:
+    def make(self, order: Order, targets: Targets, augment: Augment | None, seed: int) -> Made:
+        """Read and augment the frames of a batch; its targets are taken by position."""
         epoch, index = order
-        frames = self.inputs.batch(index)
-        if self.augment is not None:
-            frames = augmented(
-                frames,
-                index,
-                flip=self.augment.flip,
-                wide=self.augment.snn_wide,
-                seed=self.seed,
-                epoch=epoch,
-            )
+        frames = self.batch(index)
+        if augment is not None:
+            flip, wide = augment.flip, augment.snn_wide
+            frames = augmented(frames, index, flip=flip, wide=wide, seed=seed, epoch=epoch)
         return Made(frames, torch.from_numpy(index), None)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import Size
+from keymix.data.inputs import WholeImages
 from keymix.data.kinds import IMAGE, SLICES, MaskKind
 from keymix.data.segmentation.augment import augmented, outside
 from keymix.data.segmentation.held import HeldScans
 from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
 from keymix.data.streams import IntArray
-from keymix.data.whole import WholeImages
 
 
 class ScanImages(WholeImages):

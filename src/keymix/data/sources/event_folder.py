@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from keymix.data.events.cache_dir import files_stamp, place_for, places_of
 from keymix.data.events.files import reading
 from keymix.data.events.npz import extent, read_npz
-from keymix.data.events.places import files_stamp, place_for, places_of
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
 from keymix.data.events.stream import Size
 from keymix.data.sources.base import Faults, some

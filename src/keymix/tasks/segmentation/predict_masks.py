@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keymix._version import __version__
-from keymix.data.batches import Normaliser
 from keymix.data.decode import Size, resized_image
+from keymix.data.loaders import Normaliser
 from keymix.data.record import DataRecord
 from keymix.data.segmentation.slices import ScanFile
 from keymix.data.segmentation.table import Pixels

@@ -26,8 +26,8 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keymix.data.events.cache_dir import Place, place_for, places_of, stamp_of
 from keymix.data.events.frames import integrate
-from keymix.data.events.places import Place, place_for, places_of, stamp_of
 from keymix.data.events.recordings import RecordingSet
 from keymix.data.events.stream import POLARITIES, Size
 from keymix.data.streams import IntArray
