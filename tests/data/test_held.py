@@ -77,7 +77,9 @@ def test_between_batches_the_host_only_launches(
     digits: ImageData, augment: Augment | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On ``meta`` every tensor that travels from the host is seen; values cannot be asked for."""
-    monkeypatch.setattr("keymix.data.loaders._GROUP_BYTES", 1)  # every batch is augmented in the loop
+    monkeypatch.setattr(
+        "keymix.data.loaders._GROUP_BYTES", 1
+    )  # every batch is augmented in the loop
     data = colour(digits)
     loader = Loader(
         data.train, data, batch_size=64, train=True, augment=augment, seed=1, device=device

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import KeymixWarning, UserError
 
 Size: TypeAlias = tuple[int, int]  # height, width

@@ -20,10 +20,10 @@ import numpy as np
 from keymix.data import contents
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import DAMAGE
+from keymix.data.files import threads
 from keymix.data.findings import Report
 from keymix.data.sequences import sequences_of
 from keymix.data.survey import HASH, Survey
-from keymix.data.threads import threads
 
 SECONDS = 10.0
 """Time for images that are read one by one; of those in memory all are looked at."""

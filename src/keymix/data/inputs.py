@@ -28,8 +28,9 @@ from keymix.data.decode import (
     resized_image,
     to_array,
 )
+from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
-from keymix.data.measure import REMEDY, in_chunks, is_large, sample
+from keymix.data.measure import REMEDY, is_large, sample
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import erased_boxes, flips, resized_crop
 from keymix.data.sources.base import Table

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.decode import DAMAGE, Size, convert, evaluation_array, reading, reason
+from keymix.data.files import in_chunks
 from keymix.data.sources.base import Table
 from keymix.data.streams import IntArray, Stream, hash64
-from keymix.data.threads import threads
-
-_T = TypeVar("_T")
 
 STATISTICS_SAMPLE = 2000
 LARGE = 100_000  # images: of a larger table, headers and contents are read of a sample only
@@ -22,8 +19,6 @@ REMEDY = (
     "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
     "`keymix data check` names them all."
 )
-_THREADS = 4
-_CHUNK = 256  # images a task: threads pay for larger files, and cost little for small ones
 
 
 def header_size(table: Table, i: int) -> Size:
@@ -132,10 +127,3 @@ def sample(count: int) -> IntArray:
     rows = np.arange(count, dtype=np.int64)
     order = np.argsort(hash64(0, Stream.STATISTICS, rows), kind="stable")
     return np.sort(order[:STATISTICS_SAMPLE]).astype(np.int64)
-
-
-def in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:
-    """Run ``work`` on ranges that cover ``count``, in order of the ranges' results."""
-    ranges = [range(start, min(count, start + _CHUNK)) for start in range(0, count, _CHUNK)]
-    with threads(_THREADS) as pool:
-        return list(pool.imap(work, ranges))

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from keymix.data.carve import Part
 from keymix.data.decode import Size
+from keymix.data.files import in_chunks
 from keymix.data.inputs import ImagesInMemory, ImagesOneByOne, Inputs, WholeImages
-from keymix.data.measure import broken, decode_all, header_size, header_sizes, in_chunks
+from keymix.data.measure import broken, decode_all, header_size, header_sizes
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Source, Table
 from keymix.data.specs import Options

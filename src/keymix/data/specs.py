@@ -306,24 +306,6 @@ def parse(spec: str) -> tuple[DataSpec, str]:
     return row, argument
 
 
-def existing_path(spec_name: str, argument: str) -> Path:
-    """Make the path behind ``spec_name:argument``, with ``~`` for the home folder."""
-    path = Path(argument).expanduser()
-    if not path.exists():
-        raise UserError(f"data {spec_name}:{argument}: there is no {str(path)!r}. Check the path.")
-    return path
-
-
-def existing_folder(spec_name: str, argument: str) -> Path:
-    """Make the folder behind ``spec_name:argument``."""
-    path = existing_path(spec_name, argument)
-    if not path.is_dir():
-        raise UserError(
-            f"data {spec_name}:{argument}: {path} is a file. Give the folder of the classes."
-        )
-    return path
-
-
 def kind_of(path: Path) -> str:
     """Tell by what lies there which spec a path belongs to, such as parquet, uwgi or folder."""
     if _holds_parquet(path):

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, TRANSPARENT, convert, reason
+from keymix.data.files import threads
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
-from keymix.data.threads import threads
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int], None]

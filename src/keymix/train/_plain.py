@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import UserError, one_line
 
 MOST_BYTES = 2**18

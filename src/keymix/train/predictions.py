@@ -11,8 +11,8 @@ from torch import Tensor
 
 from keymix.data.decode import convert, open_image, read_image, reading, to_array
 from keymix.data.events.files import is_recording, read_frames
+from keymix.data.files import is_image
 from keymix.data.record import DataRecord
-from keymix.data.sources.folder import is_image
 from keymix.errors import UserError
 from keymix.train.model import device_of_this_machine
 from keymix.train.scoring import Inputs

@@ -242,7 +242,7 @@ def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Pa
         UserError: If a path does not exist, or a folder holds no image.
     """
     from keymix.data.events.files import is_recording
-    from keymix.data.sources.folder import is_image
+    from keymix.data.files import is_image
 
     fits, what = (is_recording, "recording") if events else (is_image, "image")
     found: list[Path] = []

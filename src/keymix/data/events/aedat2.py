@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from keymix.data.events.stream import Events, Size, make_events
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)

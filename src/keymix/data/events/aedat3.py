@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import Events, Size, make_events
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)

@@ -11,11 +11,11 @@ import numpy as np
 from keymix.data.events.frames import TIME_STEPS, starts
 from keymix.data.events.recordings import Read, Recordings, digest_of
 from keymix.data.events.stream import Events
+from keymix.data.files import threads
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress, Remark, Survey
-from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _THREADS = 4

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.data.decode import Size
-from keymix.data.measure import in_chunks
+from keymix.data.files import in_chunks
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from keymix.data.streams import IntArray
 

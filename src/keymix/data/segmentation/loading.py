@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from keymix.data.carve import Part, shared_note
 from keymix.data.decode import Size
-from keymix.data.measure import in_chunks
+from keymix.data.files import in_chunks
 from keymix.data.prepare import DEFAULT_SIZE, Pairs, Preparation
 from keymix.data.record import DataFacts
 from keymix.data.segmentation.held import HELD_BYTES, hold

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from keymix.data.files import threads
 from keymix.data.kinds import IGNORE
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from keymix.data.sources.base import Fault, Faults, Source, Table
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress, Survey
-from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _CHUNK = 16  # images a task
