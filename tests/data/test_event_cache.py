@@ -17,7 +17,7 @@ from event_files import random_events, write_dvs128, write_folder, write_npz
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.events import cache_dir, frame_cache, integrate, read_events
-from keymix.data.events.loading import few_events
+from keymix.data.events.inputs import few_events
 from keymix.data.events.recordings import Recordings
 from keymix.errors import KeymixWarning, UserError
 

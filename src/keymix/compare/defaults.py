@@ -45,7 +45,7 @@ class Default:
         own = chosen.model.name == SPIKING_MODEL and kind_of_spec(chosen.data.spec) is RECORDING
         if not own or chosen.data.image_size is not None:
             return chosen
-        from keymix.data.events.loading import sensor_of
+        from keymix.data.events.inputs import sensor_of
 
         sensor = sensor_of(chosen.data.spec)
         if min(sensor) < _SIDE or max(sensor) == _SIDE:

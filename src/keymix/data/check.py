@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data import contents
-from keymix.data.carve import carve
 from keymix.data.files import existing_folder, existing_path
 from keymix.data.findings import FAULTS, STOPS, WARNING, Report
 from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Fault, Faults, Source
 from keymix.data.specs import DataSpec, Options, find_spec, kind_of, parse
+from keymix.data.splits import carve
 from keymix.data.survey import Survey
 from keymix.errors import UserError
 

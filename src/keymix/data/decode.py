@@ -29,6 +29,10 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 _HEAD = 16  # bytes by which Pillow tells one kind of image from another
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+REMEDY = (
+    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
+    "`keymix data check` names them all."
+)
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
 DAMAGE = (
     OSError,

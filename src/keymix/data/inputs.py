@@ -20,6 +20,7 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import (
+    REMEDY,
     Size,
     convert,
     evaluation_array,
@@ -28,12 +29,13 @@ from keymix.data.decode import (
     resized_image,
     to_array,
 )
+from keymix.data.events.frame_cache import Frames
 from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
-from keymix.data.measure import REMEDY, is_large, sample
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import erased_boxes, flips, resized_crop
 from keymix.data.sources.base import Table
+from keymix.data.splits import is_large, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Targets
 from keymix.errors import UserError
@@ -71,6 +73,8 @@ class Inputs(ABC):
     """Whether a batch is a list of images, each of its own size."""
     images: Tensor | None = None
     """All pixels, uint8 ``[N, C, H, W]``, where they are in memory."""
+    frames: Frames | None = None
+    """The frames of the whole set, where inputs are recordings of events."""
 
     def __init__(
         self, table: Table, image_size: Size, in_chans: int, crop_pct: float = 1.0

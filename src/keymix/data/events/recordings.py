@@ -126,7 +126,7 @@ class EventSource(Source):
     """A source whose tables are `Recordings`."""
 
     kind: ClassVar[InputKind] = RECORDING
-    preparation: ClassVar[str] = "keymix.data.events.loading:EventPreparation"
+    preparation: ClassVar[str] = "keymix.data.events.inputs:EventPreparation"
     surveyed: ClassVar[str] = "keymix.data.events.survey:survey_events"
 
     train: Recordings

@@ -16,10 +16,10 @@ from PIL import Image
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, convert, open_image, reason, to_array
 from keymix.data.files import existing_path, folders, is_image, read_rows, regular
 from keymix.data.kinds import BACKGROUND, IGNORE, MaskKind
-from keymix.data.measure import sample
 from keymix.data.segmentation.table import Pixels, ScanSource, ScanTable, Seen, refuse, tell_shared
 from keymix.data.sources.base import Fault, Faults, head_digest, some
 from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
+from keymix.data.splits import sample
 from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
 
