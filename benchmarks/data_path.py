@@ -39,7 +39,7 @@ from keymix.train.environment import cpu_model
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.scoring import autocast
-from keymix.train.task import make_optimizer
+from keymix.train.step import make_optimizer
 
 AUGMENT = Augment(crop_padding=4, flip=True, rand_augment=(2, 9))
 OURS = "keymix"

@@ -2,14 +2,13 @@
 """Time of neurons over T steps, forward and backward, beside SpikingJelly 2's LIFNode.
 
     python benchmarks/neurons.py
-    python benchmarks/neurons.py --steps 4 --sizes 8,64,384 --backends blocked inductor
+    python benchmarks/neurons.py --steps 4 --sizes 8,64,384 --backends blocked
     python benchmarks/neurons.py --device cuda --dtype bfloat16 --backends reference triton
 
 All are timed in turns in one process, on the same currents; a ratio of forward and backward below
 1 is faster than SpikingJelly. It is given where a paired test shows a difference (1 % for all of a
 shape): n.d. is not distinguishable, busy is a machine that was too busy to tell, few is less than
 ten rounds.
-``inductor`` compiles first, which takes some ten seconds a number of steps.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--sizes", nargs="+", default=["8,64,384", "2,96,28,28", "8,96,56,56"])
-    parser.add_argument("--backends", nargs="+", default=["reference", "blocked", "inductor"])
+    parser.add_argument("--backends", nargs="+", default=["reference", "blocked"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--device", type=device_name, default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")

@@ -30,14 +30,14 @@ import torch
 from torch import nn
 
 import keymix
-from keymix.cli.parser import parse_size
+from keymix.cli.console import parse_size
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import parse_mixers
 from keymix.models.image_size import POLICIES, set_image_size
-from keymix.recipes.classification import small_images_vit
+from keymix.recipes.small import small_images_vit
 from keymix.tasks.classification.answers import ANSWERS
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
@@ -64,7 +64,7 @@ class Score:
 def recipe_of(args: argparse.Namespace, mixer: str, seed: int) -> Recipe:
     """The run of a mixer at a seed: ``small_images_vit`` with the sizes asked for."""
     return replace_path(
-        small_images_vit.recipe(),
+        small_images_vit(),
         {
             "data.spec": args.data,
             "data.limit": args.limit,

@@ -29,7 +29,7 @@ from keymix.train.engine import train
 from keymix.train.environment import cpu_model
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
-from keymix.train.task import make_optimizer
+from keymix.train.step import make_optimizer
 
 
 class BareLoop:

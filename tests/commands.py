@@ -62,14 +62,14 @@ def one_thread() -> Iterator[None]:
     Two threads on a core that is busy wait for one another, several times as long as they compute.
     How many a comparison takes is asked of `share_out`.
     """
-    from keymix.compare import run
+    from keymix.compare import plan
 
     def shared(*args: Any, **more: Any) -> tuple[int, int]:
         return share_out(*args, **more)[0], 1
 
-    share_out = run.share_out
+    share_out = plan.share_out
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "share_out", shared)
+        patch.setattr(plan, "share_out", shared)
         yield
 
 

@@ -44,6 +44,7 @@ ROOMS = [
     "report",
     "tasks",
     "compare",
+    "studies",
     "export",
     "cli",
 ]
@@ -173,8 +174,8 @@ def test_no_files_import_one_another_in_a_circle() -> None:
 )
 def test_a_circle_is_found(line: str) -> None:
     graph = {
-        "keymix.train.run_data": imported_files(ast.parse(line)),
-        "keymix.train.runs": imported_files(ast.parse("from keymix.train.run_data import f")),
+        "keymix.train.evaluation": imported_files(ast.parse(line)),
+        "keymix.train.runs": imported_files(ast.parse("from keymix.train.evaluation import f")),
     }
     assert cycle_in(graph)
 
@@ -292,21 +293,21 @@ OPEN_ROOMS = {"layers", "mixers", "hosts", "models"}
 ALLOWED = {
     # options of mixers and models, on their way into these rooms
     "analysis/capture.py": 4,
-    "analysis/complexity_orders.py": 2,
+    "analysis/attention_operation.py": 1,
     "analysis/complexity_sites.py": 3,
     "analysis/memory.py": 1,
-    "analysis/operations.py": 1,
-    "analysis/spikes_operations.py": 1,
+    "analysis/operations.py": 2,
+    "analysis/spikes_operations.py": 2,
     "cli/recipe_options.py": 2,
     "compare/costs.py": 1,
-    "compare/plan.py": 2,
+    "compare/plan.py": 3,
     "surgery/plans.py": 1,
     "surgery/statistics.py": 1,
     "train/recipe.py": 8,
     # what the codec reads and writes, and plain data of the public API
     "analysis/collapse.py": 1,
     "analysis/collapse_record.py": 1,
-    "analysis/collapse_words.py": 1,
+    "analysis/collapse_verdict.py": 1,
     "analysis/complexity_record.py": 1,
     "analysis/counting.py": 1,
     "analysis/energy.py": 1,
@@ -314,8 +315,7 @@ ALLOWED = {
     "analysis/memory_record.py": 1,
     "analysis/spikes.py": 1,
     "analysis/spikes_raster.py": 2,
-    "analysis/spikes_values.py": 1,
-    "cli/compare_result.py": 1,
+    "cli/comparison.py": 1,
     "cli/index.py": 1,
     "compare/run.py": 4,
     "data/events/cache_dir.py": 1,
@@ -324,7 +324,7 @@ ALLOWED = {
     "surgery/report.py": 1,
     "surgery/search_record.py": 1,
     "surgery/swap_record.py": 2,
-    "train/_convert.py": 1,
+    "train/config.py": 3,
     "train/files.py": 1,
     "train/record.py": 1,
     "train/runs.py": 1,
@@ -339,10 +339,10 @@ ALLOWED = {
     "surgery/attention_cost.py": 1,
     "surgery/beside.py": 2,
     "surgery/search.py": 1,
-    "train/checkpoints.py": 3,
-    "train/epochs.py": 2,
+    "train/checkpoints.py": 2,
+    "train/loop.py": 1,
+    "train/losses.py": 3,
     "train/nonfinite.py": 2,
-    "train/similarity.py": 3,
     "train/step.py": 2,
     "tasks/classification/training.py": 2,
     "train/task.py": 2,

@@ -18,12 +18,11 @@ OF_TASKS = {
 }
 """Where a task is named yet, by file; ``python tests/seams.py`` prints it. None is added."""
 OF_KINDS = {
-    "compare/defaults.py": 2,  # the spiking model's 32 pixels, and frames that are larger
-    "train/fits.py": 1,
+    "compare/plan.py": 2,  # the spiking model's 32 pixels, and frames that are larger
+    "train/evaluation.py": 1,
     "train/model.py": 1,
-    "train/predictions.py": 2,
-    "train/run_data.py": 1,
-    "train/runs.py": 1,
+    "train/runs.py": 3,
+    "train/validate.py": 1,
 }
 """The same of kinds of input, outside the data room."""
 

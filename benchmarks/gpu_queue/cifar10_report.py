@@ -44,12 +44,12 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
 
     import torch
 
-    from keymix.compare import manifest
-    from keymix.compare.plan import Entrant, Plan
-    from keymix.compare.rebuild import rebuild
+    from keymix.compare.folder import write_manifest
+    from keymix.compare.plan import Plan, PlannedMixer
+    from keymix.compare.run import rebuild
     from keymix.mixers.spec import parse_mixer
-    from keymix.train.damage import read_summary
     from keymix.train.files import read_json
+    from keymix.train.folder import read_summary
     from keymix.train.model import build_model
     from keymix.train.recipe import from_record
 
@@ -74,8 +74,8 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
     mixers = [mixer for mixer in MIXERS if any(name == mixer for name, _ in there)]
     plan = Plan(
         recipe=replace(recipe, model=replace(recipe.model, mixer=None), seed=0),
-        entrants=tuple(
-            Entrant(
+        mixers=tuple(
+            PlannedMixer(
                 label=mixer,
                 slug=parse_mixer(mixer).slug,
                 control=False,
@@ -93,18 +93,19 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
         match=None,
         pooling=str(pooling),
         unheard=(),
-        imports=(),
+        command=f"keymix compare --recipe {recipe.name} --mixers {','.join(mixers)} --no-controls",
+        processes=1,
+        threads=1,
         out=out,
     )
-    command = f"keymix compare --recipe {recipe.name} --mixers {','.join(mixers)} --no-controls"
-    manifest.write(plan, data, command=command, processes=1, threads=1)
-    for entrant in plan.entrants:
+    write_manifest(plan, data)
+    for mixer in plan.mixers:
         for seed in plan.seeds:
-            if (entrant.label, seed) in there:
-                folder = plan.folder(entrant, seed)
+            if (mixer.label, seed) in there:
+                folder = plan.folder(mixer, seed)
                 folder.mkdir(parents=True)
                 for name in (*TEXTS, PREDICTIONS):
-                    shutil.copy(there[entrant.label, seed] / name, folder / name)
+                    shutil.copy(there[mixer.label, seed] / name, folder / name)
     return rebuild(out)
 
 

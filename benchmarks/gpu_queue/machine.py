@@ -19,7 +19,7 @@ from typing import Any
 # what a process does with CUDA its forks cannot do again.
 PRELOADED = ("numpy", "torch", "torchvision", "timm", "lightning_fabric")
 _SHOWN = ("torch", "triton", "torchvision", "timm", "lightning_fabric", "numpy")
-# What keymix imports, but for jsonargparse, which only `keymix train --help` needs.
+# What keymix imports.
 NEEDED = (
     "torch",
     "torchvision",
@@ -38,6 +38,7 @@ NEEDED = (
     "huggingface_hub",
     "filelock",
     "jaxtyping",
+    "yaml",
 )
 
 # Where a module has another name.
@@ -46,6 +47,7 @@ _WHEELS = {
     "lightning_fabric": "lightning-fabric",
     "sklearn": "scikit-learn",
     "xdist": "pytest-xdist",
+    "yaml": "pyyaml",
 }
 
 

@@ -45,8 +45,6 @@ TASK = Task(
 class Values(TrainingTask):
     """Squared error of one output."""
 
-    kind = TASK
-
     def step_loss(self, images: Any, targets: torch.Tensor) -> StepLoss:
         """Return the loss that is recorded, and that which is derived."""
         found = self.trained(images).float().squeeze(1)
@@ -57,15 +55,11 @@ class Values(TrainingTask):
 class ValueTraining(TrainingPart):
     """How values are learned."""
 
+    module = Values
+
     def outputs(self, data: Any) -> int:
         """One output per image."""
         return 1
-
-    def make(
-        self, recipe: Any, model: Any, data: Any, *, steps: int, losses: Any, teacher: Any
-    ) -> Values:
-        """Make what a run trains."""
-        return Values(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
 
 
 TRAINING = ValueTraining()

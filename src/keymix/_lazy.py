@@ -13,12 +13,7 @@ Attached = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
 
 
 def attach(module_name: str, where: Mapping[str, str]) -> Attached:
-    """Make a module's ``__getattr__``, ``__dir__`` and ``__all__`` from a table of names.
-
-    Args:
-        module_name: The module that offers the names (its ``__name__``).
-        where: Public name to the module that defines it.
-    """
+    """Make a module's ``__getattr__``, ``__dir__`` and ``__all__`` from names and their modules."""
     public = sorted(where)
 
     def getattr_(name: str) -> Any:
@@ -39,11 +34,6 @@ def make_callable(module_name: str, function: str, home: str) -> None:
 
     The public API and the rooms of the house share the names ``train`` and ``compare``; whichever
     is imported first, calling the name must work.
-
-    Args:
-        module_name: The room (its ``__name__``).
-        function: The function that a call runs.
-        home: The module that defines it, imported at the first call.
     """
 
     class CallableRoom(types.ModuleType):

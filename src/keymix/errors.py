@@ -17,17 +17,13 @@ class WriteError(UserError):
 
 
 class KeymixWarning(RuntimeWarning):
-    """Something that stops nothing but should be seen. The command line tells it in one line."""
+    """Something that stops nothing but should be seen. The command line prints it in one line."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM ended the work; the message says what stands and how to go on.
+    """SIGINT or SIGTERM ended the work; the message says what is saved and how to resume.
 
     A KeyboardInterrupt, so that code which lets Ctrl-C through lets this through.
-
-    Args:
-        signum: The signal.
-        message: One line.
     """
 
     def __init__(self, signum: int, message: str) -> None:
@@ -49,13 +45,10 @@ class GridNeeded(UserError):
 
 
 class Attempt:
-    """Runs a user's code within ``with`` and keeps what it raises, ``SystemExit`` among it.
+    """Runs a user's code within ``with`` and keeps what it raises as ``error``, ``SystemExit`` too.
 
     Let through is what ends the work and is no fault of that code: a signal, a full memory, and
     a KeyboardInterrupt where nothing distinguishes Ctrl-C from what the code raises.
-
-    Attributes:
-        error: What was raised, or None.
     """
 
     def __init__(self) -> None:
@@ -77,14 +70,8 @@ class Attempt:
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
     """Make the error for an unknown name: it lists the nearest known names, or all of a few.
 
-    Args:
-        kind: What the name should have been, e.g. ``"mixer"``.
-        name: What was given.
-        choices: The names that exist.
-        listed: Whether `keymix list` shows them; if not, many are told here too.
-
-    Returns:
-        The error, for the caller to raise.
+    `kind` is what the name should have been; many names are all told unless `keymix list` has them
+    (`listed`).
     """
     known = sorted(set(choices))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -100,33 +87,17 @@ def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True
 
 
 def missing(kind: str, choices: Iterable[str]) -> UserError:
-    """Make the error for a name that was left out: it lists what there is to choose from.
-
-    Args:
-        kind: What the name should have been, e.g. ``"analysis"``.
-        choices: The names that exist.
-
-    Returns:
-        The error, for the caller to raise.
-    """
+    """Make the error for a name that was left out, such as an analysis: it lists the choices."""
     return UserError(f"which {kind}? Choose from {', '.join(sorted(choices))}.")
 
 
 def one_line(text: str) -> str:
-    """Show control characters, such as a name may hold, as escapes: nothing drives a terminal.
-
-    Args:
-        text: Any text.
-    """
+    """Show control characters, such as a name may hold, as escapes: nothing drives a terminal."""
     return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 def shown(text: str) -> str:
-    """Show the control characters of lines as escapes, but those that lay lines out.
-
-    Args:
-        text: Lines, perhaps of a table or JSON; line ends and tabs stay.
-    """
+    """Show the control characters of lines as escapes, but for line ends and tabs."""
     return text if text.isprintable() else text.translate(_IN_LINES)
 
 
@@ -137,3 +108,14 @@ _CONTROLS = (
 )
 _ESCAPES = {code: repr(chr(code))[1:-1] if code < 0x7F else f"\\u{code:04x}" for code in _CONTROLS}
 _IN_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number that a person wrote, ``256`` or ``1e6``; a ValueError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text.strip())
+    if not number.is_integer():
+        raise ValueError(f"{text!r} is no whole number")
+    return int(number)

@@ -29,10 +29,9 @@ _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def spread(prefix: str = "") -> Mapping[str, str]:
     """Return the metadata of a field, a mapping whose keys stand among those of its record.
 
-    Args:
-        prefix: What they begin with there. Empty takes every key that no field has, so that
-            such a record has no unknown keys: their values must fit, too. Where two fields have
-            one prefix, each takes every key whose value fits it.
+    They begin with the prefix there. An empty one takes every key that no field has, so that such a
+    record has no unknown keys: their values must fit, too. Where two fields have one prefix, each
+    takes every key whose value fits it.
     """
     return {_PREFIX: prefix}
 
@@ -42,28 +41,17 @@ class Own:
     """A part of a record whose kind only the task knows, as plain values until it is asked for.
 
     A field of this type is marked with `spread`: its keys stand among those of the record.
-
-    Args:
-        values: What JSON holds.
     """
 
     values: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: object) -> Own:
-        """Take a record, or nothing where there is none.
-
-        Args:
-            record: A dataclass as `to_json` takes it; None for nothing.
-        """
+        """Take a record, or nothing where there is none."""
         return cls({} if record is None else to_json(record))
 
     def read(self, cls: type[T], *, where: str = "the record") -> T:
-        """Return the record that it holds; see `from_json`.
-
-        Raises:
-            UserError: If it does not fit.
-        """
+        """Return the record that it holds; see `from_json`."""
         return from_json(cls, self.values, where=where)
 
 

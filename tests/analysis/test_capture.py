@@ -19,8 +19,8 @@ from each import together
 from keymix.analysis.attention import At, attention_maps, on_image
 from keymix.analysis.capture import select_layers
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import put_mixers
-from keymix.hosts.reading import Layout
 from keymix.hosts.torchvision_swin import TorchvisionSwin
 from keymix.models import create_model
 from tolerances import close

@@ -16,10 +16,17 @@ from torch import Tensor, nn
 
 from keymix.analysis.attention import attention_maps
 from keymix.analysis.collapse import Collapse, collapse
-from keymix.analysis.collapse_pairs import HeadTally, PairTally, nearest_blocks
-from keymix.analysis.collapse_tokens import block_of, effective_rank, token_cosines, tokens_of
+from keymix.analysis.collapse_sums import (
+    HeadTally,
+    PairTally,
+    block_of,
+    effective_rank,
+    nearest_blocks,
+    token_cosines,
+    tokens_of,
+)
 from keymix.errors import UserError
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
 from keymix.models import create_model
 
 TAU, K = 0.7, 2
@@ -192,7 +199,7 @@ def test_a_stream_of_batches_gives_what_one_batch_gives(images: Tensor) -> None:
 def test_images_cut_into_small_parts_give_the_same(monkeypatch, images: Tensor) -> None:
     model = vit()
     whole = collapse(model, images).to_dict()
-    monkeypatch.setattr("keymix.analysis.collapse_pairs._BUDGET", 1)
+    monkeypatch.setattr("keymix.analysis.collapse_sums._BUDGET", 1)
     same(whole, collapse(model, images).to_dict())
 
 

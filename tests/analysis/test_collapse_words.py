@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from keymix.analysis.collapse import Collapse, LayerReading, PairSimilarity, collapse
-from keymix.analysis.collapse_words import numbers
+from keymix.analysis.collapse_verdict import numbers
 from keymix.models import create_model
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from each import together
-from keymix.analysis.complexity_formulas import TABLE_6
 from keymix.analysis.complexity_sites import candidates
 from keymix.analysis.complexity_weights import SIDES, WeightFacts, trace, weight_facts
 from keymix.mixers.base import TokenMixer
@@ -45,12 +44,6 @@ def affine(f: Callable[[Tensor], Tensor]) -> bool:
 
 def logits(mixer: MapMixer) -> Callable[[Tensor], Tensor]:
     return lambda x: mixer.logits(mixer.inputs(x, SIDES), SIDES)
-
-
-@pytest.mark.parametrize("formula", TABLE_6, ids=lambda f: f.mixer)
-def test_table_7_is_read_off_the_papers_four(formula) -> None:
-    found = facts(formula.mixer)
-    assert (found.sharing, found.dynamic) == (formula.sharing, formula.dynamic)
 
 
 @together

@@ -16,8 +16,7 @@ from each import together
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES, Energy, energy_of
 from keymix.analysis.spikes import SpikeStudy, spike_study
-from keymix.analysis.spikes_operations import Operation
-from keymix.analysis.spikes_values import LARGEST, Values
+from keymix.analysis.spikes_operations import LARGEST, Operation, Values
 from keymix.errors import UserError
 
 BLOCK = "stages.0.blocks.0"

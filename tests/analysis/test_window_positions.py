@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from keymix.analysis.capture_image import window_positions
-from keymix.hosts.reading import Layout
+from keymix.analysis.attention import window_positions
+from keymix.hosts.attention_inputs import Layout
 
 
 @pytest.mark.parametrize("pads_first", [False, True])

@@ -15,11 +15,12 @@ import pytest
 from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis.memory import Peak
-from keymix.cli import analyze_complexity, console, main
+from keymix.cli import analyze, console, main
 from keymix.mixers.registry import list_mixers
+from keymix.studies.study import get_study
 
 SMALL = ("--dim", "12", "--heads", "3", "--at", "4", "--repeats", "1")
-FILES = ["formulas", "key_value", "orders", "ratios", "scaling", "weights"]
+FILES = ["ratios", "scaling", "weights"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +54,9 @@ def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     found = lines(out)
     assert list(found) == [
-        "formulas",
         "ratio_by_tokens",
         "ratio_by_dim",
         "weights",
-        "key_value",
-        "orders",
         "scaling",
         "multiples",
     ]
@@ -70,8 +68,8 @@ def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]
     latency = header.index("latency_ms")
     assert all(float(row[latency]) > 0 for row in rows)
     assert [row[0] for row in found["weights"][1:]] == names
-    cska = next(row for row in found["formulas"] if row[0] == "conv_static_key")
-    assert cska[found["formulas"][0].index("macs_counted")] == str(4 * (10 * 4 * 12 + 3 * 144))
+    cska = next(row for row in found["scaling"] if row[0] == "conv_static_key")
+    assert cska[header.index("macs")] == str(4 * (10 * 4 * 12 + 3 * 144))
     assert "4 tokens: latency" in err
     assert "6 tokens: peak memory" in err
 
@@ -126,8 +124,8 @@ def test_files_are_written_and_replaced_only_when_told(
 def test_markdown_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     run("--tokens", "none", "--mixers", "mhsa", "--markdown")
     text = capsys.readouterr().out
-    assert "SKA Table 6 at N = 4, D = 12\n\n| mixer | in the paper |" in text
-    assert "| softmax | Self-Attn | N(2ND + 4D²) = 2,688 | 2,688 |" in text
+    assert "SKA Table 7, read off the operations\n\n| mixer | weights shared over" in text
+    assert "| softmax | no | – | 2 | 0 |" in text
     assert all(len(part.splitlines()) > 2 for part in text.split("\n\n")[1::2])
 
 
@@ -267,7 +265,8 @@ def test_a_disk_that_refuses_is_told_in_one_line(
 def test_help_tells_every_option_and_analysis(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "--help"]) == 0
     told = capsys.readouterr().out
-    for action in analyze_complexity.parser()._actions:
+    study = get_study("complexity")
+    for action in analyze.parser(study)._actions:
         if action.dest != "help":
             assert action.option_strings[-1] in told
-    assert analyze_complexity.SUMMARY in told
+    assert study.summary in told

@@ -17,11 +17,12 @@ from keymix.analysis.attention import attention_maps
 from keymix.analysis.attention_record import AttentionRecord
 from keymix.analysis.capture import At
 from keymix.analysis.rollout import attention_rollout
-from keymix.cli import analyze_attention, main
-from keymix.cli.models_and_images import load_images, load_models
+from keymix.cli import analyze, main
 from keymix.errors import NoAttentionMap, UserError
 from keymix.records import from_json
-from keymix.report.attention import caption
+from keymix.studies.attention.page import caption
+from keymix.studies.attention.study import pictures_of
+from keymix.studies.inputs import load_images, load_models
 
 NAME = "vit_nano_p2_12"
 
@@ -42,7 +43,7 @@ def heads_of(model: torch.nn.Module) -> int:
 
 
 def run(*words: object) -> None:
-    assert analyze_attention.main([str(word) for word in words]) == 0
+    assert analyze.main(["attention", *map(str, words)]) == 0
 
 
 def read(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,9 +104,9 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
 def test_rollout_goes_over_all_layers_where_only_some_are_shown(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keymix.analysis import overlay
+    from keymix.analysis import attention_pictures
 
-    monkeypatch.setattr(overlay, "MOST_LAYERS", 2)
+    monkeypatch.setattr(attention_pictures, "MOST_LAYERS", 2)
     out = tmp_path / "looks"
     run(NAME, "--images", photos / "jay.png", "--queries", "1,2", "--rollout", "--out", out)
     record, arrays = read(out)
@@ -225,7 +226,7 @@ def test_a_damaged_image_is_left_out_and_told(
     (photos / "bad.png").write_bytes(b"no image")
     out = tmp_path / "looks"
     words = [NAME, "--layers", "0", "--images", str(photos), "--out", str(out)]
-    assert analyze_attention.main(words) == 2
+    assert analyze.main(["attention", *words]) == 2
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert "bad.png" in told
     record, _ = read(out)
@@ -309,6 +310,6 @@ def test_scales_hold_even_attention_faint_or_stretch_each_map() -> None:
 def test_only_pictures_that_a_look_drew_are_taken_for_its_own(tmp_path: Path) -> None:
     named = ["01-jay.png", "..", "../02.png", "/03.png", "thesis.tex", "", 5, "04.png"]
     (tmp_path / "attention.json").write_text(json.dumps({"figures": named}), "utf-8")
-    assert analyze_attention._pictures_of(tmp_path) == {"01-jay.png", "04.png"}
+    assert pictures_of(tmp_path / "attention.json") == {"01-jay.png", "04.png"}
     (tmp_path / "attention.json").write_text('{"figures": 5}', "utf-8")
-    assert analyze_attention._pictures_of(tmp_path) == set()
+    assert pictures_of(tmp_path / "attention.json") == set()

@@ -12,9 +12,9 @@ from PIL import Image
 from written_run import written_run
 
 from keymix.analysis.collapse import collapse
-from keymix.cli import analyze_collapse, console
-from keymix.cli.models_and_images import load_images, load_models
+from keymix.cli import analyze, console
 from keymix.errors import UserError
+from keymix.studies.inputs import load_images, load_models
 
 NAME = "vit_nano_p2_12"
 DIGITS = ["--images", "digits", "--limit", "3"]
@@ -29,7 +29,8 @@ def test_json_is_the_python_record_of_each_model(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(run), NAME, *DIGITS, "--threshold", "0.6", "--nearest", "1", "--json"]
-    assert analyze_collapse.main([*words, "--batch-size", "2", "--layers", "0-1,blocks.2.*"]) == 0
+    words += ["--batch-size", "2", "--layers", "0-1,blocks.2.*"]
+    assert analyze.main(["collapse", *words]) == 0
     said = capsys.readouterr()
     record = json.loads(said.out)
     mine, named = record["studies"]
@@ -52,7 +53,7 @@ def test_json_is_the_python_record_of_each_model(
 def test_a_run_is_read_on_its_own_test_images(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert analyze_collapse.main([str(run), "--limit", "4"]) == 0
+    assert analyze.main(["collapse", str(run), "--limit", "4"]) == 0
     told = capsys.readouterr()
     rows = [line.split("\t") for line in told.out.splitlines()]
     assert rows[0][:4] == ["model", "path", "block", "before"]
@@ -68,7 +69,7 @@ def test_a_terminal_gets_the_verdict_in_words(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(console.out), "is_terminal", True)
-    assert analyze_collapse.main([str(run), NAME, *DIGITS]) == 0
+    assert analyze.main(["collapse", str(run), NAME, *DIGITS]) == 0
     out = capsys.readouterr().out
     assert "effective rank goes from" in out
     assert "Read on 3 images only" in out
@@ -78,15 +79,15 @@ def test_a_terminal_gets_the_verdict_in_words(
 def test_a_folder_gets_the_page_the_record_and_the_charts(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [str(run), *DIGITS, "--out", str(out)]
-    assert analyze_collapse.main(words) == 0
+    assert analyze.main(["collapse", *words]) == 0
     names = {path.name for path in out.iterdir()}
     assert {"collapse.html", "collapse.json", "collapse-adjacent.svg"} <= names
     assert {"collapse-theta-deep.svg", "collapse-pairs-deep.svg"} <= names
     record = json.loads((out / "collapse.json").read_text())
     assert record["studies"][0]["verdict"]["headline"] in (out / "collapse.html").read_text()
     with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
-        analyze_collapse.main(words)
-    assert analyze_collapse.main([NAME, *DIGITS, "--out", str(out), "--overwrite"]) == 0
+        analyze.main(["collapse", *words])
+    assert analyze.main(["collapse", NAME, *DIGITS, "--out", str(out), "--overwrite"]) == 0
     assert "collapse-theta-deep.svg" not in {path.name for path in out.iterdir()}
 
 
@@ -95,7 +96,7 @@ def test_a_damaged_image_is_named_and_the_others_are_read(
 ) -> None:
     Image.new("L", (12, 12)).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"nothing")
-    assert analyze_collapse.main([NAME, "--images", str(tmp_path), "--json"]) == 2
+    assert analyze.main(["collapse", NAME, "--images", str(tmp_path), "--json"]) == 2
     said = capsys.readouterr()
     assert "b.png" in said.err
     (study,) = json.loads(said.out)["studies"]
@@ -118,7 +119,7 @@ def test_a_damaged_image_is_named_and_the_others_are_read(
 )
 def test_mistakes_are_one_line(words: list[str], said: str) -> None:
     with pytest.raises(UserError) as raised:
-        analyze_collapse.main(words)
+        analyze.main(["collapse", *words])
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -127,5 +128,5 @@ def test_folders_that_hold_other_things_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thing").write_text("")
     for out in (tmp_path, tmp_path / "thing"):
         with pytest.raises(UserError, match=r"--out|is not empty and holds no analysis"):
-            analyze_collapse.main([NAME, *DIGITS, "--out", str(out)])
+            analyze.main(["collapse", NAME, *DIGITS, "--out", str(out)])
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from keymix.cli import main
-from keymix.cli.models_and_images import load_images, load_models
 from keymix.data.augment import Augment
+from keymix.studies.inputs import load_images, load_models
 from keymix.train.engine import train
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
 from keymix.train.runs import Run

@@ -15,11 +15,12 @@ from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from keymix.analysis.spikes import spike_study
-from keymix.cli import analyze, analyze_spikes, console
-from keymix.cli.models_and_images import load_images, load_models
+from keymix.cli import analyze, console
 from keymix.data import load
 from keymix.errors import UserError
-from keymix.recipes.classification.digits_vit import recipe as digits_vit
+from keymix.recipes.small import digits_vit
+from keymix.studies.inputs import load_images, load_models
+from keymix.studies.spikes.study import prepare
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
@@ -63,7 +64,7 @@ def test_json_is_the_python_record_of_each_model(
 ) -> None:
     other = _spiking_run(tmp_path / "four", 4)
     words = [str(run), str(other), *DIGITS, "--batch-norm", "separate", "--energy", "int8"]
-    assert analyze_spikes.main([*words, "--time-steps", "2", "--batch-size", "2", "--json"]) == 0
+    assert analyze.main(["spikes", *words, "--time-steps", "2", "--batch-size", "2", "--json"]) == 0
     studies = json.loads(capsys.readouterr().out)["studies"]
     assert [(s["label"], s["time_steps"], s["images"]) for s in studies] == [
         ("qk", 2, 3),
@@ -124,7 +125,7 @@ def test_a_dead_run_is_warned_of_and_not_held_against_its_twin(
             "mixer": None,
         }
         files.write_json(folder / files.SUMMARY, summary)
-        assert analyze_spikes.main([str(folder), *DIGITS]) == 0
+        assert analyze.main(["spikes", str(folder), *DIGITS]) == 0
         told = capsys.readouterr()
         heading, total = (r.split("\t") for r in told.out.splitlines() if r.startswith("total"))
         row = dict(zip(heading, total, strict=True))
@@ -140,7 +141,7 @@ def test_a_terminal_gets_words_and_the_table_of_the_paper(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(console.out), "is_terminal", True)
-    assert analyze_spikes.main([str(run), *DIGITS]) == 0
+    assert analyze.main(["spikes", str(run), *DIGITS]) == 0
     out = capsys.readouterr().out
     for told in (
         "Read on 3 images only",
@@ -157,7 +158,7 @@ def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path
     out = tmp_path / "out"
     words = [str(run), *DIGITS, "--out", str(out)]
     raster = ["--raster-image", "1", "--head", "1", "--step", "0", "--tokens", "5,7"]
-    assert analyze_spikes.main([*words, *raster]) == 0
+    assert analyze.main(["spikes", *words, *raster]) == 0
     names = {path.name for path in out.iterdir()}
     assert {"spikes.html", "spikes.json", "spikes-operations.csv", "spikes-energy.svg"} <= names
     assert {"spikes-raster-qk-1.svg", "spikes-image-qk-1.svg"} <= names
@@ -168,9 +169,9 @@ def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path
     assert study["photo"].startswith("data:image/png;base64,")
     assert "Stage 1, block 1, head 2 of 2, step 1 of 3" in (out / "spikes.html").read_text()
     with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
-        analyze_spikes.main(words)
+        analyze.main(["spikes", *words])
     (out / "spikes-old.svg").write_text("")
-    assert analyze_spikes.main([*words, "--overwrite"]) == 0
+    assert analyze.main(["spikes", *words, "--overwrite"]) == 0
     assert not (out / "spikes-old.svg").exists()
 
 
@@ -179,14 +180,14 @@ def test_a_damaged_image_is_named_and_the_others_are_read(
 ) -> None:
     (tmp_path / "a.png").write_bytes(b"nothing")
     Image.new("L", (12, 12), 200).save(tmp_path / "b.png")
-    assert analyze_spikes.main([str(run), "--images", str(tmp_path), "--json"]) == 2
+    assert analyze.main(["spikes", str(run), "--images", str(tmp_path), "--json"]) == 2
     said = capsys.readouterr()
     assert "a.png" in said.err
     (study,) = json.loads(said.out)["studies"]
     assert (study["images"], study["raster_image"]) == (1, "b.png")
     assert list(study["left_out"]) == [str(tmp_path / "a.png")]
     with pytest.raises(UserError, match=r"a\.png"):
-        analyze_spikes.main([str(run), "--images", str(tmp_path), "--raster-image", "0"])
+        analyze.main(["spikes", str(run), "--images", str(tmp_path), "--raster-image", "0"])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_damaged_image_is_named_and_the_others_are_read(
 )
 def test_mistakes_are_one_line(run: Path, words: list[str], said: str) -> None:
     with pytest.raises(UserError) as raised:
-        analyze_spikes.main([str(run) if word == "RUN" else word for word in words])
+        analyze.main(["spikes", *(str(run) if word == "RUN" else word for word in words)])
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -216,7 +217,7 @@ def test_a_model_of_fixed_steps_says_so() -> None:
 
     (one,) = load_models(["vit_nano_p2_12"])
     with pytest.raises(UserError, match="takes no other number of time steps: drop --time-steps"):
-        analyze_spikes._prepare(replace(one, model=Fixed()), 2)
+        prepare(replace(one, model=Fixed()), 2)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +248,7 @@ def test_a_run_on_events_is_shown_frames_of_its_recordings(
     run_on_events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def studied(*words: str) -> dict[str, Any]:
-        assert analyze_spikes.main([str(run_on_events), "--json", *words]) == 0
+        assert analyze.main(["spikes", str(run_on_events), "--json", *words]) == 0
         (study,) = json.loads(capsys.readouterr().out)["studies"]
         assert isinstance(study, dict)
         return study
@@ -281,7 +282,7 @@ def test_a_broken_recording_is_named_and_the_others_are_read(
 ) -> None:
     (tmp_path / "a.aedat").write_bytes(b"nothing")
     np.savez(tmp_path / "b.npz", t=[1, 2], x=[3, 4], y=[5, 6], p=[0, 1])
-    assert analyze_spikes.main([str(run_on_events), "--images", str(tmp_path)]) == 2
+    assert analyze.main(["spikes", str(run_on_events), "--images", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert "reading 2 recordings with moving" in told
     assert f"{tmp_path}/a.aedat: the header is broken" in told

@@ -15,7 +15,7 @@ import pytest
 from commands import one_thread
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
-from keymix.cli.compare_result import tell
+from keymix.cli.comparison import tell
 from keymix.compare.run import Comparison
 from keymix.report.record import CostRow, Outcome, OutcomeRow, opened
 
@@ -90,9 +90,9 @@ def _no_fresh_process(monkeypatch) -> Iterator[None]:
         del args, more
         return dict.fromkeys(builds, Peak(inference_mib=1.0, training_mib=2.0, note=""))
 
-    monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
+    monkeypatch.setattr("keymix.compare.costs.peak_memory", known)
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
-    monkeypatch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
+    monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
     with one_thread():
         yield
 

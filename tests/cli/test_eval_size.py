@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from keymix.cli import main
-from keymix.cli.parser import parse_size
+from keymix.cli.console import parse_size
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model
@@ -168,7 +168,7 @@ def test_models_without_a_size_run_and_others_say_so() -> None:
 def test_larger_images_are_cropped_as_in_training(run: Path) -> None:
     """At this size images are no more held in memory, where the default crop is another."""
     from keymix import data
-    from keymix.train.run_data import data_for
+    from keymix.train.evaluation import data_for
     from keymix.train.runs import load_run
 
     size = (100, 100)

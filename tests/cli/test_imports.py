@@ -92,7 +92,7 @@ def test_what_a_file_registers_is_listed_and_counted(file: str) -> None:
 def test_workers_and_measuring_processes_run_the_file(file: str) -> None:
     code = f"""
 from keymix.analysis.memory import Build, cpu_peak_unknown, peak_memory
-from keymix.compare.worker import set_up
+from keymix.compare.execute import set_up
 build = Build(
     kwargs={{"model_name": "number_net"}}, factory="timm:create_model", imports=({file!r},),
     task="number",

@@ -12,8 +12,8 @@ from PIL import Image
 from written_run import written_run
 
 from keymix import data
-from keymix.cli.models_and_images import RANDOM, View, load_images, load_models, warn_of_random
 from keymix.errors import UserError
+from keymix.studies.inputs import RANDOM, View, load_images, load_models, warn_of_random
 
 NAME = "vit_nano_p2_12"
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from keymix.analysis.counting import default_input_size
-from keymix.cli import analyze_attention, analyze_collapse
+from keymix.cli import analyze
 from keymix.errors import UserError
 from keymix.models import create_model
-from keymix.recipes.classification.digits_vit import recipe as digits_vit
+from keymix.recipes.small import digits_vit
 from keymix.surgery.images import input_size
 from keymix.train import files
 from keymix.train.model import build_model, load_data
@@ -57,7 +57,7 @@ def on_frames(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_attention_names_the_analysis_of_spikes(on_images: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
-        analyze_attention.main([on_images, "--out", str(tmp_path / "out")])
+        analyze.main(["attention", on_images, "--out", str(tmp_path / "out")])
     told = str(raised.value)
     assert "forms no attention map" in told
     assert told.endswith(f"`keymix analyze spikes {on_images}` shows its spikes")
@@ -66,12 +66,9 @@ def test_attention_names_the_analysis_of_spikes(on_images: str, tmp_path: Path) 
 
 
 def test_a_run_on_frames_is_refused_by_name(on_frames: str, tmp_path: Path) -> None:
-    for main, more in (
-        (analyze_attention.main, ["--out", str(tmp_path / "out")]),
-        (analyze_collapse.main, []),
-    ):
+    for name, more in (("attention", ["--out", str(tmp_path / "out")]), ("collapse", [])):
         with pytest.raises(UserError) as raised:
-            main([on_frames, *more])
+            analyze.main([name, on_frames, *more])
         assert str(raised.value) == (
             f"{on_frames!r} is a run on recordings of events, and this works on images alone; "
             f"`keymix analyze spikes {on_frames}` shows its spikes"
@@ -81,7 +78,7 @@ def test_a_run_on_frames_is_refused_by_name(on_frames: str, tmp_path: Path) -> N
 def test_collapse_ends_in_the_analysis_of_spikes(
     on_images: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert analyze_collapse.main([on_images, "--limit", "2"]) == 0
+    assert analyze.main(["collapse", on_images, "--limit", "2"]) == 0
     told = capsys.readouterr().err
     assert f"images: spikes form no attention map; `keymix analyze spikes {on_images}`" in told
 

@@ -21,7 +21,7 @@ from keymix.hosts import find_mixers
 from keymix.surgery import attention_cost, held_out
 from keymix.surgery.held_out import HeldOut
 from keymix.surgery.operation import swap
-from keymix.train.run_data import data_for
+from keymix.train.evaluation import data_for
 from keymix.train.runs import evaluate, load_run
 
 TRAIN = ["digits_vit", "--limit", "120", "--epochs", "1", "--data.batch_size", "32"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from written_run import written_run
 
-from keymix.analysis.outputs import Varies
+from keymix.analysis.passes import Varies
 from keymix.cli.swap import main
 from keymix.errors import UserError
 from keymix.surgery import attention_cost, held_out, swap

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keymix.recipes.classification.digits_vit import recipe as digits_vit
+from keymix.recipes.small import digits_vit
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.record import WeightsFacts

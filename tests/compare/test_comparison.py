@@ -16,17 +16,19 @@ import pytest
 from few_digits import FINISHED, brittle, small
 
 from keymix.analysis.attention import attention_maps
-from keymix.compare.events import Event, Job
-from keymix.compare.execute import run_side_by_side, share_out
-from keymix.compare.folder import COLUMNS, locked
-from keymix.compare.maps import normalised
+from keymix.compare.events import Event
+from keymix.compare.execute import run_side_by_side
+from keymix.compare.executor import reason
+from keymix.compare.folder import COLUMNS
+from keymix.compare.pictures import normalised
+from keymix.compare.plan import Job, share_out
 from keymix.compare.run import Comparison
-from keymix.compare.worker import reason
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.tasks.classification.page import spread_out
+from keymix.train.files import locked
 from keymix.train.runs import load_run
 
 
@@ -208,7 +210,10 @@ def test_a_folder_with_other_files_is_refused_even_with_overwrite(tmp_path):
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    with locked(tmp_path / "out"), pytest.raises(UserError, match="another comparison is"):
+    with (
+        locked(tmp_path / "out", "comparison"),
+        pytest.raises(UserError, match="another comparison is"),
+    ):
         small(tmp_path / "out")
 
 
@@ -259,7 +264,7 @@ def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
 
 
 def test_threads_rest_on_the_whole_comparison(monkeypatch):
-    monkeypatch.setattr("keymix.compare.execute.cores", lambda: 8)
+    monkeypatch.setattr("keymix.compare.plan.cores", lambda: 8)
     assert share_out(18, None, cuda=False) == (8, 1)
     assert share_out(2, None, cuda=False) == (2, 4)
     assert share_out(18, None, cuda=True) == (1, 8)

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 from few_digits import small
 
-from keymix.cli.compare_result import plain, tell
-from keymix.compare import data_check, manifest
-from keymix.compare.data_check import judged, lines, narrow, sheet
+from keymix.cli.comparison import plain, tell
+from keymix.compare import folder
 from keymix.compare.events import Event
-from keymix.compare.rebuild import rebuild
-from keymix.compare.run import Comparison
+from keymix.compare.record import checked_data, data_check, finding_lines, narrow_note
+from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.records import to_json
-from keymix.report.html import render
+from keymix.report.comparison import render
 from keymix.report.record import Checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
@@ -97,7 +96,7 @@ def test_it_is_read_and_not_made_again(done: Comparison, root: Path, monkeypatch
     def again(*_: Any) -> None:
         raise AssertionError("checked again")
 
-    monkeypatch.setattr(data_check, "judged", again)
+    monkeypatch.setattr("keymix.compare.record.checked_data", again)
     events: list[Event] = []
     more = compared(root, done.out, events)
     assert any("images in more than one split" in e.text for e in events if e.kind == "note")
@@ -109,17 +108,17 @@ def test_it_is_read_and_not_made_again(done: Comparison, root: Path, monkeypatch
 
 def test_frames_make_intervals_too_narrow(tmp_path: Path, done: Comparison) -> None:
     data = load(f"masks:{save_frames(tmp_path / 'film', kind='masks')}")
-    checked = judged(data)
+    checked = checked_data(data)
     assert checked.too_narrow
-    said = narrow(checked, data.record())
+    said = narrow_note(checked, data.record())
     assert "test cases are too narrow" in said
-    assert said in lines(checked, data.record())
+    assert said in finding_lines(checked, data.record())
     photos = load(f"folder:{save_frames(tmp_path / 'photos', kind='folder')}")
-    record = replace(done.record, data_check=sheet(judged(photos), photos.record()))
+    record = replace(done.record, data_check=data_check(checked_data(photos), photos.record()))
     page = render(record)
     assert page.count("test images are too narrow") >= 2  # at the top and below the chart
     assert page.index("test images are too narrow") < page.index("What it shows")
-    assert narrow(None, data.record()) == ""
+    assert narrow_note(None, data.record()) == ""
     assert "data-check" not in render(replace(record, data_check=None))
 
 
@@ -130,9 +129,9 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
         looked_at={"images": 5, "of": 42},
         not_looked_at=("copies among 37 of 42 images",),
     )
-    (line,) = lines(checked, done.record.data)
+    (line,) = finding_lines(checked, done.record.data)
     assert "copies among 37 of 42 images" in line
-    assert line in render(replace(done.record, data_check=sheet(checked, done.record.data)))
+    assert line in render(replace(done.record, data_check=data_check(checked, done.record.data)))
 
 
 @pytest.mark.parametrize(
@@ -145,9 +144,9 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
     ],
 )
 def test_a_damaged_record_of_it_counts_as_none(done: Comparison, tmp_path: Path, change) -> None:
-    record = json.loads((done.out / manifest.MANIFEST).read_text(encoding="utf-8"))
+    record = json.loads((done.out / folder.MANIFEST).read_text(encoding="utf-8"))
     whole = {"findings": [], "too_narrow": False, "looked_at": {}, "not_looked_at": []}
     for checked, read in ((whole, whole), (whole | change, None)):
         text = json.dumps(record | {"checked": checked})
-        (tmp_path / manifest.MANIFEST).write_text(text, encoding="utf-8")
-        assert to_json(manifest.read(tmp_path).checked) == read
+        (tmp_path / folder.MANIFEST).write_text(text, encoding="utf-8")
+        assert to_json(folder.read_manifest(tmp_path).checked) == read

@@ -11,12 +11,12 @@ import pytest
 
 from keymix import task
 from keymix.compare import run
-from keymix.compare.defaults import default_for
 from keymix.compare.events import Event
-from keymix.compare.plan import Plan, choose_recipe
+from keymix.compare.plan import Plan, at_the_models_size, choose_recipe, default_note
 from keymix.data import specs
 from keymix.data.specs import built_in
 from keymix.errors import KeymixWarning, UserError
+from keymix.train.recipe import Recipe
 
 EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
 
@@ -35,7 +35,7 @@ EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
         ("cifar10", None, "qkta,ssa", "small_images_vit", SPIKING),
         ("cifar10", None, "mhsa,qkta", "small_images_vit", "vit_micro_p4_32"),
         ("cifar10", None, "identity,pooling", "small_images_vit", "vit_micro_p4_32"),
-        ("cifar10", "qkformer_hst_4_384", "qkta,ssa", "small_images_vit", "vit_micro_p4_32"),
+        ("cifar10", "qkformer_hst_4_384", "qkta,ssa", "small_images_vit", "qkformer_hst_4_384"),
         (None, None, None, "digits_vit", "vit_nano_p4_12"),
         ("masks:mine", None, None, "small_masks_setr", "setr_micro"),
         ("uwgi:there", None, "mhsa,kv(pos_dim=50)", "small_masks_setr", "setr_micro"),
@@ -44,16 +44,16 @@ EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
 def test_data_and_mixers_choose_recipe_and_model(
     data: str | None, model: str | None, mixers: str | Sequence[str] | None, recipe: str, built: str
 ) -> None:
-    found = default_for(data=data, model=model, mixers=mixers)
-    assert (found.recipe.name, found.recipe.model.name) == (recipe, built)
-    news = built in (SPIKING, "setr_micro")
-    assert (f"with model {built}" in found.told(found.recipe)) == bool(found.why) == news
+    found, why = choose_recipe(data=data, recipe=None, model=model, mixers=mixers)
+    assert (found.name, found.model.name) == (recipe, built)
+    assert f"with model {built}" in default_note(found, why)
+    assert bool(why) == (built in (SPIKING, "setr_micro"))
 
 
 def test_the_recipe_of_events_is_for_all_data_of_events() -> None:
     kinds = {spec.name for spec in built_in().values() if spec.events}
     assert kinds == {"moving_digits", "cifar10dvs", "dvs128", "events"}
-    assert default_for(data="moving_digits", model=None, mixers=None).recipe.data.image_size is None
+    assert choose_recipe(data="moving_digits", recipe=None)[0].data.image_size is None
 
 
 def recordings(root: Path, height: int, width: int) -> str:
@@ -69,21 +69,18 @@ def recordings(root: Path, height: int, width: int) -> str:
     ("sensor", "size"),
     [((48, 64), 32), ((32, 33), 32), ((32, 32), None), ((16, 64), None), ((8, 8), None)],
 )
-def test_frames_are_gathered_to_what_the_model_is_made_for(
+def test_frames_have_the_size_that_the_model_is_made_for(
     sensor: tuple[int, int], size: int | None, tmp_path: Path
 ) -> None:
     data = recordings(tmp_path / "mine", *sensor)
-    default = default_for(data=data, model=None, mixers=None)
 
-    def gathered(**changed: object) -> object:
-        chosen = choose_recipe(data=data, recipe=default.recipe, overrides=changed)
-        return default.gathered(chosen).data.image_size
+    def sized(**changed: object) -> Recipe:
+        return at_the_models_size(choose_recipe(data=data, recipe=None, overrides=changed)[0])
 
-    assert gathered() == size
-    assert gathered(**{"data.image_size": 12}) == 12
-    assert gathered(**{"model.name": "qkformer_hst_2_256"}) is None
-    told = default.told(default.gathered(choose_recipe(data=data, recipe=default.recipe)))
-    assert ("at 32x32 pixels" in told) == (size == 32)
+    assert sized().data.image_size == size
+    assert sized(**{"data.image_size": 12}).data.image_size == 12
+    assert sized(**{"model.name": "qkformer_hst_2_256"}).data.image_size is None
+    assert ("at 32x32 pixels" in default_note(sized(), "why")) == (size == 32)
 
 
 def begun(monkeypatch: pytest.MonkeyPatch, **call: object) -> tuple[Plan, list[str]]:
@@ -204,7 +201,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_task_of_ones_own_brings_its_recipe_or_says_that_one_is_needed(counting: str) -> None:
-    found = default_for(data="jars", model=None, mixers=None)
-    assert (found.recipe.name, found.why) == ("digits_vit", "jars holds images with a number each")
+    found, why = choose_recipe(data="jars", recipe=None)
+    assert (found.name, why) == ("digits_vit", "jars holds images with a number each")
     with pytest.raises(UserError, match=f"{counting}.*boxes.*--recipe"):
-        default_for(data="boxes", model=None, mixers=None)
+        choose_recipe(data="boxes", recipe=None)

@@ -11,10 +11,9 @@ import pytest
 import torch
 from few_digits import brittle, small
 
-from keymix.cli.compare_progress import Lines
-from keymix.compare.estimate import Estimate, Trial, roughly, side_by_side, try_out
-from keymix.compare.events import Event
-from keymix.compare.remaining import Remaining
+from keymix.cli.comparison import Lines
+from keymix.compare.eta import Estimate, Trial, roughly, side_by_side, try_out
+from keymix.compare.events import Event, Remaining
 from keymix.data import load
 from keymix.recipes import get
 from keymix.tasks.classification.training import ClassificationTask
@@ -123,10 +122,9 @@ def watched(out: Path, **more: Any) -> list[Event]:
 @pytest.mark.slow
 def test_it_is_told_before_the_first_run_and_not_when_all_are_done(tmp_path, monkeypatch):
     steady = Trial(step=0.1, image=0.001, epoch=0.1)
-    monkeypatch.setattr("keymix.compare.estimate.try_out", lambda *args, **more: steady)
+    monkeypatch.setattr("keymix.compare.eta.try_out", lambda *args, **more: steady)
     events = watched(tmp_path / "out", controls=False, seeds=2)
     kinds = [event.kind for event in events]
-    assert "tried" not in kinds
     assert kinds.index("plan") < kinds.index("estimate") < kinds.index("start")
     (told,) = [event for event in events if event.kind == "estimate"]
     assert told.text.startswith("about ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from keymix.compare import execute
-from keymix.compare.estimate import Trial
-from keymix.compare.events import Event, Job
+from keymix.compare.eta import Trial
+from keymix.compare.events import Event
 from keymix.compare.execute import NewEpochs, Pending, Schedule, Wait
 from keymix.compare.executor import WorkerEnded
+from keymix.compare.plan import Job
 from keymix.errors import Interrupted, WriteError
 from keymix.train.files import METRICS
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
@@ -118,13 +119,14 @@ def test_threads_give_the_events_that_processes_do(tmp_path: Path) -> None:
         return TRIAL
 
     jobs = [job(tmp_path, 0, trial=2.0), *(job(tmp_path, seed) for seed in (0, 1, 2))]
-    schedule = Schedule(jobs, events.append, slots=2)
+    tried: list[Mapping[str, Trial | None]] = []
+    schedule = Schedule(jobs, events.append, slots=2, estimate=tried.append)
     with ThreadPoolExecutor(2) as executor:
         assert schedule.run(executor, train=train, try_out=try_out) == {}
     for seed in (0, 1, 2):
-        mine = [each for each in told(events) if each[1] == seed and each[0] != "tried"]
+        mine = [each for each in told(events) if each[1] == seed]
         assert mine == [("start", seed), *(epoch(seed, e) for e in (1, 2, 3)), ("done", seed)]
-    assert [event.trial for event in events if event.kind == "tried"] == [TRIAL]
+    assert tried == [{"toy": TRIAL}]
 
 
 def test_a_process_that_ends_is_a_failed_run(tmp_path: Path) -> None:
@@ -144,7 +146,13 @@ def test_a_process_that_ends_is_a_failed_run(tmp_path: Path) -> None:
 def test_a_trial_that_fails_is_no_failed_run(tmp_path: Path) -> None:
     events: list[Event] = []
     executor = ByHand()
-    schedule = Schedule([job(tmp_path, 0, trial=1.0)], events.append, wait=lambda pending: pending)
+    tried: list[Mapping[str, Trial | None]] = []
+    schedule = Schedule(
+        [job(tmp_path, 0, trial=1.0)],
+        events.append,
+        wait=lambda pending: pending,
+        estimate=tried.append,
+    )
 
     def submit(*call: Any) -> Future[Any]:
         future = ByHand.submit(executor, *call)
@@ -153,7 +161,8 @@ def test_a_trial_that_fails_is_no_failed_run(tmp_path: Path) -> None:
 
     executor.submit = submit  # type: ignore[assignment]
     assert schedule.run(executor) == {}
-    assert [(event.kind, event.trial) for event in events] == [("tried", None)]
+    assert not events
+    assert tried == [{"toy": None}]
 
 
 def test_a_full_disk_ends_the_schedule(tmp_path: Path) -> None:

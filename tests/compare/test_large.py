@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keymix.compare import manifest, words
-from keymix.compare.folder import write_json
-from keymix.compare.maps import packed
-from keymix.compare.plan import Entrant, Plan
-from keymix.compare.rebuild import rebuild
+from keymix.compare import folder, record
+from keymix.compare.folder import write_record
+from keymix.compare.pictures import packed
+from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare.run import rebuild
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
 from keymix.recipes import get
@@ -43,24 +43,24 @@ def plan_in(out: Path) -> Plan:
     recipe = get("small_images_vit")
     recipe = replace(recipe, schedule=replace(recipe.schedule, epochs=EPOCHS), seed=0)
     recipe = replace(recipe, model=replace(recipe.model, mixer=None))
-    entrants = tuple(
-        Entrant(label=m, slug=m, control=m == "identity", mixes_prefix=True, params=22_000_000)
+    mixers = tuple(
+        PlannedMixer(label=m, slug=m, control=m == "identity", mixes_prefix=True, params=22_000_000)
         for m in LABELS
     )
     return Plan(
-        recipe=recipe, entrants=entrants, seeds=(0, 1, 2), baseline="softmax", match=None,
+        recipe=recipe, mixers=mixers, seeds=(0, 1, 2), baseline="softmax", match=None,
         pooling="avg", unheard=(), imports=(), out=out,
     )  # fmt: skip
 
 
-def make_run(plan: Plan, entrant: Entrant, seed: int, rng: np.random.Generator) -> None:
-    folder = plan.folder(entrant, seed)
-    folder.mkdir(parents=True)
+def make_run(plan: Plan, mixer: PlannedMixer, seed: int, rng: np.random.Generator) -> None:
+    place = plan.folder(mixer, seed)
+    place.mkdir(parents=True)
     target = np.arange(IMAGES) % CLASSES
     said = np.where(rng.random(IMAGES) < 0.7, target, rng.integers(0, CLASSES, IMAGES))
     order = rng.permutation(IMAGES)
     files.write_arrays(
-        folder / files.PREDICTIONS,
+        place / files.PREDICTIONS,
         {
             "index": order, "target": target[order],
             "last_pred": said[order], "best_pred": said[order],
@@ -69,9 +69,9 @@ def make_run(plan: Plan, entrant: Entrant, seed: int, rng: np.random.Generator) 
     scores = {"top1": float((said == target).mean()), "top5": 0.9, "loss": 1.25}
     mark = {"epoch": EPOCHS - 1, "val": scores, "test": scores}
     summary = {"status": "done", "seconds": 3600.5, "last": mark, "best": mark, "data": DATA}
-    files.write_json(folder / files.SUMMARY, summary)
-    files.write_json(folder / files.RECIPE, plan.recipe_for(entrant, seed).to_dict())
-    files.write_json(folder / files.ENVIRONMENT, {"keymix": "0.1.0", "commit": None})
+    files.write_json(place / files.SUMMARY, summary)
+    files.write_json(place / files.RECIPE, plan.recipe_for(mixer, seed).to_dict())
+    files.write_json(place / files.ENVIRONMENT, {"keymix": "0.1.0", "commit": None})
     lines = [
         EpochLine(
             epoch=e,
@@ -81,16 +81,16 @@ def make_run(plan: Plan, entrant: Entrant, seed: int, rng: np.random.Generator) 
         )
         for e in range(EPOCHS)
     ]
-    files.write_metrics(folder / files.METRICS, lines)
+    files.write_metrics(place / files.METRICS, lines)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("large") / "out"
     plan, rng = plan_in(out), np.random.default_rng(0)
-    manifest.write(plan, DATA, command="keymix compare", processes=2, threads=1)
-    for entrant, seed in plan.pairs:
-        make_run(plan, entrant, seed, rng)
+    folder.write_manifest(plan, DATA)
+    for mixer, seed in plan.pairs:
+        make_run(plan, mixer, seed, rng)
     weights = rng.random((4, 12, 7, 14, 14))
     png = image_uri(rng.integers(0, 256, (3, 128, 128), dtype=np.uint8))
     attention = Attention(
@@ -108,7 +108,7 @@ def large(tmp_path_factory) -> Path:
         costs={label: CostRow.unknown(1, note="") for label in LABELS},
         runs=(),
     )
-    write_json(out / "results.json", before)
+    write_record(out / "results.json", before)
     return out
 
 
@@ -117,7 +117,7 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
     def gone(config: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     record = to_json(rebuild(large).record)
     assert (large / "results.json").stat().st_size < 5e6
     assert len(record["runs"]) == 18
@@ -138,8 +138,8 @@ def test_images_left_out_are_told_in_words(large, count, told):
     plan = plan_in(large)
     images = (LeftOutImage(id="a.jpg", reason="truncated"),) * count
     data = replace(DATA, left_out=images, left_out_count=count)
-    facts = words.facts(plan, data)
-    method = words.method(plan, data, processes=1, threads=1, done=3, device="cpu")
+    facts = record.facts(plan, data)
+    method = record.method(plan, data, done=3, device="cpu")
     splits = next(item.text for item in method if item.title == "Splits.")
     if told is None:
         assert not any("broken" in text for text in (*facts, splits))
@@ -151,8 +151,8 @@ def test_images_left_out_are_told_in_words(large, count, told):
 def test_recordings_are_called_so(large):
     plan = plan_in(large)
     data = replace(DATA, time_steps=4, left_out_count=2)
-    method = words.method(plan, data, processes=1, threads=1, done=3, device="cpu")
-    told = [*words.facts(plan, data), words.curves_note(plan, data)]
+    method = record.method(plan, data, done=3, device="cpu")
+    told = [*record.facts(plan, data), record.curves_note(plan, data)]
     told += [f"{item.title} {item.text}" for item in method]
     assert not [text for text in told if "image" in text]
     assert "2 broken recordings left out" in told

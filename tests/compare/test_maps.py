@@ -14,7 +14,7 @@ import torch
 
 from keymix import data
 from keymix.analysis.attention import attention_maps
-from keymix.compare.maps import attention, collapse, normalised
+from keymix.compare.pictures import attention, collapse, normalised
 from keymix.models import create_model
 from keymix.report.record import Attention
 

@@ -12,9 +12,10 @@ import pytest
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
-from keymix.tasks.segmentation.answers import MaskAnswers, packed, spread_over_cases, telling
-from keymix.train.damage import Which, read_answers
+from keymix.tasks.segmentation.answers import MaskAnswers
+from keymix.tasks.segmentation.page import most_informative, packed, spread_over_cases
 from keymix.train.files import write_arrays
+from keymix.train.folder import Which, read_answers
 
 DATA = DataRecord(
     spec="masks:a",
@@ -101,17 +102,22 @@ def test_packed_overlaps_read_back_and_ends_are_exact():
 def test_the_fullest_of_different_cases_are_shown_and_one_that_is_empty():
     #                 0   1   2  3   4   5  6   7   8
     made = answers([10, 30, 20, 0, 40, 15, 0, 50, 45], [0, 0, 0, 0, 1, 1, 2, 2, 2])
-    assert telling(made, 4) == [7, 4, 1, 3]  # of 2, 1 and 0, and the first without anything
-    assert telling(made, 2) == [7, 3]
+    assert most_informative(made, 4) == [
+        7,
+        4,
+        1,
+        3,
+    ]  # of 2, 1, 0, and the first without anything
+    assert most_informative(made, 2) == [7, 3]
     full = answers([10, 30, 20], [0, 1, 2])
-    assert telling(full, 2) == [1, 2]
+    assert most_informative(full, 2) == [1, 2]
 
 
 def test_where_cases_are_few_others_of_theirs_that_lie_apart_follow():
     made = answers([1, 2, 9, 8, 7, 6, 3], [0, 0, 0, 0, 0, 0, 0])
     # the fullest; the farthest from it; the fullest of those farthest from both
-    assert telling(made, 3) == [2, 6, 4]
-    assert sorted(telling(made, 99)) == list(range(7))
+    assert most_informative(made, 3) == [2, 6, 4]
+    assert sorted(most_informative(made, 99)) == list(range(7))
 
 
 def test_attention_is_shown_on_cases_evenly_with_what_there_is_in_them():

@@ -19,16 +19,15 @@ from PIL import Image
 
 from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
-from keymix.cli.compare_result import plain, tell
-from keymix.compare.maps import normalised
+from keymix.cli.comparison import plain, tell
+from keymix.compare.pictures import normalised
 from keymix.compare.plan import choose_mixers, make_plan
-from keymix.compare.rebuild import rebuild
-from keymix.compare.run import Comparison
+from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.records import to_json
-from keymix.tasks.segmentation.mask_layers import GROUND
+from keymix.tasks.segmentation.gallery import GROUND
 from keymix.train.runs import load_run
 
 TEST = 16  # images: 0.4 of ten cases of four
@@ -173,7 +172,7 @@ def test_a_page_made_anew_is_the_same_and_without_images_keeps_its_pictures(
     def gone(*args: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     kept = rebuild(out)
     assert to_json(kept.record)["gallery"] == to_json(done.record)["gallery"]
     assert "kept as they were" in kept.notes[0]
@@ -194,7 +193,7 @@ def test_deaf_mixers_change_no_readout_of_every_patch(folder, tmp_path):
     )  # fmt: skip
     assert (plan.pooling, plan.unheard) == ("", ())
     assert plan.recipe.model.global_pool is None
-    assert "parameters" in plan.entrants[1].note
+    assert "parameters" in plan.mixers[1].note
 
 
 def test_a_model_of_classes_is_refused_for_masks(folder, tmp_path):

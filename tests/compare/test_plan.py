@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from keymix.compare import manifest, words
+from keymix.compare import folder
 from keymix.compare.plan import (
     Plan,
     choose_baseline,
@@ -19,6 +19,7 @@ from keymix.compare.plan import (
     make_plan,
     meta_builder,
 )
+from keymix.compare.record import method
 from keymix.data import load
 from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import get_mixer_class
@@ -33,8 +34,12 @@ def digits():
     return load("digits")
 
 
+def _recipe(**settings) -> Recipe:
+    return choose_recipe(**({"data": "digits", "recipe": None} | settings))[0]
+
+
 def _plan(digits, mixers: str, *, model: str | None = None, controls: bool = True, **more) -> Plan:
-    recipe = more.pop("recipe", None) or choose_recipe(data="digits", recipe=None, model=model)
+    recipe = more.pop("recipe", None) or _recipe(model=model)
     specs = choose_mixers(mixers, controls=controls)
     settings = {"match": None, "imports": (), "out": Path("unused"), "seeds": (0,)} | more
     return make_plan(
@@ -101,46 +106,42 @@ def test_a_comparison_holds_so_many_runs() -> None:
 
 
 def test_recipe_follows_the_data():
-    assert choose_recipe(data=None, recipe=None).name == "digits_vit"
-    chosen = choose_recipe(data="folder:somewhere", recipe=None)
+    assert _recipe(data=None).name == "digits_vit"
+    chosen = _recipe(data="folder:somewhere")
     assert chosen.name == "small_images_vit"
     assert chosen.data.spec == "folder:somewhere"
 
 
 def test_recipe_takes_short_forms_and_overrides():
-    recipe = choose_recipe(
-        data="digits", recipe=None, epochs=3, limit=50, overrides={"optim.lr": 0.5}
-    )
+    recipe = _recipe(epochs=3, limit=50, overrides={"optim.lr": 0.5})
     assert (recipe.schedule.epochs, recipe.data.limit, recipe.optim.lr) == (3, 50, 0.5)
 
 
 def test_a_warmup_longer_than_the_epochs_asked_for_keeps_its_share():
-    long = choose_recipe(
-        data="digits",
-        recipe=None,
+    long = _recipe(
         overrides={"schedule.epochs": 10, "schedule.warmup_epochs": 2.0},
     )
-    short = choose_recipe(data="digits", recipe=long, epochs=2)
+    short = _recipe(recipe=long, epochs=2)
     assert short.schedule.warmup_epochs == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(("key", "flag"), [("seed", "--seeds"), ("model.mixer", "--mixers")])
 def test_what_a_comparison_varies_is_no_recipe_field(key, flag):
     with pytest.raises(UserError, match=flag):
-        choose_recipe(data="digits", recipe=None, overrides={key: 1})
+        _recipe(overrides={key: 1})
 
 
 def test_unknown_recipe_key_names_the_nearest():
     with pytest.raises(UserError, match=r"optim\.lr"):
-        choose_recipe(data="digits", recipe=None, overrides={"optim.lrr": 1})
+        _recipe(overrides={"optim.lrr": 1})
 
 
 def test_a_deaf_mixer_makes_every_model_read_out_by_the_mean(digits):
     plan = _plan(digits, "mhsa", model="vit_micro_p4_32", controls=True)
     assert plan.unheard == ("identity",)
     assert plan.pooling == plan.recipe.model.global_pool == "avg"
-    for entrant in plan.entrants:
-        assert plan.recipe_for(entrant, 1).model.global_pool == "avg"
+    for mixer in plan.mixers:
+        assert plan.recipe_for(mixer, 1).model.global_pool == "avg"
 
 
 def test_without_a_deaf_mixer_the_class_token_stays(digits):
@@ -170,7 +171,7 @@ def test_only_a_class_token_that_hears_nothing_changes_the_readout(
 
 def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
     photos = replace(digits, image_size=(32, 32), in_chans=3)
-    recipe = choose_recipe(data="digits", recipe=None, model="swin_micro_p2_32")
+    recipe = _recipe(model="swin_micro_p2_32")
     specs = choose_mixers(None, controls=True)
     with pytest.warns(KeymixWarning, match=r"re_attention.*windows are shifted"):
         kept, reasons = fitting(specs, recipe, photos)
@@ -184,36 +185,32 @@ def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
 def test_the_page_tells_what_was_left_out_also_when_it_is_made_anew(digits, tmp_path: Path):
     why = "swin with mixer re_attention: it cannot sit there"
     plan = _plan(digits, "mhsa,ska", cannot_sit=(why,), out=tmp_path)
-    manifest.write(plan, digits.record(), before=[], command="", processes=1, threads=1)
-    again = manifest.plan_of(tmp_path, manifest.read(tmp_path), {})
-    assert again == plan
+    folder.write_manifest(plan, digits.record())
+    again = folder.plan_of(tmp_path, folder.read_manifest(tmp_path), None)
+    assert again == replace(plan, command="keymix compare", processes=1, threads=1)
     for each, told in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
-        items = words.method(each, digits.record(), processes=1, threads=1, done=2, device="cpu")
+        items = method(each, digits.record(), done=2, device="cpu")
         found = [item.text for item in items if item.title == "Left out."]
         assert [why for text in found if why in text] == told
 
 
 def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():
-    long = choose_recipe(
-        data="digits",
-        recipe=None,
+    long = _recipe(
         overrides={"schedule.epochs": 30, "schedule.cooldown_epochs": 10},
     )
-    short = choose_recipe(data="digits", recipe=long, epochs=6)
+    short = _recipe(recipe=long, epochs=6)
     assert short.schedule.cooldown_epochs == 2
 
 
 def test_weights_that_are_not_there_are_told_before_training(digits, tmp_path: Path):
-    recipe = choose_recipe(
-        data="digits", recipe=None, overrides={"model.weights": str(tmp_path / "gone")}
-    )
+    recipe = _recipe(overrides={"model.weights": str(tmp_path / "gone")})
     with pytest.raises(UserError, match="gone"):
         _plan(digits, "mhsa,ska", recipe=recipe)
 
 
 def test_weights_that_do_not_fit_are_told_before_training(digits, tmp_path: Path):
     path = tmp_path / "own.pth"
-    recipe = choose_recipe(data="digits", recipe=None, overrides={"model.weights": str(path)})
+    recipe = _recipe(overrides={"model.weights": str(path)})
     state = meta_builder(recipe, digits)(parse_mixer("ska")).to_empty(device="cpu").state_dict()
     state = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     torch.save(state, path)
@@ -227,7 +224,7 @@ def test_weights_that_do_not_fit_are_told_before_training(digits, tmp_path: Path
 
 
 def test_a_class_token_by_hand_with_a_deaf_mixer_is_refused(digits):
-    recipe = choose_recipe(data="digits", recipe=None, model="vit_micro_p4_32")
+    recipe = _recipe(model="vit_micro_p4_32")
     recipe = replace(recipe, model=replace(recipe.model, global_pool="token"))
     with pytest.raises(UserError, match="--no-controls"):
         _plan(digits, "mhsa", recipe=recipe)
@@ -240,7 +237,7 @@ def test_heads_that_do_not_divide_are_told_before_training(digits):
 
 def test_runs_differ_in_mixer_and_seed_alone(digits):
     plan = _plan(digits, "mhsa,ska", seeds=(0, 1))
-    one, two = plan.recipe_for(plan.entrants[0], 0), plan.recipe_for(plan.entrants[1], 1)
+    one, two = plan.recipe_for(plan.mixers[0], 0), plan.recipe_for(plan.mixers[1], 1)
 
     def bare(recipe: Recipe) -> Recipe:
         return replace(recipe, seed=0, model=replace(recipe.model, mixer=None))
@@ -272,8 +269,8 @@ def test_nearest_takes_ties_to_the_smaller():
 @pytest.mark.slow
 def test_matched_width_is_the_best_of_all_heads_then_of_all_widths(digits):
     plan = _plan(digits, "mhsa,kv", match="params", controls=False)
-    target = plan.entrants[0].params
-    chosen = plan.entrants[1]
+    target = plan.mixers[0].params
+    chosen = plan.mixers[1]
     specs = choose_mixers("kv,mhsa", controls=False)
     build = meta_builder(plan.recipe, digits)
 
@@ -297,15 +294,15 @@ def test_matched_width_is_the_best_of_all_heads_then_of_all_widths(digits):
 
 def test_matching_leaves_the_baseline_and_larger_mixers_as_they_are(digits):
     plan = _plan(digits, "mhsa,cska,kv(num_heads=2)", match="params")
-    assert [e.label for e in plan.entrants] == [
+    assert [e.label for e in plan.mixers] == [
         "softmax",
         "conv_static_key",
         "key_value(num_heads=2)",
         "identity",
     ]
-    assert "not widened" in plan.entrants[1].note
-    assert "by hand" in plan.entrants[2].note
-    assert "control" in plan.entrants[3].note
+    assert "not widened" in plan.mixers[1].note
+    assert "by hand" in plan.mixers[2].note
+    assert "control" in plan.mixers[3].note
 
 
 @pytest.mark.slow
@@ -325,13 +322,13 @@ def test_a_model_matched_alone_is_the_one_that_a_comparison_chooses(
 ):
     photos = replace(digits, image_size=(32, 32), in_chans=3)
     plan = _plan(photos, f"{own},{mixed}", model=model, controls=False, match="params")
-    chosen = plan.entrants[1].label.split("/")
+    chosen = plan.mixers[1].label.split("/")
     assert [stage for stage in chosen if "head_dim" in stage] == [
         stage for stage in chosen if stage.startswith(("static_key", "key_value"))
     ]
     with torch.device("meta"):
         alone = create_model(model, mixer=mixed.split("/"), match="params", in_chans=3)
-        compared = create_model(model, **parse_mixer(plan.entrants[1].label).model_kwargs())
+        compared = create_model(model, **parse_mixer(plan.mixers[1].label).model_kwargs())
     assert [(k, p.shape) for k, p in alone.named_parameters()] == [
         (k, p.shape) for k, p in compared.named_parameters()
     ]
@@ -339,5 +336,5 @@ def test_a_model_matched_alone_is_the_one_that_a_comparison_chooses(
 
 def test_labels_of_matched_mixers_read_back(digits):
     plan = _plan(digits, "mhsa,ska", match="params")
-    label = plan.entrants[1].label
+    label = plan.mixers[1].label
     assert parse_mixer(label).label == label

@@ -16,9 +16,9 @@ import pytest
 from few_digits import brittle, small
 
 from keymix.cli import main
-from keymix.compare import manifest
-from keymix.compare.folder import write_json
-from keymix.compare.rebuild import rebuild
+from keymix.compare import folder
+from keymix.compare.folder import write_record
+from keymix.compare.run import rebuild
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import to_json
 
@@ -107,8 +107,8 @@ def test_missing_runs_are_told_apart_and_read_when_they_are_there(done, tmp_path
 
 def test_one_finished_run_is_enough_and_none_is_told(done):
     runs = sorted((done / "runs").glob("*/seed*"))
-    for folder in runs[1:]:
-        shutil.rmtree(folder)
+    for place in runs[1:]:
+        shutil.rmtree(place)
     result = rebuild(done)
     assert len(result.missing) == 5
     assert sum(row["top1"]["n"] for row in result.rows) == 1
@@ -173,7 +173,7 @@ def test_without_its_images_the_earlier_maps_stay(done, monkeypatch):
     def gone(config: Any) -> None:
         raise UserError(f"data {config.spec!r}: the disk is not there")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     result = rebuild(done)
     assert result.notes == (
         "attention maps are kept as they were: data 'digits': the disk is not there",
@@ -193,7 +193,7 @@ def test_a_result_that_was_written_meanwhile_stays(done, monkeypatch):
         (done / "results.json").write_text(json.dumps(newer), encoding="utf-8")
         raise UserError("no maps")
 
-    monkeypatch.setattr("keymix.compare.gather.trained_models", meanwhile)
+    monkeypatch.setattr("keymix.compare.pictures.trained_models", meanwhile)
     assert rebuild(done).record.title == "newer"
     assert record_of(done)["title"] == "newer"
 
@@ -225,7 +225,7 @@ def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
     assert "missing: identity, seed 0: it has not started" in captured.err
     shutil.rmtree(done / "runs/softmax/seed1")
     shutil.rmtree(done / "runs/static_key")
-    monkeypatch.setattr("keymix.cli.compare_result.MOST_MISSING", 3)
+    monkeypatch.setattr("keymix.cli.comparison.MOST_MISSING", 3)
     assert main(["report", str(done)]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
     assert len(told) == 3
@@ -239,7 +239,7 @@ def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
 
 def test_a_name_that_is_no_utf8_is_written_and_read_again(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
-    write_json(tmp_path / "results.json", {"classes": [name]})
+    write_record(tmp_path / "results.json", {"classes": [name]})
     assert json.loads((tmp_path / "results.json").read_text("utf-8")) == {"classes": [name]}
 
 
@@ -273,7 +273,7 @@ def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
     (done / "comparison.json").write_bytes(kept)
     assert rebuild(done, imports=[files["given"]]).notes[0].count("--import") == 2
     assert ran.read_text() == "given"
-    assert manifest.imports_note(named, [*named]) == ""
+    assert folder.imports_note(done, named) == ""
 
 
 @pytest.mark.parametrize("damage", ["manifest", "results"])
@@ -324,10 +324,10 @@ def test_only_runs_in_the_folder_are_thrown_away(done, tmp_path):
     mine.mkdir()
     (mine / "recipe.json").write_text("{}")
     (done / "recipe.json").write_text("{}")
-    runs = manifest.read(done).runs
+    runs = folder.read_manifest(done).runs
     others = ["../mine", ".", 3, "runs/../../mine", "runs/softmax/seed0/../.."]
     changed(done / "comparison.json", lambda v: v["runs"].extend(others))
-    assert manifest.read(done).runs == runs
+    assert folder.read_manifest(done).runs == runs
     small(done, seeds=1, epochs=1, controls=False, overwrite=True)
     assert (mine / "recipe.json").exists()
     assert (done / "recipe.json").exists()
@@ -421,7 +421,7 @@ def test_earlier_pictures_that_are_damaged_are_left_out(done, monkeypatch):
     def gone(config: Any) -> None:
         raise UserError("the disk is not there")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     changed(done / "results.json", lambda v: v["attention"].update(maps=5, layers="x"))
     result = rebuild(done)
     assert result.record.attention is None

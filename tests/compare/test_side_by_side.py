@@ -15,8 +15,9 @@ import pytest
 
 from commands import PATIENCE, fork_workers, forkserver, server_address, wait_for
 from keymix.compare import execute
-from keymix.compare.events import Event, Job
+from keymix.compare.events import Event
 from keymix.compare.execute import run_side_by_side
+from keymix.compare.plan import Job
 from keymix.errors import Interrupted, KeymixWarning, WriteError
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints

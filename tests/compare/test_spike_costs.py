@@ -14,12 +14,11 @@ import pytest
 from few_digits import small
 
 import keymix
-from keymix.compare import spike_costs
+from keymix.compare import costs
 from keymix.compare.events import Event
 from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, STEPS, clear
-from keymix.compare.maps import evenly, normalised
-from keymix.compare.rebuild import rebuild
-from keymix.compare.run import Comparison
+from keymix.compare.pictures import evenly, normalised
+from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
@@ -60,7 +59,7 @@ def copied(twinned, tmp_path) -> Path:
 
 def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(twinned):
     data = load("digits", limit=100)
-    images = normalised(data, data.val, evenly(data.val, spike_costs.IMAGES))
+    images = normalised(data, data.val, evenly(data.val, costs.IMAGES))
     told = to_json(twinned.record)["spikes"]
     assert f"on {len(data.val)} validation images" in told["text"]
     each = []
@@ -123,7 +122,7 @@ def test_the_twin_is_the_baselines_network_with_relu_at_one_step_under_the_same_
 
 
 def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
-    from keymix.cli.compare_result import plain, tell
+    from keymix.cli.comparison import plain, tell
 
     page = twinned.report.read_text(encoding="utf-8")
     assert "What spikes cost" in page
@@ -147,9 +146,9 @@ def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
 
 
 def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, capsys):
-    from keymix.cli.compare_result import plain, tell
-    from keymix.report.html import render
-    from keymix.report.views.spikes import dense_over
+    from keymix.cli.comparison import plain, tell
+    from keymix.report.comparison import render
+    from keymix.report.wording import dense_over
 
     tell(twinned)
     heads, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines()[:4])
@@ -174,28 +173,27 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
 
 
 def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
-    from keymix.report.views.spikes import FAILING, sheet
+    from keymix.report.sections.spikes import FAILING, notes
 
     record = to_json(twinned.record)
     record["test_images"] = 10_000
     for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
         row["top1"]["mean"] = top1
-    found = sheet(opened(record, where="it"))
-    assert found is not None
-    assert found.notes[f"Right no more often than by chance: {FAILING}"] == [
+    found = notes(opened(record, where="it"))
+    assert found[f"Right no more often than by chance: {FAILING}"] == [
         record["outcome"]["last"][0]["mixer"]
     ]
 
 
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     studied: list[str] = []
-    really = spike_costs._study
+    really = costs._study
 
     def watched(folder: Path, images: Any) -> Any:
         studied.append(folder.relative_to(copied).as_posix())
         return really(folder, images)
 
-    monkeypatch.setattr(spike_costs, "_study", watched)
+    monkeypatch.setattr(costs, "_study", watched)
     said: list[str] = []
 
     def watch(event: Event) -> None:
@@ -226,7 +224,7 @@ def test_a_page_made_anew_has_the_same_and_says_what_was_not_read(copied, twinne
     path.write_text(json.dumps(kept), encoding="utf-8")
     told = to_json(rebuild(copied).record)["spikes"]["mixers"]
     assert told["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
-    assert told["qk_token"]["notes"] == [spike_costs.NOT_YET]
+    assert told["qk_token"]["notes"] == [costs.NOT_YET]
     assert (
         told["spiking_self"]["notes"]
         == to_json(twinned.record)["spikes"]["mixers"]["spiking_self"]["notes"]
@@ -259,7 +257,7 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
     def fails(folder: Path, images: Any) -> Any:
         raise UserError("an operation that nobody priced")
 
-    monkeypatch.setattr(spike_costs, "_study", fails)
+    monkeypatch.setattr(costs, "_study", fails)
     (copied / "spikes.json").unlink()
     found = spiking(copied, seeds=2)
     row = to_json(found.record)["spikes"]["mixers"]["qk_token"]
@@ -272,8 +270,8 @@ def test_bounds_are_told_in_their_order(twinned, monkeypatch):
         energy = (1e6, 2e6, 3e6)  # pJ
         twin_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
 
-    monkeypatch.setattr("keymix.analysis.spikes.spike_study", lambda *_, **__: Study)
-    row = spike_costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
+    monkeypatch.setattr("keymix.compare.costs.spike_study", lambda *_, **__: Study)
+    row = costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
     told = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
     assert told == pytest.approx([1, 2, 4, 3])
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from keymix.analysis.statistics import Interval
-from keymix.compare.verdicts import judge
+from keymix.compare.outcome import judge
 from keymix.task import FRACTION, Score
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
-from keymix.layers.conv_projection import ConvProjection, RoleProjections
+from keymix.layers.cvt_stage import ConvProjection, RoleProjections
 from keymix.mixers.base import Site
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import build, list_mixers

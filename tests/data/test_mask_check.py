@@ -22,7 +22,7 @@ from keymix.data.findings import Report
 from keymix.data.segmentation.survey import survey_scans
 from keymix.data.segmentation.table import KINDS
 from keymix.errors import UserError
-from keymix.train.fits import training_batches
+from keymix.train.validate import training_batches
 
 UNFIT = "splits with nothing to learn or to measure"
 SMALL = "images with a side below 8 pixels"  # those of these tests are

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 from documents import DOCS
 from test_docs_pages import own_mixers
@@ -10,7 +12,8 @@ from test_docs_pages import own_mixers
 from each import together
 from keymix import complexity
 from keymix.analysis import complexity as studying
-from keymix.report.complexity_tables import Table, tables
+from keymix.report.tables import Table
+from keymix.studies.complexity.tables import tables
 
 PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
 
@@ -20,18 +23,20 @@ def counted() -> dict[str, Table]:
     """The tables of counts, of keymix's own mixers, without the curves, which the page draws not.
 
     Formulas and orders are counted at all sizes of the figure, as the page says. That the curves
-    are those of the formulas is asked in tests/analysis/test_complexity.py.
+    are those of the formulas is asked in tests/benchmarks/test_paper_costs.py.
     """
+    script = runpy.run_path(str(DOCS.parent / "benchmarks" / "paper_costs.py"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studying, "ratio_points", lambda ledger, candidate, sites: [])
-        return {t.key: t for t in tables(complexity(own_mixers(), tokens=()))}
+        study = complexity(own_mixers(), tokens=())
+        return {t.key: t for t in tables(script["with_papers"](study))}
 
 
 @pytest.mark.slow
 @together
 @pytest.mark.parametrize("key", ["formulas", "weights", "key_value", "orders"])
 def test_the_page_holds_what_is_counted(key: str, counted: dict[str, Table]) -> None:
-    after = PAGE.partition(f"<!-- {key}: keymix analyze complexity -->\n\n")[2]
+    after = PAGE.partition(f"<!-- {key}: python benchmarks/paper_costs.py -->\n\n")[2]
     assert after.startswith(counted[key].markdown() + "\n")
 
 

@@ -7,7 +7,7 @@ import pytest
 from documents import DOCS, table
 
 from keymix.analysis.memory_growth import TABLE_8
-from keymix.analysis.spikes_firing import TABLE7
+from keymix.analysis.spikes import TABLE7
 
 
 def test_firing_rates_of_table_7_are_those_beside_which_rates_are_told() -> None:

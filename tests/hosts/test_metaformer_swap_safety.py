@@ -17,7 +17,7 @@ from each import together
 from keymix import swap
 from keymix.errors import UserError
 from keymix.hosts import put_mixers
-from keymix.hosts.metaformer_block import GridBlock
+from keymix.hosts.timm_metaformer import GridBlock
 from mixer_cases import stir
 from tolerances import close
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
-from keymix.hosts.metaformer_block import GridBlock
+from keymix.hosts.timm_metaformer import GridBlock
 from keymix.mixers.registry import build, list_mixers
 from keymix.models import create_model
 from mixer_cases import stir

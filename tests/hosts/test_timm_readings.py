@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from each import together
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import put_mixers
+from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.layers import Layer, find_layers
-from keymix.hosts.reading import Reading
 from mixer_cases import stir
 from tolerances import close
 

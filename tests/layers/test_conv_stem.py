@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keymix.layers.conv_stem import ConvStem
+from keymix.layers.patches import ConvStem
 from mixer_cases import refused, stir
 from tolerances import close
 

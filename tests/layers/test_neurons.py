@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from each import together
 from keymix.errors import KeymixWarning
-from keymix.layers.foreign_neurons import StatelessNeuron
-from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF, neuron_maker
+from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF, StatelessNeuron, neuron_maker
 from keymix.layers.stepping import stepping
 from keymix.ops.neuron.surrogate import Surrogate
 from mixer_cases import refused

@@ -9,7 +9,7 @@ from timm.models.swin_transformer import PatchMerging
 
 from each import together
 from keymix.errors import UserError
-from keymix.layers.patch_merge import PatchMerge
+from keymix.layers.patches import PatchMerge
 from mixer_cases import stir
 from tolerances import close
 

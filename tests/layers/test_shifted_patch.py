@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from each import together
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.layers.shifts import SHIFTS
 from keymix.models import create_model
 from mixer_cases import refused, stir

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from each import together
 from keymix.layers.neurons import Neurons
-from keymix.layers.spiking_conv import SpikingConv
 from keymix.layers.spiking_embed import (
     LATER,
     SPLITTING,
     STEMS,
     Shortcut,
+    SpikingConv,
     SpikingEmbeds,
     SpikingPatchEmbed,
     SpikingPatchSplitting,

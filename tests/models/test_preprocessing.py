@@ -15,7 +15,7 @@ from torch import nn
 
 from each import together
 from keymix.data.record import DataRecord
-from keymix.hosts.encoded import encoder_of
+from keymix.hosts.base import encoder_of
 from keymix.models import create_model, load_weights
 from keymix.models.preprocessing import describe, described, preprocessing_of
 from keymix.records import from_json

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import keymix
 from each import together
+from keymix.analysis.attention_pictures import look
 from keymix.analysis.collapse import map_similarity
-from keymix.analysis.overlay import look
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, hears_image, put_mixers
-from keymix.layers.resnet_patches import ResNetPatchEmbed
+from keymix.layers.patches import ResNetPatchEmbed
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model, list_models, load_weights, set_image_size
 from keymix.models.factory import domain_of, own_mixers, task_of_model

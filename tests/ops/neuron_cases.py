@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keymix.ops.neuron.layout import Dynamics
 from keymix.ops.neuron.multi_step import gradients, integrate_and_fire
+from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.neuron.surrogate import Surrogate
 from tolerances import close
 

@@ -20,8 +20,8 @@ from each import together
 from keymix.analysis.counting import count
 from keymix.errors import UserError
 from keymix.ops.neuron import blocked, multi_step
-from keymix.ops.neuron.layout import Dynamics
 from keymix.ops.neuron.multi_step import choose, integrate_and_fire
+from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.neuron.surrogate import Surrogate
 from tolerances import close
 
@@ -266,6 +266,7 @@ def test_no_neurons_at_all_give_no_spikes() -> None:
         ({"keep": torch.zeros(2, 3)}, r"keep \(2, 3\) does not fit"),
         ({"gain": torch.zeros(2)}, r"gain \(2,\) does not fit"),
         ({"backend": "fast"}, "unknown backend 'fast'"),
+        ({"backend": "inductor"}, "unknown backend 'inductor'.* removed.*blocked, reference"),
         ({"backend": "triton"}, "backend='triton' cannot run here: .*(CUDA|not installed)"),
     ],
 )
@@ -296,37 +297,6 @@ def test_auto_on_cuda_is_triton_where_it_can_launch(monkeypatch) -> None:
     with pytest.raises(UserError, match=r"'triton' cannot run here: .*gcc"):
         choose("triton", device=gpu)
     multi_step._finds_c_compiler.cache_clear()
-
-
-def test_without_a_compiler_inductor_is_refused(monkeypatch) -> None:
-    from torch._inductor import cpp_builder
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    def none() -> str:
-        raise InvalidCxxCompiler
-
-    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
-    with pytest.raises(UserError, match=r"'inductor' cannot run here: .*C\+\+ compiler"):
-        choose("inductor", torch.zeros(2, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(learned="layer", starts=True, last=True, detach_reset=False, v_reset=-0.3),
-        Case(v_reset=None, surrogate="atan", learned="neuron"),
-    ],
-    ids=str,
-)
-def test_inductor_is_the_reference(case: Case, shapes_checked: bool) -> None:
-    if shapes_checked:
-        pytest.skip("compilers cannot see through the shape checks")
-    why = multi_step._no_compiler(torch.device("cpu"))
-    if why is not None:
-        pytest.skip(why)
-    agrees(case, "inductor", LAYOUTS["channels last"])
-    agrees(Case(**{**vars(case), "shape": (3, 4, 2)}), "inductor")  # other sizes, as compiled
 
 
 @pytest.mark.slow
@@ -371,13 +341,6 @@ def test_narrow_currents_on_cuda_charge_potentials_in_float32(backend: str, dtyp
     assert torch.equal(found[0].cpu().float(), wanted[0])
     close(found[1].cpu(), wanted[1])
     close(found[2].cpu(), wanted[2], dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_compiled_neurons_on_cuda_are_the_reference() -> None:
-    case = Case(learned="layer", starts=True, last=True, detach_reset=False, v_reset=-0.3)
-    agrees(case, "inductor", device="cuda")
 
 
 def test_float32_gradients_are_within_rounding() -> None:

@@ -59,12 +59,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shapes_checked: bo
 def call(case: Case, dtype: torch.dtype) -> None:
     """Run neurons forward and backward."""
     from keymix.ops.neuron import triton
+    from keymix.ops.neuron.autograd import run_kernel
 
     x, v, keep, gain = (
         each.to(dtype).requires_grad_() if isinstance(each, Tensor) else each
         for each in case.inputs()
     )
-    spikes, last = triton.integrate_and_fire(x, v, keep, gain, case.how, case.last)
+    spikes, last = run_kernel(triton, x, v, keep, gain, case.how, case.last)
     (spikes.sum() + (0 if last is None else last.sum())).backward()
 
 

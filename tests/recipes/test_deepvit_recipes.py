@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepViT's recipes: published settings, the model each name says, the heads' own commands."""
+"""DeepViT's recipes: published settings, the model each name says, the notebooks' own commands."""
 
 from __future__ import annotations
 
-import importlib
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from notebooks import as_typed, commands
 from torch import nn
 
 from keymix import recipes
@@ -19,9 +17,8 @@ from keymix.hosts import find_mixers
 from keymix.models.match import trainable
 from keymix.train.engine import train
 from keymix.train.model import build_model
-from keymix.train.recipe import Recipe, paths, replace_path
+from keymix.train.recipe import Recipe, replace_path
 
-SHORT = {"--data": "data.spec", "--model": "model.name", "--mixer": "model.mixer"}
 # parameters at the recipe's own image size and 1000 classes; blocks with re-attention
 MODELS = {
     "deepvit_imagenet": (36_261_448, 24),
@@ -29,7 +26,7 @@ MODELS = {
     "deepvit_deit": (27_312_632, 5),
     "deepvit_384": (59_043_308, 12),
 }
-# what each command of the heads makes, beside the recipe itself: parameters, re-attention, shared
+# what each command of the notebook makes: parameters, re-attention, shared
 COMMANDS = {
     "vit-24b": (36_257_128, 0, 0),
     "deepvit-l": (55_636_016, 12, 0),
@@ -51,28 +48,6 @@ def built(recipe: Recipe) -> nn.Module:
 
 def names(model: nn.Module) -> list[str]:
     return [mixer.mixer_name for mixer in find_mixers(model).values()]
-
-
-def commands(name: str) -> dict[str, list[str]]:
-    """The `keymix train` lines of a recipe's head, by what they call their folder."""
-    head = importlib.import_module(f"keymix.recipes.classification.{name}").__doc__ or ""
-    lines = re.findall(r"^ +keymix train .*$", head.replace("\\\n", ""), re.MULTILINE)
-    words = [shlex.split(line) for line in lines]
-    return {line[line.index("--out") + 1]: line[2:] for line in words}
-
-
-def as_typed(words: list[str]) -> Recipe:
-    """The recipe that a command asks for."""
-    import yaml
-
-    pairs = dict(zip(words[1::2], words[2::2], strict=True))
-    del pairs["--out"]
-    overrides: dict[str, Any] = {}
-    for option, value in pairs.items():
-        key = SHORT.get(option, option.removeprefix("--"))
-        assert key in paths() or key.startswith("model.options."), option
-        overrides[key] = yaml.safe_load(value) if key.startswith("model.options.") else value
-    return replace_path(recipes.get(words[0]), overrides)
 
 
 @pytest.mark.slow
@@ -143,8 +118,8 @@ def test_fine_tuning_goes_on_from_deits_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_curves_points_are_the_depths() -> None:
-    head = importlib.import_module("keymix.recipes.classification.deepvit_depth").__doc__ or ""
-    assert re.findall(r"for depth in ([\d ]+); do", head) == [
+    text = recipes.notebook("deepvit_depth")
+    assert re.findall(r"for depth in ([\d ]+); do", text) == [
         "16 24 32",
         "12 16 24 32",
         "4 8 16 24",

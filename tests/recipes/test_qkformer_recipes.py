@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QKFormer's recipes: published settings, effective batches, and the commands of the heads."""
+"""QKFormer's recipes: published settings, effective batches, and the commands of the notebooks."""
 
 from __future__ import annotations
 
-import importlib
 import re
-import shlex
 from typing import Any
 
 import pytest
 import torch
+from notebooks import as_typed, commands
 from torch import nn
 
 from keymix import recipes
 from keymix.hosts import find_mixers
 from keymix.models.match import trainable
 from keymix.train.model import build_model
-from keymix.train.recipe import Recipe, paths, replace_path
+from keymix.train.recipe import Recipe
 
-SHORT = {"--data": "data.spec", "--model": "model.name", "--mixer": "model.mixer"}
 NAMES = ("qkformer_cifar10", "qkformer_imagenet", "qkformer_cifar10dvs", "qkformer_dvs128")
-# what the command of a head builds: classes, parameters, time steps
+# what the command of a notebook builds: classes, parameters, time steps
 BUILT: dict[str, dict[str, tuple[int, int, int]]] = {
     "qkformer_cifar10": {
         "hst": (10, 6_706_234, 4),
@@ -57,31 +55,6 @@ BUILT: dict[str, dict[str, tuple[int, int, int]]] = {
 }
 
 
-def head(name: str) -> str:
-    module = importlib.import_module(f"keymix.recipes.classification.{name}")
-    return module.__doc__ or ""
-
-
-def commands(name: str) -> dict[str, list[str]]:
-    """The `keymix train` lines of a head, by what they call their folder."""
-    lines = re.findall(r"^ +keymix train .*$", head(name).replace("\\\n", ""), re.MULTILINE)
-    words = [shlex.split(line) for line in lines]
-    return {line[line.index("--out") + 1]: line[2:] for line in words}
-
-
-def as_typed(words: list[str]) -> Recipe:
-    import yaml
-
-    pairs = dict(zip(words[1::2], words[2::2], strict=True))
-    del pairs["--out"]
-    overrides: dict[str, Any] = {}
-    for option, value in pairs.items():
-        key = SHORT.get(option, option.removeprefix("--"))
-        assert key in paths() or key.startswith("model.options."), option
-        overrides[key] = yaml.safe_load(value) if key.startswith("model.options.") else value
-    return replace_path(recipes.get(words[0]), overrides)
-
-
 def built(recipe: Recipe, classes: int) -> nn.Module:
     events = recipe.data.time_steps is not None
     side = recipe.data.image_size or (128 if events else 32)
@@ -97,7 +70,7 @@ def built(recipe: Recipe, classes: int) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_of_a_head_builds_its_row(name: str) -> None:
+def test_every_command_of_a_notebook_builds_its_row(name: str) -> None:
     typed = commands(name)
     assert typed.keys() == BUILT[name].keys()
     for out, (classes, params, steps) in BUILT[name].items():
@@ -115,12 +88,12 @@ def test_every_command_of_a_head_builds_its_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_effective_batch_is_that_of_the_head(name: str) -> None:
+def test_the_effective_batch_is_that_of_the_notebook(name: str) -> None:
     recipe = recipes.get(name)
     factors = (recipe.data.batch_size, 1, recipe.optim.accumulate)
     update = factors[0] * factors[2]
-    told = re.sub(r" (images|device|steps)", "", " ".join(head(name).split()))
-    assert f"{factors[0]} x 1 x {factors[2]} = {update} an update" in told
+    text = re.sub(r" (images|device|steps)", "", " ".join(recipes.notebook(name).split()))
+    assert f"{factors[0]} x 1 x {factors[2]} = {update} per update" in text
     if name == "qkformer_imagenet":
         assert update == 512
         assert recipe.optim.lr == pytest.approx(6e-4 * update / 256)

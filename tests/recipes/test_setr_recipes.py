@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from dataclasses import asdict, replace
 
@@ -58,8 +57,7 @@ def test_it_has_the_published_settings_and_figures(name: str) -> None:
     assert schedule.warmup_epochs == 0
     assert {key for key, value in asdict(recipe.augment).items() if value is True} == FIVE
     assert (recipe.model.weights, recipe.task.options) == (None, {})
-    head = importlib.import_module(f"keymix.recipes.segmentation.{name}").__doc__ or ""
-    figures = re.search(r"Jaccard (0\.\d+), weighted Jaccard (0\.\d+)", head)
+    figures = re.search(r"Jaccard (0\.\d+), weighted Jaccard (0\.\d+)", recipes.notebook(name))
     assert figures is not None
     assert (float(figures[1]), float(figures[2])) == ROWS[name][2:]
 

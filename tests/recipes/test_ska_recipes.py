@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -97,8 +96,8 @@ def test_imagenet_recipes_have_the_published_settings(name: str) -> None:
 def test_every_command_of_an_ablation_reads_and_is_its_row() -> None:
     data = load("digits", limit=50)
     for name in ("ska_ablation_placement", "ska_ablation_heads", "ska_ablation_activation"):
-        head = importlib.import_module(f"keymix.recipes.classification.{name}").__doc__
-        text = re.search(r'--mixers "([^"]+)"', head or "")
+        notebook = recipes.notebook(name)
+        text = re.search(r'--mixers "([^"]+)"', notebook)
         assert text is not None
         specs = choose_mixers(text[1].replace("\\\n", ""), controls=False)
         recipe = recipes.get(name)
@@ -112,7 +111,7 @@ def test_every_command_of_an_ablation_reads_and_is_its_row() -> None:
             assert more == [(heads - 1) * 3 * 28 * 28 for heads in (1, 2, 4, 8, 16)]
         else:
             assert len(counts) == 5
-        baseline = re.search(r"--baseline (\S+)", head or "")
+        baseline = re.search(r"--baseline (\S+)", notebook)
         if baseline is not None:
             assert choose_mixers(baseline[1], controls=True)[0].label in counts
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
 from keymix.records import from_json
-from keymix.report import collapse
+from keymix.report.tables import Table
+from keymix.studies.collapse import page
 
 EVIL = "<script>alert('x')</script>&\"'"
 
@@ -102,12 +103,12 @@ def collapse_record() -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    return collapse.render(from_json(CollapseRecord, record, where="the record"))
+    return page.render(from_json(CollapseRecord, record, where="the record"))
 
 
 def files(record: dict[str, Any]) -> dict[str, str]:
-    return collapse.files(from_json(CollapseRecord, record, where="the record"))
+    return page.files(from_json(CollapseRecord, record, where="the record"))
 
 
-def rows_of(study: dict[str, Any]) -> list[collapse.BlockRow]:
-    return collapse.rows_of(from_json(CollapseStudy, study, where="the study"))
+def table_of(study: dict[str, Any]) -> Table:
+    return page.table([from_json(CollapseStudy, study, where="the study")])

@@ -7,7 +7,9 @@ from typing import Any
 
 from keymix.analysis.complexity_record import ComplexityRecord
 from keymix.records import from_json
-from keymix.report import complexity, complexity_tables
+from keymix.report.tables import Table
+from keymix.studies.complexity import page
+from keymix.studies.complexity.tables import tables as tables_of
 
 EVIL = "<script>alert('x')</script>&\"'"
 CONTROLS = ("identity", "pooling")
@@ -171,8 +173,8 @@ def cost_record() -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    return complexity.render(from_json(ComplexityRecord, record, where="the record"))
+    return page.render(from_json(ComplexityRecord, record, where="the record"))
 
 
-def tables(record: dict[str, Any]) -> list[complexity_tables.Table]:
-    return complexity_tables.tables(from_json(ComplexityRecord, record, where="the record"))
+def tables(record: dict[str, Any]) -> list[Table]:
+    return tables_of(from_json(ComplexityRecord, record, where="the record"))

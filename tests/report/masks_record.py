@@ -16,8 +16,9 @@ from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.records import to_json
 from keymix.report.pictures import image_uri
 from keymix.task import get_task
-from keymix.tasks.segmentation.answers import MaskAnswers, packed
-from keymix.tasks.segmentation.mask_layers import layer_uri
+from keymix.tasks.segmentation.answers import MaskAnswers
+from keymix.tasks.segmentation.gallery import layer_uri
+from keymix.tasks.segmentation.page import packed
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")

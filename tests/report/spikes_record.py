@@ -7,7 +7,7 @@ from typing import Any
 
 from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
 from keymix.records import from_json
-from keymix.report import spikes
+from keymix.studies.spikes import page
 
 EVIL = "<script>alert('x')</script>&\"'"
 
@@ -148,4 +148,4 @@ def typed_raster() -> RasterReading:
 
 
 def render(record: dict[str, Any]) -> str:
-    return spikes.render(typed(record))
+    return page.render(typed(record))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.records import to_json
-from keymix.report import html
+from keymix.report import comparison
 from keymix.report.pictures import image_uri
 from keymix.report.record import ComparisonRecord, opened
 from keymix.task import get_task
@@ -49,7 +49,7 @@ def typed(record: dict[str, Any]) -> ComparisonRecord:
 
 
 def render(record: dict[str, Any]) -> str:
-    return html.render(typed(record))
+    return comparison.render(typed(record))
 
 
 def packed(correct: npt.NDArray[np.bool_]) -> str:

@@ -15,7 +15,7 @@ from synthetic import ACCURACY, LONG, crowded_record, lose, make_record, packed,
 from keymix.records import from_json
 from keymix.report.pictures import FULL, OPACITY
 from keymix.report.record import PackedMaps
-from keymix.report.views.attention import unpack
+from keymix.report.sections.attention import unpack
 
 pytestmark = pytest.mark.slow  # all of them together
 

@@ -7,11 +7,10 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from collapse_record import EVIL, collapse_record, files, render, rows_of, study
+from collapse_record import EVIL, collapse_record, files, render, study, table_of
 from test_html import read, words
 
-from keymix.report.heat import as_file, heat_map
-from keymix.report.plots import Line, Look, curves
+from keymix.report.charts import Line, Look, as_file, curves, heat_map
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -73,13 +72,14 @@ def test_a_model_without_maps_has_a_page() -> None:
 
 
 def test_the_table_holds_what_was_read_of_each_block(page: str) -> None:
-    vit = rows_of(collapse_record()["studies"][0])
-    assert [text for _, text in vit[0].cells][:5] == ["1", "–", "–", "–", "75.0"]
-    assert [text for _, text in vit[1].cells] == [
-        *("2", "95.5", "0.900", "-0.300", "75.0", "0.250", "0.200", "38.0", "0.812", "12.5", "50")
+    vit = table_of(collapse_record()["studies"][0]).cells()
+    assert vit[0][:5] == ["1", "–", "–", "–", "75.0"]
+    assert vit[1] == [
+        *("2", "95.5", "0.900", "-0.300", "75.0", "0.250", "0.200", "38.0", "0.812", "12.5", "50"),
+        "blocks.1.attn",
     ]
-    swin = rows_of(collapse_record()["studies"][2])
-    assert [text for _, text in swin[4].cells][1:6] == ["–"] * 5
+    swin = table_of(collapse_record()["studies"][2]).cells()
+    assert swin[4][1:6] == ["–"] * 5
 
 
 def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:

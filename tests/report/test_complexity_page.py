@@ -11,7 +11,7 @@ import pytest
 from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record, render, tables
 from test_html import read, words
 
-from keymix.report.complexity_tables import Table
+from keymix.report.tables import Table
 
 
 @pytest.fixture(scope="module")

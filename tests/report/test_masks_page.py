@@ -20,10 +20,10 @@ from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
-from keymix.report.plots import looks
-from keymix.tasks.segmentation import by_class as mask_classes
+from keymix.report.charts import looks
 from keymix.tasks.segmentation import gallery
-from keymix.tasks.segmentation.mask_layers import layer_uri
+from keymix.tasks.segmentation.gallery import layer_uri
+from keymix.tasks.segmentation.page import classes_view
 
 LOOKS = looks(list(LEVELS), baseline="softmax", controls=["identity"])
 
@@ -102,7 +102,7 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     of = {(r["mixer"], r["seed"]): r["classes"] for r in record["runs"]}
     record["runs"] = [r for r in record["runs"] if (r["mixer"], r["seed"]) != ("key_value", 1)]
     of["softmax", 2][0]["jaccard"] = None  # it was nowhere
-    found = mask_classes.by_class(typed(record), LOOKS)
+    found = classes_view(typed(record), LOOKS)
     assert found is not None
     row = next(r for r in found.rows if (r.name, r.mixer) == (ORGANS[0], "key_value"))
     expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
@@ -114,7 +114,7 @@ def test_many_classes_are_folded_and_the_largest_difference_comes_first():
     record = make_mask_record(1, organs=organs)
     page = render(record)
     assert "The figures of all 30 classes" in page
-    found = mask_classes.by_class(typed(record), LOOKS)
+    found = classes_view(typed(record), LOOKS)
     assert found is not None
     sizes = [
         max(abs(r.difference or 0) for r in found.rows[i : i + 3])  # not the control

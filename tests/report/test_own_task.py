@@ -15,7 +15,7 @@ from test_html import read, words
 
 from keymix.compare.folder import csv_rows
 from keymix.report.part import Page, page_of
-from keymix.report.views.wording import columns, wording
+from keymix.report.wording import columns, wording
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,7 +67,7 @@ def test_its_page_has_the_shared_sections_alone(record: dict[str, Any]) -> None:
 
 def test_no_number_of_an_error_is_in_percent(record: dict[str, Any]) -> None:
     table = render(record).partition("after the last epoch</caption>")[2].partition("</table>")[0]
-    assert "%" not in re.sub(r"95&nbsp;% interval", "", table)
+    assert "%" not in re.sub(r"95\u00a0% interval", "", table)
     row = record["outcome"]["last"][0]["mae"]
     assert f"{row['mean']:.3g} " in words(table)
     heads = [column.head for column in columns(typed(record))]

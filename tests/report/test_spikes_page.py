@@ -21,12 +21,12 @@ from spikes_record import (
 )
 from test_html import read, words
 
+from keymix.analysis.spikes_record import Part, part_of, parts
 from keymix.report import formats
-from keymix.report.heat import as_file
-from keymix.report.spikes import files
-from keymix.report.spikes_rasters import LEFT, STYLE, WIDTH, on_image
-from keymix.report.spikes_rasters import raster as draw_raster
-from keymix.report.spikes_tables import Part, headline, part_of, parts, rates_of, tables
+from keymix.report.charts import as_file
+from keymix.report.spikes_charts import LEFT, WIDTH, of_tokens, on_image
+from keymix.studies.spikes.page import files
+from keymix.studies.spikes.tables import headline, rates_of, tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -149,7 +149,7 @@ def _boxes(svg: str, kind: str) -> list[list[tuple[float, ...]]]:
 
 
 def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
-    attention, keys, masked = _boxes(draw_raster(typed_raster()), "spikes")
+    attention, keys, masked = _boxes(of_tokens(typed_raster()), "spikes")
     cell = (WIDTH - LEFT - 4) / 4
     assert [(box[0], box[2]) for box in attention] == [(LEFT, pytest.approx(2 * cell))]  # 1100 of 4
     assert [round((box[0] - LEFT) / cell) for box in keys] == [0, 3, 1]
@@ -168,9 +168,9 @@ def test_attention_lies_on_the_image_step_by_step() -> None:
 
 
 def test_files_carry_the_styles_of_rasters() -> None:
-    svg = as_file(draw_raster(typed_raster()), style=STYLE)
+    svg = as_file(of_tokens(typed_raster()))
     assert "svg .spikes { fill: #1c2026; }" in svg
-    assert ".spikes" not in as_file(draw_raster(typed_raster())).partition("</style>")[0]
+    assert svg.index(".spikes") < svg.index("</style>")
 
 
 def test_energies_have_units() -> None:

@@ -27,7 +27,8 @@ from keymix.analysis.memory_record import MemoryRecord
 from keymix.analysis.spikes_record import SpikesRecord
 from keymix.compare.run import compare
 from keymix.records import from_json, to_json
-from keymix.report import attention, collapse, complexity, complexity_tables, memory, spikes
+from keymix.studies.attention.page import figures, render
+from keymix.studies.study import get_study
 from keymix.surgery import attention_cost, held_out
 from keymix.train import checkpoints
 from keymix.train.engine import train
@@ -187,22 +188,14 @@ def test_an_analysis_opens_and_renders(stored: Path, name: str) -> None:
     there = json.loads((folder / f"{name}.json").read_text())
     record: Any = from_json(ANALYSES[name], there, where=name)
     assert _known(json.loads(json.dumps(to_json(record)))) == _known(there)
-    files: dict[str, str] = {}
-    if name == "attention":
+    study = get_study(name)
+    files = dict(study.files(record))
+    if name == "attention":  # its page shows pictures, which are drawn of the maps
         with np.load(folder / "maps.npz") as maps:
-            page = attention.render(record, list(attention.figures(record, dict(maps))))
-    elif name == "collapse":
-        page, files = collapse.render(record), collapse.files(record)
-    elif name == "complexity":
-        page = complexity.render(record)
-        saved = [table for table in complexity_tables.tables(record) if table.saved]
-        files = {f"complexity-{table.key}.csv": table.csv() for table in saved}
-    elif name == "memory":
-        page, files = memory.render(record), {"memory.csv": memory.rows(record).csv()}
-    else:
-        page, files = spikes.render(record), spikes.files(record)
+            files[study.page_file] = render(record, list(figures(record, dict(maps))))
+    page = files[study.page_file]
     assert html.escape(record.command) in page
-    assert {*files, f"{name}.html", f"{name}.json"} <= {path.name for path in folder.iterdir()}
+    assert {*files, study.record_file} <= {path.name for path in folder.iterdir()}
     for file, text in files.items():
         if file.endswith(".csv"):
             assert text.encode() == (folder / file).read_bytes()

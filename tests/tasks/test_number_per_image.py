@@ -24,7 +24,7 @@ from toy_tasks import check_resume, compared, judged_difference, quick_compariso
 import keymix
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
 from keymix.cli import main
-from keymix.compare.rebuild import rebuild
+from keymix.compare.run import rebuild
 from keymix.data.record import DataRecord
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import DataSpec

@@ -28,7 +28,7 @@ from toy_tasks import check_resume, compared, quick_comparisons, registered
 import keymix
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
 from keymix.cli import main
-from keymix.compare.rebuild import rebuild
+from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
 from keymix.data.record import DataRecord
 from keymix.data.sources.base import Faults, Source, Table

@@ -14,8 +14,8 @@ import keymix
 from commands import one_thread
 from keymix.analysis.memory import Peak
 from keymix.analysis.statistics import Interval
+from keymix.compare.outcome import Judgement, judge
 from keymix.compare.run import Comparison
-from keymix.compare.verdicts import Judgement, judge
 from keymix.task import get_task
 from keymix.train.recipe import Recipe
 from keymix.train.task import TrainingTask
@@ -76,7 +76,7 @@ def quick_comparisons() -> Iterator[None]:
         return dict.fromkeys(builds, peak)
 
     with pytest.MonkeyPatch.context() as patch, one_thread():
-        patch.setattr("keymix.analysis.memory.peak_memory", known)
+        patch.setattr("keymix.compare.costs.peak_memory", known)
         patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
         yield
 

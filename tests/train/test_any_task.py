@@ -22,13 +22,12 @@ from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.task import Score, Task
 from keymix.train import loop
-from keymix.train.forward import TrainingForward
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.parts import AnswersPart, Evaluated, Prediction
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import ImageBatch, Inputs
 from keymix.train.step import Training, make_fabric
-from keymix.train.task import StepLoss, TrainingTask
+from keymix.train.task import StepLoss, TrainingForward, TrainingTask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,11 +17,11 @@ from keymix import recipes
 from keymix.data.bounds import BOUNDS
 from keymix.data.dataset import ImageData
 from keymix.errors import KeymixWarning, UserError
-from keymix.train._convert import leaves
+from keymix.train.config import leaves
 from keymix.train.engine import train
-from keymix.train.fits import check_processes, check_recipe, training_batches
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, from_dict, replace_path
+from keymix.train.validate import check_processes, check_recipe, training_batches
 
 Vary = Callable[[dict[str, Any]], Recipe]
 ABSURD = (math.nan, math.inf, -math.inf, -1e30, 1e30, 10**400, True, "much", [1, 2, 3])

@@ -16,11 +16,12 @@ import torch
 from settings import EVERYTHING
 from test_resume import during, traces
 
-from keymix.compare import folder, manifest
-from keymix.compare.estimate import Trial, try_out
+from keymix.compare import folder
+from keymix.compare.eta import Trial, try_out
 from keymix.compare.plan import Plan, choose_mixers, choose_recipe, make_plan
 from keymix.errors import Interrupted, KeymixWarning, UserError
-from keymix.train import files, forward
+from keymix.train import files
+from keymix.train import task as train_task
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.model import load_data
@@ -48,7 +49,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> Iterator[li
         captured.append(inputs[0].shape[0] if inputs[0].ndim == 4 else inputs[-1].shape[0])
         return graph.forward
 
-    monkeypatch.setattr(forward, "_BACKEND", capture)
+    monkeypatch.setattr(train_task, "_BACKEND", capture)
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
         yield captured
 
@@ -153,7 +154,7 @@ def test_spiking_models_are_trained_compiled(
             "schedule.warmup_epochs": 0,
         }
     )
-    monkeypatch.setattr(forward, "_BACKEND", "aot_eager")
+    monkeypatch.setattr(train_task, "_BACKEND", "aot_eager")
     plain, run = (
         train(each, tmp_path / str(i)) for i, each in enumerate((recipe, compiled(recipe)))
     )
@@ -184,7 +185,7 @@ def test_a_model_that_cannot_be_compiled_is_one_clear_error(
     def fail(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         raise OSError("no working\nC++ compiler")
 
-    monkeypatch.setattr(forward, "_BACKEND", fail)
+    monkeypatch.setattr(train_task, "_BACKEND", fail)
     said = r"^compile = True: .*no working C\+\+ compiler.*Set --compile false, and name another "
     said += r"folder with --out or throw this run away with --overwrite\.$"
     with pytest.raises(UserError, match=said):
@@ -223,7 +224,7 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
 
     def plan(overrides: dict[str, Any]) -> Plan:
         return make_plan(
-            recipe=choose_recipe(data=None, recipe=tiny, overrides=overrides),
+            recipe=choose_recipe(data=None, recipe=tiny, overrides=overrides)[0],
             data=data,
             specs=specs,
             baseline=specs[0],
@@ -234,14 +235,13 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
         )
 
     def claim(claimed: Plan) -> None:
-        told = {"overwrite": False, "command": "keymix compare", "processes": 1, "threads": 1}
-        folder.claim(claimed, data.record(), **told)
+        folder.claim(claimed, data.record(), overwrite=False)
 
     claim(plan({}))
-    forget(tmp_path / "out" / manifest.MANIFEST)
+    forget(tmp_path / "out" / folder.MANIFEST)
     claim(plan({}))
     new = plan({"compile": True})
-    assert all(new.recipe_for(entrant, seed).compile for entrant, seed in new.pairs)
+    assert all(new.recipe_for(mixer, seed).compile for mixer, seed in new.pairs)
     with pytest.raises(UserError, match="compile is False there and True here"):
         claim(new)
 

@@ -24,13 +24,13 @@ from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
-from keymix.train.distill import make_teacher
 from keymix.train.engine import train
+from keymix.train.losses import Teacher
 from keymix.train.model import build_model, load_data
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe, from_dict, replace_path
 from keymix.train.runs import Run, load_run
-from keymix.train.teacher import Teacher
+from keymix.train.validate import make_teacher
 from tolerances import close, differs
 
 Vary = Callable[[dict[str, Any]], Recipe]

@@ -22,9 +22,9 @@ from keymix.errors import UserError
 from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
+from keymix.train.evaluation import score_split
 from keymix.train.recipe import Recipe, read_recipe
 from keymix.train.runs import evaluate, load_run, predict
-from keymix.train.score_split import score_split
 
 Vary = Callable[[dict[str, Any]], Recipe]
 FILES = {

@@ -12,8 +12,8 @@ import pytest
 
 from keymix.compare.environments import lines
 from keymix.train import engine, files
-from keymix.train.damage import read_environment
 from keymix.train.engine import train
+from keymix.train.folder import read_environment
 from keymix.train.recipe import Recipe
 
 

@@ -25,17 +25,19 @@ from keymix.data import ImageData, load
 from keymix.data.loaders import Batch
 from keymix.errors import Interrupted, KeymixWarning
 from keymix.tasks.classification.training import ClassificationTask
+from keymix.train import parts
 from keymix.train.checkpoints import checkpoint_path, checkpoints, read, usable
-from keymix.train.engine import make_task, train
-from keymix.train.fits import training_batches
+from keymix.train.engine import make_training, train
 from keymix.train.loop import Saver
+from keymix.train.losses import Teacher
 from keymix.train.model import build_model, load_data
+from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.scoring import effective_precision
 from keymix.train.signals import Interrupts
-from keymix.train.step import Training, make_fabric
-from keymix.train.task import make_optimizer, make_schedule, seed_step, step_seed
-from keymix.train.teacher import Teacher
+from keymix.train.step import Training, make_fabric, make_optimizer, make_schedule
+from keymix.train.task import seed_step, step_seed
+from keymix.train.validate import training_batches
 
 Vary = Callable[[dict[str, Any]], Recipe]
 STEPS = 5
@@ -50,7 +52,10 @@ def training_of(
     recipe: Recipe, data: ImageData, fabric: Fabric | None = None, teacher: Teacher | None = None
 ) -> Training:
     model = build_model(recipe, num_classes=10, in_chans=1, image_size=(12, 12))
-    task = make_task(recipe, data, model, teacher, None, steps=STEPS)
+    losses = Losses(model, data.train.ids, None, late=False)
+    task = parts.training_of(data.task).make(
+        recipe, model, data, steps=STEPS, losses=losses, teacher=teacher
+    )
     return Training(task, fabric or make_fabric(recipe.precision), steps=STEPS)
 
 
@@ -241,7 +246,7 @@ def test_a_checkpoint_of_another_program_is_passed_over(tmp_path: Path, content:
     path.parent.mkdir()
     torch.save(content, path)
     with pytest.warns(KeymixWarning, match=path.name):
-        assert usable(tmp_path) == (None, {})
+        assert usable(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -278,13 +283,12 @@ def test_auto_precision_depends_on_the_device_alone(
 def test_nothing_of_a_training_outlives_its_task(tiny: Recipe) -> None:
     data = load_data(tiny.data)
     model = build_model(tiny, num_classes=10, in_chans=1, image_size=(12, 12))
-    task = make_task(tiny, data, model, None, None, steps=5)
-    training = Training(task, make_fabric("32"), steps=5)
+    training = make_training(tiny, data, model, None, steps=5)
     training.step(next(iter(training_batches(tiny, data).batches())))
     seen = weakref.ref(model)
     gc.disable()  # on a GPU its memory is wanted before Python happens to look for cycles
     try:
-        del task, training, model
+        del training, model
         assert seen() is None
     finally:
         gc.enable()

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from keymix.tasks.segmentation.losses import mean_loss, pixel_losses, soft_dice_loss
-from keymix.tasks.segmentation.scoring import predicted_masks
+from keymix.tasks.segmentation.scoring import (
+    mean_loss,
+    pixel_losses,
+    predicted_masks,
+    soft_dice_loss,
+)
 
 
 def exclusive() -> tuple[Tensor, Tensor]:

@@ -22,8 +22,13 @@ from keymix.data.loaders import Loader
 from keymix.data.segmentation.rle import encode
 from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails
-from keymix.tasks.segmentation.losses import loss_of_each, mean_loss, soft_dice_loss
-from keymix.tasks.segmentation.scoring import MaskScores, count_overlap
+from keymix.tasks.segmentation.scoring import (
+    MaskScores,
+    count_overlap,
+    loss_of_each,
+    mean_loss,
+    soft_dice_loss,
+)
 from keymix.tasks.segmentation.training import SegmentationTask
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
@@ -184,16 +189,20 @@ def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> Segmenta
 
 
 def test_the_training_loss_weighs_cross_entropy_and_dice(task: SegmentationTask) -> None:
-    terms = {"dice_loss": torch.tensor(0.5)}
-    assert float(task.whole(torch.tensor(2.0), terms)) == 0.75 * 2.0 + 0.25 * 0.5
+    targets = torch.randint(0, 3, (2, 4, 6), generator=torch.Generator().manual_seed(1))
+    loss = task.step_loss(torch.zeros(2, 1, 4, 6), targets)
+    wanted = 0.75 * float(loss.recorded) + 0.25 * float(loss.terms["dice_loss"])
+    assert float(loss.trained) == pytest.approx(wanted, rel=1e-6)
     task.recipe = replace(task.recipe, task=TaskConfig())
-    assert float(task.whole(torch.tensor(2.0), {})) == 2.0
+    plain = task.step_loss(torch.zeros(2, 1, 4, 6), targets)
+    assert float(plain.trained) == float(plain.recorded) == float(loss.recorded)
+    assert not plain.terms
 
 
 def test_the_dice_loss_leaves_the_background_out(task: SegmentationTask) -> None:
     targets = torch.randint(0, 3, (2, 4, 6), generator=torch.Generator().manual_seed(1))
-    terms: dict[str, Tensor] = {}
-    logits = task.answered(torch.zeros(2, 1, 4, 6), targets, terms).detach()
+    inputs = torch.zeros(2, 1, 4, 6)
+    logits, terms = task.model(inputs).detach(), task.step_loss(inputs, targets).terms
     organs, all_ = (
         float(soft_dice_loss(logits, targets, multilabel=False, classes=classes))
         for classes in ([1, 2], [0, 1, 2])
@@ -207,7 +216,7 @@ def test_the_loss_of_an_image_is_the_mean_over_its_own_pixels_that_count(
 ) -> None:
     targets = torch.randint(0, 3, (3, 4, 6), generator=torch.Generator().manual_seed(1))
     targets[1, 1:], targets[2] = 255, 255
-    logits = task.answered(torch.zeros(3, 1, 4, 6), targets, {}).detach()
+    logits = task.model(torch.zeros(3, 1, 4, 6)).detach()
     told = loss_of_each(logits, targets, multilabel=False)
     for i in range(2):
         alone = mean_loss(logits[i : i + 1], targets[i : i + 1], multilabel=False)

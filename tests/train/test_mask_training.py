@@ -22,8 +22,8 @@ from keymix.tasks.segmentation.answers import MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.tasks.segmentation.training import SegmentationTask
 from keymix.train import files
-from keymix.train.degenerate_predictions import warn_of_degenerate
 from keymix.train.engine import train
+from keymix.train.evaluation import warn_of_degenerate
 from keymix.train.model import load_data
 from keymix.train.recipe import ModelConfig, Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run

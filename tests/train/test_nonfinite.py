@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from keymix.compare.worker import reason
+from keymix.compare.executor import reason
 from keymix.errors import UserError
 from keymix.train.engine import train
 from keymix.train.nonfinite import Losses, Step

@@ -18,8 +18,8 @@ from keymix.cli import main
 from keymix.errors import KeymixWarning
 from keymix.tasks.classification.answers import ClassAnswers
 from keymix.train import files
-from keymix.train.degenerate_predictions import warn_of_degenerate
 from keymix.train.engine import train
+from keymix.train.evaluation import warn_of_degenerate
 from keymix.train.recipe import ModelConfig, Recipe
 from keymix.train.runs import evaluate
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from keymix.cli.models_and_images import load_images, load_models
 from keymix.errors import UserError
+from keymix.studies.inputs import load_images, load_models
 from keymix.tasks.segmentation.predict_masks import predict_masks
-from keymix.train.run_data import data_for
+from keymix.train.evaluation import data_for
 from keymix.train.runs import Run, evaluate
 from made_masks import ORGANS, write_uwgi
 from written_masks_run import written_masks_run

@@ -20,11 +20,10 @@ from keymix.data import load
 from keymix.data.loaders import Loader
 from keymix.data.segmentation.slices import ScanFile
 from keymix.errors import UserError
-from keymix.tasks.segmentation.mask_files import COLUMNS, MANIFEST
-from keymix.tasks.segmentation.predict_masks import predict_masks
+from keymix.tasks.segmentation.predict_masks import COLUMNS, MANIFEST, predict_masks
+from keymix.train.evaluation import data_for
 from keymix.train.files import read_weights, weights_file, write_weights
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
-from keymix.train.run_data import data_for
 from keymix.train.runs import Run, predict
 from made_masks import ORGANS, write_uwgi
 from written_masks_run import written_masks_run

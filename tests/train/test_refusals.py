@@ -12,8 +12,7 @@ import torch
 
 from keymix.errors import UserError
 from keymix.train.engine import train
-from keymix.train.memory import enough_memory
-from keymix.train.model import load_data
+from keymix.train.model import enough_memory, load_data
 from keymix.train.recipe import Recipe, replace_path
 
 Vary = Callable[[dict[str, Any]], Recipe]
@@ -62,7 +61,7 @@ def test_running_out_of_memory_is_one_line_that_names_the_images(
     for other in (RuntimeError("shapes differ"), UserError("no such data")):
         with pytest.raises(type(other), match=str(other)), enough_memory(image_size):
             raise other
-    monkeypatch.setattr("keymix.train.memory.memory_of_this_machine", lambda: 4000.0)
+    monkeypatch.setattr("keymix.train.model.memory_of_this_machine", lambda: 4000.0)
     with pytest.raises(UserError, match=line), enough_memory(image_size):
         pytest.fail("an image that fits no memory was begun")
 
@@ -70,7 +69,7 @@ def test_running_out_of_memory_is_one_line_that_names_the_images(
 def test_images_beyond_memory_are_refused_by_every_way_to_use_them(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keymix.train.memory.memory_of_this_machine", lambda: 1e6)
+    monkeypatch.setattr("keymix.train.model.memory_of_this_machine", lambda: 1e6)
     huge = replace_path(tiny, {"data.image_size": [1000, 2000]})
     line = "out of memory for images of 1000x2000 pixels: name a smaller image size"
     with pytest.raises(UserError, match=rf"{line}, data.batch_size \(16\)"):

@@ -25,10 +25,11 @@ from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
-from keymix.train.epochs import EpochRecord
-from keymix.train.lock import InUse, locked
+from keymix.train.files import InUse, locked
+from keymix.train.loop import EpochRecord
 from keymix.train.recipe import Recipe
 from keymix.train.record import WeightsFacts
+from keymix.train.resume import Progress
 from keymix.train.runs import load_run
 
 Vary = Callable[[dict[str, Any]], Recipe]
@@ -130,7 +131,7 @@ def test_seconds_of_an_epoch_count_those_before_the_stop(
 
     step = ClassificationTask.training_step
     monkeypatch.setattr(ClassificationTask, "training_step", slow)
-    monkeypatch.setattr("keymix.train.epochs.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("keymix.train.loop.time.perf_counter", lambda: now[0])
     with during(2, signal.SIGINT), pytest.raises(Interrupted):
         train(tiny, tmp_path / "run")
     now[0] += 1e6  # until the same command runs again
@@ -147,9 +148,9 @@ def test_training_clock_waits_for_the_steps_on_the_gpu(
     def wait(device: torch.device) -> None:
         now[0] += 3.0
 
-    monkeypatch.setattr("keymix.train.epochs.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("keymix.train.loop.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    record = EpochRecord(tmp_path, images=9, facts=Mock(), lines=[], best=None)
+    record = EpochRecord(tmp_path, images=9, facts=Mock(), before=Progress())
     for device, seconds in (("cpu", 0.0), ("cuda", 3.0)):
         record.trained(torch.device(device))
         assert record._trained == seconds

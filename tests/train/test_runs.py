@@ -17,7 +17,7 @@ from timm.data import create_transform, resolve_model_data_config
 from keymix.data import load
 from keymix.data.decode import fit
 from keymix.errors import KeymixWarning, UserError
-from keymix.tasks.classification.scoring import Scores
+from keymix.tasks.classification.answers import Scores
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
@@ -189,7 +189,7 @@ def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
 
 def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:
     """Held in memory or not: what evaluation crops does not hang on the size."""
-    from keymix.train.run_data import data_for
+    from keymix.train.evaluation import data_for
 
     seen = replace(done.weights()[1].data, crop_pct=0.75)
     for side in (14, 16, 100):

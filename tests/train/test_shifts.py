@@ -17,12 +17,12 @@ from test_resume import during, traces
 from torch import nn
 
 from keymix.cli import main
-from keymix.compare import manifest
+from keymix.compare import folder
 from keymix.compare.plan import Plan
 from keymix.compare.run import compare
 from keymix.compare.runs import Finished, read_run
 from keymix.errors import Interrupted, KeymixWarning, UserError
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.models import create_model, load_weights
 from keymix.recipes import resolve
 from keymix.records import to_json
@@ -288,7 +288,7 @@ def test_an_old_comparison_goes_on_with_its_shifts(
         plans.append(plan)
         raise Interrupted(signal.SIGINT, "enough")
 
-    monkeypatch.setattr("keymix.compare.run._train", trained)
+    monkeypatch.setattr("keymix.compare.run.train_runs", trained)
     settings: dict[str, Any] = {
         "recipe": from_dict(RECORD),
         "mixers": "mhsa,ska",
@@ -299,16 +299,16 @@ def test_an_old_comparison_goes_on_with_its_shifts(
         with pytest.raises(Interrupted):
             compare(**settings, out=tmp_path / out, overrides=more)
     assert [plan.recipe.model.options["shifts"] for plan in plans] == ["diagonal", "axes"]
-    entrant, path = plans[0].entrants[0], tmp_path / "cmp" / manifest.MANIFEST
-    train(plans[0].recipe_for(entrant, 0), plans[0].folder(entrant, 0))
-    age(plans[0].folder(entrant, 0))
+    mixer, path = plans[0].mixers[0], tmp_path / "cmp" / folder.MANIFEST
+    train(plans[0].recipe_for(mixer, 0), plans[0].folder(mixer, 0))
+    age(plans[0].folder(mixer, 0))
     there = files.read_json(path)
     del there["identity"]["recipe"]["model"]["options"]["shifts"]
     files.write_json(path, there)
     with pytest.raises(Interrupted):
         compare(**settings, out=tmp_path / "cmp")
     assert plans[-1].recipe.model.options["shifts"] == "diagonal"
-    images = manifest.read(tmp_path / "cmp").identity.data
-    assert isinstance(read_run(plans[-1], entrant, 0, images=images, failure=None), Finished)
+    images = folder.read_manifest(tmp_path / "cmp").identity.data
+    assert isinstance(read_run(plans[-1], mixer, 0, images=images, failure=None), Finished)
     with pytest.raises(UserError, match=r"shifts is 'diagonal' there and 'axes' here"):
         compare(**settings, out=tmp_path / "cmp", overrides={"model.options.shifts": "axes"})

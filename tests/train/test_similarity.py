@@ -22,10 +22,10 @@ from keymix.hosts import find_mixers
 from keymix.models import create_model
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.engine import train
+from keymix.train.losses import MapSimilarity
 from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import Recipe, from_dict
-from keymix.train.similarity import MapSimilarity
 from mixer_cases import gradients, stir
 from tolerances import close, differs
 

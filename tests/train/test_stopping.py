@@ -128,7 +128,7 @@ def stopped_in_order(out: Path, text: str, signum: int) -> str:
 def test_a_comparison_in_one_process_saves_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keymix.compare.forecast.Forecast.trials", lambda self: [])
+    monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
     out = tmp_path / "comparison"
     with one_thread(), during(7, signal.SIGTERM):
         assert main([*COMPARE, "--processes", "1", "--out", str(out)]) == 143

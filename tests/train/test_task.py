@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.tasks.classification.scoring import Scores
+from keymix.tasks.classification.answers import Scores
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import OptimConfig, Recipe
-from keymix.train.task import make_optimizer, make_schedule, step_seed
+from keymix.train.step import make_optimizer, make_schedule
+from keymix.train.task import step_seed
 
 Vary = Callable[[dict[str, Any]], Recipe]
 

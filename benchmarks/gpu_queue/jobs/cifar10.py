@@ -303,7 +303,7 @@ def estimate(step: Step, results: Mapping[str, Result]) -> float:
 def recipe_of(context: Context, model: str, mixer: str, *, seed: int, compiled: bool) -> Recipe:
     """The recipe of a run."""
     from keymix import recipes
-    from keymix.train import forward
+    from keymix.train import task as train_task
     from keymix.train.recipe import replace_path
 
     changes: dict[str, Any] = {
@@ -314,7 +314,7 @@ def recipe_of(context: Context, model: str, mixer: str, *, seed: int, compiled: 
     }
     if context.tiny:
         changes |= TINY
-        forward._BACKEND = "eager"  # the same way, without half a minute of C++
+        train_task._BACKEND = "eager"  # the same way, without half a minute of C++
     return replace_path(recipes.get(MODELS[model].recipe), changes)
 
 
@@ -364,7 +364,7 @@ def _told(of: Tested) -> Result:
 
 def _correct(path: Path) -> dict[str, str]:
     """Right and wrong of each test image in the order of their index, a bit each."""
-    from keymix.tasks.classification.answers import packed
+    from keymix.tasks.classification.page import packed
     from keymix.train.files import read_arrays
 
     kept = read_arrays(path)

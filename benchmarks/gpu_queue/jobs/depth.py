@@ -145,7 +145,7 @@ def _collapse(run: str, images: int) -> Result:
     """Read the maps of a run's last weights on test images, as `keymix analyze collapse` does."""
     from keymix import collapse, count
     from keymix.analysis.collapse_record import or_none
-    from keymix.cli.models_and_images import load_images, load_models
+    from keymix.studies.inputs import load_images, load_models
 
     (loaded,) = load_models([run])
     shown = load_images(loaded, None, limit=images)

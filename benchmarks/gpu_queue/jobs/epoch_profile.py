@@ -67,7 +67,7 @@ _PLACES = (  # module, class, function, name of the part
     ("keymix.train.nonfinite", "Losses", "before_update", "record of losses"),
     ("keymix.train.nonfinite", "Losses", "look", "record of losses"),
     ("keymix.train.nonfinite", "Losses", "means", "mean losses"),
-    ("keymix.train.epochs", "EpochRecord", "write_weights", "best weights"),
+    ("keymix.train.loop", "EpochRecord", "write_weights", "best weights"),
     ("keymix.train.loop", None, "prune", "old checkpoints"),
     ("keymix.train.files", None, "write_metrics", "metrics"),
     ("keymix.train.files", None, "write_atomically", "write"),

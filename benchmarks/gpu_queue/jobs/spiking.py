@@ -177,7 +177,7 @@ def _run(context: Context) -> Result:
 def _rates(run: Any, data: Any, *, images: int) -> Result:
     """Spikes a neuron a step on the first test images, by the name of their place in a block."""
     from keymix.analysis.spikes import spike_study
-    from keymix.train.score_split import eval_loader
+    from keymix.train.evaluation import eval_loader
 
     batch = next(iter(eval_loader(run.recipe, data, "test")))
     study = spike_study(run.model("last"), batch.images[:images].cpu())

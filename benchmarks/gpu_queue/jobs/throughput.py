@@ -224,7 +224,7 @@ class Runner:
     def __init__(
         self, family: Family, row: Row, model: Any, batch: Any, *, device: str, compiled: bool
     ) -> None:
-        from keymix.train.task import make_optimizer
+        from keymix.train.step import make_optimizer
 
         recipe = _recipe(family, row)
         self.device, self.batches = device, family.batches

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,17 @@ class Answers(ABC):
     """
 
     index: IntArray
+
+    @classmethod
+    def of(cls, answers: Answers) -> Self:
+        """Take answers as those of this class.
+
+        Raises:
+            TypeError: If they are not.
+        """
+        if not isinstance(answers, cls):
+            raise TypeError(f"{type(answers).__name__} are no {cls.__name__}")
+        return answers
 
     @property
     @abstractmethod

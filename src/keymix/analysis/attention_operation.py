@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixer's attention alone: from queries, keys and values to what the heads gather."""
+"""A mixer's attention alone, and the work it does: from queries, keys and values to the gather."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from keymix.analysis.complexity_sites import near_square
 from keymix.errors import UserError
-from keymix.mixers.base import TokenMixer
+from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.registry import build
 from keymix.mixers.spiking import SpikingMixer
 
 
@@ -71,3 +75,68 @@ def attention_operation(mixer: TokenMixer, tokens: int) -> AttentionOperation:
     raise UserError(
         f"mixer {mixer.mixer_name!r} has no attention of its own: it has no queries and keys"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an attention does for one image in one step, neurons and softmax left out.
+
+    Attributes:
+        macs: Multiply-adds of matrix products.
+        entries: Numbers added up, masked or scaled entry by entry.
+        formed: Numbers formed between the roles and what is gathered.
+    """
+
+    macs: int
+    entries: int
+    formed: int
+
+    @property
+    def operations(self) -> int:
+        """All of them together."""
+        return self.macs + self.entries
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the arithmetic of what runs under it; views and copies are none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs = self.entries = 0
+        self.formed: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("mm", "bmm"):
+            self.macs += out.numel() * args[0].shape[-1]
+        elif name == "sum":
+            self.entries += args[0].numel()
+        elif name == "mul":
+            self.entries += out.numel()
+        if name in ("mm", "bmm", "sum", "mul", "_softmax"):
+            self.formed.append(out.numel())
+        return out
+
+
+def work(name: str, options: dict[str, Any], tokens: int, dim: int, num_heads: int) -> Work:
+    """Count the attention of a mixer alone.
+
+    Args:
+        name: The mixer.
+        options: Its options.
+        tokens: N.
+        dim: D.
+        num_heads: h.
+    """
+    grid = near_square(tokens)
+    site = Site(dim=dim, num_heads=num_heads, grid=grid, neuron=lambda **factory: nn.Identity())
+    with torch.device("meta"):
+        operation = attention_operation(build(name, site, options), tokens)
+        parts: dict[str, Tensor] = {r: torch.empty(s) for r, s in operation.shapes.items()}
+    watch = _Watch()
+    with torch.no_grad(), watch:
+        operation.run(parts)
+    return Work(macs=watch.macs, entries=watch.entries, formed=sum(watch.formed[:-1]))

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capturing: which layers are read, which of their queries, and the one forward pass it takes."""
+"""Which layers are read, which of their queries, and the one forward pass it takes."""
 
 from __future__ import annotations
 
 import contextlib
 import numbers
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis import layer_choice
-from keymix.analysis.layer_choice import chosen_numbers
-from keymix.errors import NoAttentionMap, UserError
+from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import find_host, find_mixers
 from keymix.hosts.layers import Layer, by_name, find_layers
-from keymix.hosts.reading import Layout
 from keymix.mixers.base import Queries, Stage, TokenMixer
 
-Layers = layer_choice.Layers
+Layers = str | int | Sequence[str | int]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
+_NUMBERS = re.compile(r"(-?\d+)(?:\s*-\s*(\d+))?")
 _BUDGET = 2**22
 """Entries of a map that are formed at a time where all rows are wanted but none is kept."""
 
@@ -76,6 +77,11 @@ class Seat:
     path: str
     module: nn.Module
     layer: Layer | None
+
+    @property
+    def stage(self) -> int:
+        """Stage of a hierarchical model."""
+        return 0 if self.layer is None else self.layer.place.stage
 
     def map(self, call: Call, rows: Queries | None, stage: Stage) -> Tensor:
         """Return rows of the map of a call, ``[*, h, Q, M]``.
@@ -331,3 +337,60 @@ def _may_have_class_token(model: nn.Module, path: str) -> bool:
         if hasattr(around, "cls_token"):
             return around.cls_token is not None
     return True
+
+
+def chosen_numbers(
+    names: Sequence[Sequence[str]], layers: Layers | None, what: str = "layers"
+) -> list[int]:
+    """Return the numbers of the layers meant, in the model's order.
+
+    Args:
+        names: The paths that each layer of the model goes by, the first of which errors name.
+        layers: None for all; a number (0 is the first, -1 the last); text with commas between
+            numbers, ranges ``"6-11"`` (both ends count), shell-style patterns on module paths
+            (``"blocks.[0-5].attn"``) and what stands above some (``"stages.2"``); or a list of
+            these.
+        what: What errors call the layers.
+
+    Raises:
+        UserError: If one of them matches nothing; it names the nearest paths.
+    """
+    if layers is None:
+        return list(range(len(names)))
+    wanted: set[int] = set()
+    several = [layers] if isinstance(layers, str) or not isinstance(layers, Sequence) else layers
+    for given in several:
+        if isinstance(given, bool) or not isinstance(given, str | int):
+            raise UserError(
+                f"layers={given!r} must be a number, a range such as '6-11' or a pattern on paths"
+            )
+        for part in str(given).split(","):
+            wanted.update(_meant(names, part.strip(), what))
+    if not wanted:
+        raise UserError(f"{layers=} names no layer; leave it out for all {len(names)}")
+    return sorted(wanted)
+
+
+def _meant(names: Sequence[Sequence[str]], text: str, what: str) -> Sequence[int]:
+    numbers = _NUMBERS.fullmatch(text)
+    if numbers is None:
+        hits = _where(names, lambda path: fnmatchcase(path, text)) or _where(
+            names, lambda path: path.startswith(f"{text}.")
+        )
+        if not hits:
+            raise unknown("layer", text, [paths[0] for paths in names], listed=False)
+        return hits
+    count, ends = len(names), [int(end) for end in numbers.groups() if end is not None]
+    if not all(-count <= end < count for end in ends):
+        raise UserError(
+            f"layers={text!r}: this model has {count} {what}, 0 ({names[0][0]}) to {count - 1} "
+            f"({names[-1][0]})"
+        )
+    first, last = ends[0] % count, ends[-1] % count
+    if last < first:
+        raise UserError(f"layers={text!r} runs backwards; write '{last}-{first}'")
+    return range(first, last + 1)
+
+
+def _where(names: Sequence[Sequence[str]], fits: Callable[[str], bool]) -> list[int]:
+    return [i for i, paths in enumerate(names) if any(fits(path) for path in paths)]

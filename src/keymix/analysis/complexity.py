@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What token mixers cost: the papers' formulas beside counts, and measurements against tokens."""
+"""What token mixers cost: counts, and measurements against the number of tokens."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from keymix.analysis.complexity_orders import order_rows
-from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint, Setting
+from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint, Setting, WeightRow
 from keymix.analysis.complexity_scaling import Progress, measure_at
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
     Candidate,
+    Counted,
+    attempt,
     candidates,
     check_site,
+    counted,
     near_square,
     usable_device,
 )
-from keymix.analysis.complexity_tables import (
-    Ledger,
-    formula_rows,
-    key_value_rows,
-    ratio_points,
-    weight_rows,
-)
+from keymix.analysis.complexity_weights import weight_facts
 from keymix.errors import UserError
 from keymix.mixers.registry import get_mixer_class, import_file
 
@@ -46,6 +43,30 @@ def _ignore(told: str, share: float) -> None:
 def _part(progress: Progress, number: int, of: int) -> Progress:
     """Make the progress of one part of several."""
     return lambda told, share: progress(told, (number + share) / of)
+
+
+class Ledger:
+    """Counts of mixers at sites, each counted once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Counted | None, str | None]] = {}
+
+    def look(
+        self, candidate: Candidate, tokens: int, *, dim: int | None = None, biases: bool = False
+    ) -> tuple[Counted | None, str | None]:
+        """Return the count of a mixer, or None and the reason.
+
+        Args:
+            candidate: The mixer.
+            tokens: N.
+            dim: Another width than the candidate's.
+            biases: Whether with the biases that options can switch off.
+        """
+        arguments = candidate.arguments(near_square(tokens), dim=dim, biases=biases)
+        key = json.dumps(arguments, sort_keys=True)
+        if key not in self._known:
+            self._known[key] = attempt(lambda: counted(arguments))
+        return self._known[key]
 
 
 def complexity_parts(
@@ -131,14 +152,61 @@ def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) 
     return Complexity(
         setting=setting,
         mixers=tuple(entries),
-        formulas=formula_rows(ledger, setting),
         by_tokens=tuple(by_tokens),
         by_dim=tuple(by_dim),
         weights=weight_rows(ledger, chosen, setting),
-        key_value=key_value_rows(ledger, setting),
-        orders=order_rows(setting),
         complete=not setting.tokens,
     )
+
+
+def ratio_points(
+    ledger: Ledger, candidate: Candidate, sites: Sequence[tuple[int, int]]
+) -> list[RatioPoint]:
+    """Count a mixer along one axis of the figure."""
+    points = []
+    for n, d in sites:
+        found, reason = ledger.look(candidate, n, dim=d)
+        if found is not None and found.ratio is None:
+            reason = "it has no parameters"
+        points.append(
+            RatioPoint(
+                mixer=candidate.label,
+                tokens=n,
+                dim=d,
+                params=None if found is None else found.params,
+                macs=None if found is None else found.macs,
+                ratio=None if found is None else found.ratio,
+                reason=reason,
+            )
+        )
+    return points
+
+
+def weight_rows(
+    ledger: Ledger, chosen: Sequence[Candidate], sizes: Setting
+) -> tuple[WeightRow, ...]:
+    """Read Table 7 off every mixer."""
+    return tuple(_weight_row(ledger, candidate, sizes.sweep_tokens) for candidate in chosen)
+
+
+def _weight_row(ledger: Ledger, candidate: Candidate, tokens: Sequence[int]) -> WeightRow:
+    facts, reason = attempt(lambda: weight_facts(candidate))
+    row = WeightRow(
+        mixer=candidate.label,
+        params_a_token=_a_token(ledger, candidate, tokens[0], tokens[-1]),
+        reason=reason,
+    )
+    if facts is not None:
+        row = replace(row, sharing=facts.sharing, kernels=facts.kernels, dynamic=facts.dynamic)
+    return row
+
+
+def _a_token(ledger: Ledger, candidate: Candidate, few: int, many: int) -> float | None:
+    small, large = (ledger.look(candidate, tokens)[0] for tokens in (few, many))
+    if small is None or large is None:
+        return None
+    grown, tokens = large.params - small.params, many - few
+    return grown / tokens if grown % tokens else grown // tokens
 
 
 def complexity(
@@ -156,18 +224,18 @@ def complexity(
     imports: Sequence[str] = (),
     progress: Progress = _ignore,
 ) -> Complexity:
-    """Put the papers' formulas beside counts, and measure mixers against the number of tokens.
+    """Count what token mixers cost, and measure them against the number of tokens.
 
     Every mixer comes from the registry. One that cannot be built, counted or run at some size is
-    listed with the reason. The tables of the papers are made of the papers' mixers, whichever are
-    chosen.
+    listed with the reason. ``benchmarks/paper_costs.py`` puts the papers' formulas next to it.
 
     Args:
         mixers: Names with options, as ``keymix compare`` takes them; all registered if None.
         dim: Width D of the tokens, a multiple of the heads.
         num_heads: Heads.
         at: Tokens N of the tables; 256, with ``dim=256``, is where SKA Fig. 4 stands.
-        pos_dim: Channels m of key-value attention's code of index pairs.
+        pos_dim: Channels m of key-value attention's code of index pairs, kept in the setting for
+            the paper's Table 1.
         tokens: Where latency and memory are measured, each on the grid nearest to a square;
             nothing is measured if empty.
         repeats: Rounds in which all mixers take turns; twelve are the fewest that can call
@@ -183,8 +251,8 @@ def complexity(
 
     Example:
         >>> study = complexity("mhsa,ska", dim=32, num_heads=2, tokens=())
-        >>> [(row.mixer, row.agrees) for row in study.formulas][1]
-        ('softmax', True)
+        >>> [(row.mixer, row.dynamic) for row in study.weights]
+        [('softmax', 2), ('static_key', 1)]
 
     Raises:
         UserError: If a number, a name or the device is bad.

@@ -130,8 +130,8 @@ class RatioPoint:
     params: int | None
     macs: int | None
     ratio: float | None
-    formula: float | None
-    reason: str | None
+    formula: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,12 +290,13 @@ class Complexity:
         format: Version of the record.
         setting: Sizes and conditions.
         mixers: Which mixers, and the reason of those that could not be counted.
-        formulas: SKA Table 6: formulas and counts.
+        formulas: SKA Table 6: formulas and counts, of ``benchmarks/paper_costs.py`` and of older
+            versions.
         by_tokens: SKA Fig. 4, left: multiply-adds a parameter against N.
         by_dim: SKA Fig. 4, right: the same against D.
         weights: SKA Table 7 for every mixer.
-        key_value: Table 1 of key-value attention.
-        orders: QKFormer's Table 1: orders of growth, and counts of the attention alone.
+        key_value: Table 1 of key-value attention, likewise.
+        orders: QKFormer's Table 1: orders of growth, and counts of the attention alone, likewise.
         scaling: Latency and peak memory against N.
         complete: Whether all tokens asked for have been measured.
     """
@@ -303,12 +304,12 @@ class Complexity:
     format: int = FORMAT
     setting: Setting
     mixers: tuple[MixerEntry, ...]
-    formulas: tuple[FormulaRow, ...]
+    formulas: tuple[FormulaRow, ...] = ()
     by_tokens: tuple[RatioPoint, ...]
     by_dim: tuple[RatioPoint, ...]
     weights: tuple[WeightRow, ...]
-    key_value: tuple[KeyValueRow, ...]
-    orders: tuple[OrderRow, ...]
+    key_value: tuple[KeyValueRow, ...] = ()
+    orders: tuple[OrderRow, ...] = ()
     scaling: tuple[ScalingRow, ...] = ()
     complete: bool = False
 

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keymix.analysis.complexity_formulas import GLOBAL, NOT_SHARED
 from keymix.analysis.complexity_sites import Candidate, make
 from keymix.analysis.counting import by_equation
 from keymix.analysis.operations import formula
+
+GLOBAL, NOT_SHARED = "spatially global", "no"
+"""The paper's words."""
 
 SIDES, HEAD_DIM = (6, 7), 32
 """The facts are read on a grid of so many rows and columns, and in heads no wider than this: they

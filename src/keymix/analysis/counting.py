@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keymix.analysis.operations import formula, is_free, uncounted
+from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
@@ -158,15 +158,8 @@ class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         macs = formula(func)
-        if macs is None:
-            if isinstance(func, torch._ops.HigherOrderOperator):
-                raise uncounted(func)
-            if not is_free(func):
-                with self:
-                    parts = func.decompose(*args, **kwargs)
-                if parts is NotImplemented:
-                    raise uncounted(func)
-                return parts
+        if macs is None and not is_free(func):
+            return run_in_parts(self, func, args, kwargs)
         out = func(*args, **kwargs)
         if macs is not None:
             number = macs(args, kwargs, out)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from keymix.analysis.attention_operation import AttentionOperation, attention_operation
-from keymix.analysis.complexity_orders import work
+from keymix.analysis.attention_operation import AttentionOperation, attention_operation, work
 from keymix.analysis.complexity_scaling import Progress
 from keymix.analysis.complexity_sites import (
     Candidate,

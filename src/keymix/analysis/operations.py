@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.errors import UserError
 
@@ -268,6 +269,8 @@ def is_free(func: Any) -> bool:
     Args:
         func: The operator overload that is about to run.
     """
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
     if func.namespace == "prim":
         return True
     if func.namespace != "aten":
@@ -306,6 +309,23 @@ def formula(func: Any) -> Callable[[tuple[Any, ...], dict[str, Any], Any], int] 
 def _real(args: tuple[Any, ...], products: int) -> int:
     """Turn products into real multiply-adds: those of complex numbers are four."""
     return products * (4 if any(isinstance(a, Tensor) and a.is_complex() for a in args) else 1)
+
+
+def run_in_parts(
+    mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run an operation of unknown cost as the operations that it is made of, under a mode.
+
+    Raises:
+        UserError: If it is made of none.
+    """
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        raise uncounted(func)
+    with mode:
+        out = func.decompose(*args, **kwargs)
+    if out is NotImplemented:
+        raise uncounted(func)
+    return out
 
 
 def uncounted(func: Any) -> UserError:

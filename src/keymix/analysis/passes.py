@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is run for counting and measuring: an example batch, and the forward pass of a step.
+"""What is run for counting and measuring, and whether outputs say anything of their inputs.
 
 A model of one tensor in needs nothing else; what a task's models take, and what their step computes
 with the outputs, its ``training`` part says.
@@ -128,3 +128,24 @@ def example_for(
 def first_of(inputs: Inputs) -> Tensor:
     """Return a tensor of a batch: that which it is, or its first."""
     return inputs if isinstance(inputs, Tensor) else inputs[0]
+
+
+class Varies:
+    """Compares outputs, batch after batch, with the first of them."""
+
+    def __init__(self) -> None:
+        self._first: Tensor | None = None
+        self._seen, self._differ = 0, False
+
+    def see(self, outputs: Tensor) -> None:
+        """Take in a batch ``[B, ...]``."""
+        first = outputs[:1] if self._first is None else self._first
+        self._first, self._seen = first, self._seen + len(outputs)
+        same = torch.allclose(
+            outputs, first.expand_as(outputs), rtol=1e-6, atol=1e-12, equal_nan=True
+        )
+        self._differ = self._differ or not same
+
+    def told(self) -> bool:
+        """Say whether any differed from the first by more than rounding; true of a single one."""
+        return self._differ or self._seen < 2

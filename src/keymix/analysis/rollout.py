@@ -23,8 +23,8 @@ from keymix.analysis.capture import (
     unwrapped,
 )
 from keymix.errors import UserError
-from keymix.hosts.encoded import Encoded
-from keymix.hosts.reading import Layout
+from keymix.hosts.attention_inputs import Layout
+from keymix.hosts.base import Encoded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ runs; a :class:`_Tally` adds one of them up over batches and decides by the rule
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -29,12 +30,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.energy import Energy
-from keymix.analysis.operations import formula, is_free, uncounted
+from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.spikes_record import EnergyBounds, InputValues, Kind, OperationReading, What
-from keymix.analysis.spikes_uses import conv_macs, conv_uses, met
-from keymix.analysis.spikes_values import Values
 
 aten = torch.ops.aten
+
+LARGEST = 8
+"""Histograms count values up to here one by one; the last cell holds all from here on."""
+
+_ORDER: tuple[Kind, ...] = ("binary", "counts", "real")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +165,10 @@ class _Tally:
         factors = (self.input, self.other) if self.other.values.elements else (self.input,)
         if len(factors) == 2 and all(f.values.kind == "binary" for f in factors):
             return self.input.values, self.meetings, self.meetings
-        kinds: tuple[Kind, ...] = ("binary", "counts", "real")
 
         def price(factor: _Factor) -> tuple[int, float]:
             kind = factor.values.kind
-            return kinds.index(kind), 0.0 if kind == "real" else factor.uses
+            return _ORDER.index(kind), 0.0 if kind == "real" else factor.uses
 
         plainest = min(factors, key=price)
         return plainest.values, plainest.spikes, plainest.uses
@@ -240,15 +243,8 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         macs = formula(func)
         packet = getattr(func, "_overloadpacket", func)
-        if macs is None and packet is not aten.sum:
-            if isinstance(func, torch._ops.HigherOrderOperator):
-                raise uncounted(func)
-            if not is_free(func):
-                with self:
-                    parts = func.decompose(*args, **kwargs)
-                if parts is NotImplemented:
-                    raise uncounted(func)
-                return parts
+        if macs is None and packet is not aten.sum and not is_free(func):
+            return run_in_parts(self, func, args, kwargs)
         out = func(*args, **kwargs)
         if packet is aten.sum:
             self._sum(args[0], out)
@@ -338,3 +334,130 @@ _FACTORS = {
     aten.baddbmm: 1,
     aten.addbmm: 1,
 }
+
+
+def conv_uses(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    groups: int,
+) -> tuple[float, float]:
+    """Count the weights that inputs which are not 0 meet, and the same weighed by their values.
+
+    An input at the border meets fewer weights than one in the middle: padding meets none.
+
+    Args:
+        x: Input ``[B, C, *size]``.
+        weight: Weights as PyTorch lays them.
+        out: Result ``[B, D, *size]``.
+        stride: One an axis, or one for all.
+        padding: Likewise.
+        dilation: Likewise.
+        transposed: Whether it is a transposed convolution.
+        groups: Groups of channels.
+
+    Returns:
+        Uses of inputs that are not 0, and uses times values.
+    """
+    sizes, kernel = x.shape[2:], weight.shape[2:]
+    across = weight.shape[1] if transposed else weight.shape[0] // groups
+    spots = torch.ones((), dtype=torch.float64, device=x.device)
+    for axis in range(len(sizes)):
+        met = _met(
+            sizes[axis],
+            out.shape[2 + axis],
+            kernel[axis],
+            *(each[axis if len(each) > 1 else 0] for each in (stride, padding, dilation)),
+            transposed=transposed,
+        )
+        spots = spots[..., None] * met.to(spots)
+    nonzero = torch.count_nonzero(x, dim=(0, 1)).to(spots)
+    total = x.sum(dim=(0, 1), dtype=torch.float64)
+    return float((nonzero * spots).sum()) * across, float((total * spots).sum()) * across
+
+
+def _met(
+    size: int, out: int, kernel: int, stride: int, padding: int, dilation: int, *, transposed: bool
+) -> Tensor:
+    """Return for each place of an axis how many outputs it goes into."""
+    taps = torch.arange(kernel) * dilation
+    if transposed:
+        reached = torch.arange(size)[:, None] * stride - padding + taps
+        return ((reached >= 0) & (reached < out)).sum(1)
+    read = (torch.arange(out)[:, None] * stride - padding + taps).flatten()
+    return torch.bincount(read[(read >= 0) & (read < size)], minlength=size)
+
+
+def conv_macs(weight: Tensor, x: Tensor, out: Tensor, transposed: bool) -> int:
+    """Return the multiply-adds of a convolution, padding included, as everybody counts them."""
+    return prod(weight.shape[1:]) * (x.numel() if transposed else out.numel())
+
+
+def met(a: Tensor, b: Tensor) -> float:
+    """Sum up a matrix product ``[*, m, k] @ [*, k, n]``: of 0 and 1, how often a 1 meets a 1."""
+    left, right = a.sum(-2, dtype=torch.float64), b.sum(-1, dtype=torch.float64)
+    return float((left * right).sum())
+
+
+def kind_of(x: Tensor) -> Kind:
+    """Say what kind of values a tensor has."""
+    if x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all()):
+        return "binary"
+    return "counts" if bool(((x >= 0) & (x == x.round())).all()) else "real"
+
+
+class Values:
+    """Tells the values of tensors, one after another.
+
+    Attributes:
+        kind: The least plain kind that was seen.
+        elements: Values seen.
+        nonzero: Those that are not 0.
+        total: Their sum: of spikes, how many there are.
+        histogram: How many were 0, 1, 2, …; of kind ``"real"`` nobody asks.
+    """
+
+    def __init__(self) -> None:
+        self.kind: Kind = "binary"
+        self.elements = self.nonzero = 0
+        self.total = 0.0
+        self.histogram = torch.zeros(LARGEST + 1, dtype=torch.int64)
+
+    def add(self, x: Tensor) -> tuple[float, float]:
+        """Count the values of a tensor; return how many are not 0, and their sum."""
+        kind = kind_of(x)
+        self.kind = max(self.kind, kind, key=_ORDER.index)
+        nonzero, total = int(torch.count_nonzero(x)), float(x.sum(dtype=torch.float64))
+        self.elements += x.numel()
+        self.nonzero += nonzero
+        self.total += total
+        if kind == "binary":
+            self.histogram[0] += x.numel() - nonzero
+            self.histogram[1] += nonzero
+        elif kind == "counts":
+            cells = x.flatten().clamp(max=LARGEST).long()
+            self.histogram += torch.bincount(cells, minlength=LARGEST + 1).cpu()
+        return float(nonzero), total
+
+    @property
+    def rate(self) -> float:
+        """Mean value: of spikes, how many an element carries."""
+        return self.total / self.elements
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: kind, mean, share that is not 0, shares of each value from 0 on."""
+        shares = None
+        if self.kind != "real":
+            cells: list[int] = self.histogram.tolist()
+            last = max(i for i, cell in enumerate(cells) if cell or i == 1)
+            shares = [cell / self.elements for cell in cells[: last + 1]]
+        return {
+            "kind": self.kind,
+            "mean": self.rate,
+            "nonzero": self.nonzero / self.elements,
+            "shares": shares,
+        }

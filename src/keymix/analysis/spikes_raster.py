@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import cannot_take, unwrapped
-from keymix.analysis.layer_choice import chosen_numbers
-from keymix.analysis.spikes import checked_neurons, undisturbed
-from keymix.analysis.spikes_firing import points_of
+from keymix.analysis.capture import cannot_take, chosen_numbers, unwrapped
+from keymix.analysis.spikes import checked_neurons, points_of, undisturbed
 from keymix.analysis.spikes_record import RasterReading
 from keymix.errors import UserError
 from keymix.hosts.layers import by_name

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -223,3 +224,36 @@ class SpikesRecord(StudyRecord):
     """
 
     studies: tuple[SpikesStudy, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model and the energy of its operations, pJ."""
+
+    name: str
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
+
+
+def parts(study: SpikeReading) -> list[Part]:
+    """Add operations up by the part of the model they are in: stages, and what is beside them."""
+    found: dict[str, Part] = {}
+    for op in study.operations:
+        name = part_of(op.path)
+        part = found.get(name, Part(name))
+        found[name] = Part(
+            name,
+            part.low + op.energy.low,
+            part.middle + op.energy.middle,
+            part.high + op.energy.high,
+        )
+    return list(found.values())
+
+
+def part_of(path: str) -> str:
+    """Name the part of a model that a path is in."""
+    stage = re.match(r"stages\.(\d+)\.(patch_embed)?", path)
+    if stage is None:
+        return path.partition(".")[0]
+    return f"{'embedding' if stage[2] else 'blocks'} {int(stage[1]) + 1}"

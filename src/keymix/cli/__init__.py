@@ -19,7 +19,7 @@ from keymix.train.signals import interruptible
 
 VERBS = {
     "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
-    "report": "make the page and tables of a comparison anew from its runs",
+    "report": "rebuild the page and tables of a comparison from its runs",
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images, or predict their masks, with a trained run",
@@ -37,7 +37,6 @@ _TOO_LARGE = "name a smaller image size, batch, number of time steps, or model"
 
 _PACKAGES = {
     "PIL": "pillow",
-    "jsonargparse": "jsonargparse[signatures]",
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }
@@ -64,14 +63,10 @@ def _help() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb.
+    """Run one verb with the words after ``keymix``, the process's own by default.
 
-    Args:
-        argv: The words after ``keymix``; the process's own by default.
-
-    Returns:
-        0, or 2 after a mistake of the user's, told in one line on standard error, or 130 after
-        SIGINT (Ctrl-C), or 143 after SIGTERM.
+    Returns 0, or 2 after a mistake of the user's, which is one line on standard error, or 130
+    after SIGINT (Ctrl-C), or 143 after SIGTERM.
     """
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks
@@ -100,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")
         return 2
     except KeyboardInterrupt as stop:
-        told = one_line(str(stop)) or f"interrupted; {_AGAIN}"
-        sys.stderr.write(f"keymix: {told}\n")
+        text = one_line(str(stop)) or f"interrupted; {_AGAIN}"
+        sys.stderr.write(f"keymix: {text}\n")
         return stop.exit_code if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -137,12 +132,12 @@ def _packages_there() -> Iterator[None]:
 
 @contextmanager
 def _told_in_one_line() -> Iterator[None]:
-    """Tell what keymix or Pillow warns of in one line, once; other warnings come as they do.
+    """Show what keymix or Pillow warns of in one line, once; other warnings come as they do.
 
     Runs of a comparison warn alike, one after another and side by side. Of very large images keymix
     warns itself, with their names.
     """
-    others, told = warnings.showwarning, set[str]()
+    others, shown = warnings.showwarning, set[str]()
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *place: Any, **more: Any
@@ -150,9 +145,9 @@ def _told_in_one_line() -> Iterator[None]:
         of_pillow = "PIL" in Path(filename).parts
         if of_pillow or issubclass(category, KeymixWarning):
             line = one_line("Pillow: " * of_pillow + str(message))
-            if line not in told:
+            if line not in shown:
                 sys.stderr.write(f"keymix: warning: {line}\n")
-            told.add(line)
+            shown.add(line)
         else:
             others(message, category, filename, *place, **more)
 

@@ -7,8 +7,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.console import say, table
-from keymix.cli.parser import VerbParser
+from keymix.cli.console import VerbParser, say, table
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,17 +43,7 @@ def _parser() -> VerbParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix check-mixer``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0 if every rule holds.
-
-    Raises:
-        UserError: If a rule is broken, or the file registers no such mixer.
-    """
+    """Run ``keymix check-mixer``: 0 if every rule holds, else a UserError names those broken."""
     given = _parser().parse_args(argv)
     from keymix.mixers.registry import import_file, names_in
     from keymix.mixers.user_mixers import PAGE
@@ -100,11 +89,7 @@ def _named(text: str, found: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _examined(name: str, options: dict[str, Any]) -> list[Outcome]:
-    """Try every rule on a mixer.
-
-    Raises:
-        UserError: If it has an option without a default that was not given.
-    """
+    """Try every rule on a mixer, which must have all options that have no default."""
     from keymix.mixers.registry import get_mixer_class, mixer_options
     from keymix.mixers.user_mixers import Trial, outcomes
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from keymix.cli import console
-from keymix.cli.compare_result import plain, tell, tell_open
-from keymix.cli.parser import IMPORT_HELP, VerbParser, whole_number
+from keymix.cli.comparison import plain, tell, tell_open, watching
+from keymix.cli.console import IMPORT_HELP, VerbParser
 from keymix.cli.recipe_options import flat, sort_words, typed
-from keymix.errors import UserError
+from keymix.errors import UserError, whole_number
 
 _SHORT = {
     "--data": "data.spec",
@@ -42,14 +42,7 @@ Run again on the same folder it goes on; further mixers and seeds join the runs 
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix compare``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0, or 1 if some run failed; mistakes are raised as UserError.
-    """
+    """Run ``keymix compare``: 0, or 1 if some run failed; mistakes are raised as UserError."""
     words = sort_words(
         ["--help" if word == "-h" else word for word in argv],
         options=_OPTIONS,
@@ -71,7 +64,6 @@ def main(argv: list[str]) -> int:
     short |= typed({path: text for path, text in short.items() if text is not None})
     overrides = typed(fields)
 
-    from keymix.cli.compare_progress import watching
     from keymix.compare.run import compare
 
     with watching() as watch:

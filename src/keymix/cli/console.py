@@ -1,16 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands speak: tables for a person at a terminal, clean tab-separated lines in a pipe."""
+"""What the verbs share: how they speak, how their options are read, and the folder of an analysis.
+
+Tables are drawn for a person at a terminal, and clean tab-separated lines in a pipe. A mistake in
+options is one line, with the nearest option.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterable, Sequence
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from rich.table import Table
 
-from keymix.errors import one_line, shown
+from keymix.errors import UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
+from keymix.report.tables import Table, text_table
+
+if TYPE_CHECKING:
+    from keymix.analysis.study_record import StudyRecord
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -22,11 +35,7 @@ def say(text: str = "") -> None:
 
 
 def say_json(record: object) -> None:
-    """Write a record as one line of JSON.
-
-    Args:
-        record: What `keymix.records.to_json` takes.
-    """
+    """Write a record as one line of JSON."""
     say(json.dumps(to_json(record), ensure_ascii=False))
 
 
@@ -47,10 +56,10 @@ def line(cells: Iterable[str]) -> None:
 
 def tell_broken(reasons: Iterable[str]) -> int:
     """Name the images that could not be read; return the exit code, 2 if there are any."""
-    told = dict.fromkeys(reasons)
-    for why in told:
+    different = dict.fromkeys(reasons)
+    for why in different:
         warn(f"keymix: error: {why}")
-    return 2 if told else 0
+    return 2 if different else 0
 
 
 def table(
@@ -60,26 +69,181 @@ def table(
     title: str | None = None,
     left: int = 1,
 ) -> None:
-    """Print a table: drawn at a terminal, tab-separated with a header line when piped.
+    """Print cells that are text, the first `left` columns left-aligned; see `show`."""
+    show(text_table(columns, rows, title=title or "", left=left))
 
-    Args:
-        columns: The headings.
-        rows: Cells as text, one sequence a row.
-        title: A line above the table, shown at a terminal only.
-        left: How many leading columns are text (left-aligned); the others are numbers.
-    """
-    if not out.is_terminal:
-        for row in (columns, *rows):
-            line(row)
+
+def show(made: Table) -> None:
+    """Print a table: drawn with its title at a terminal, tab-separated with a header when piped."""
+    if out.is_terminal:
+        out.print(made.drawn())
         return
+    for row in (made.headings(), *made.cells()):
+        line(row)
 
-    def plain(text: str) -> str:
-        return one_line(text).replace("[", r"\[")
 
-    named = None if title is None else plain(title)
-    drawn = Table(title=named, title_justify="left", header_style="bold")
-    for i, column in enumerate(columns):
-        drawn.add_column(plain(column), justify="left" if i < left else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*map(plain, row))
-    out.print(drawn)
+# ---- options --------------------------------------------------------------------------------
+
+
+IMPORT_HELP = "a file that registers your own mixers, tasks or data sources"
+MOST_PIXELS = 2**20
+"""Of a side: more than any image has that a model is shown."""
+
+
+class VerbParser(argparse.ArgumentParser):
+    """An argument parser that raises UserError where argparse prints its usage and exits."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.register("type", int, _whole)
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line in one line."""
+        raise UserError(f"{message}. `{self.prog} --help` says how to use it.")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse, and name the nearest option for an unknown one."""
+        given, rest = self.parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("-"):
+                raise unknown("option", word.partition("=")[0], self._option_string_actions)
+        if rest:
+            raise UserError(f"unexpected {' '.join(rest)!r}. `{self.prog} --help` says more.")
+        return given
+
+    def add_imports(self) -> None:
+        """Add ``--import FILE.py``, which registers a user's own mixers, tasks or sources."""
+        self.add_argument(
+            "--import",
+            dest="imports",
+            action="append",
+            default=[],
+            metavar="FILE.py",
+            help=IMPORT_HELP,
+        )
+
+    def add_image_size(self) -> None:
+        """Add ``--image-size`` and ``--resize`` of a trained run; `image_size_of` reads them."""
+        self.add_argument(
+            "--image-size",
+            metavar="S or H,W",
+            help="pixels of the images that the run is shown; default: as it was trained",
+        )
+        self.add_argument(
+            "--resize",
+            choices=("interpolate", "pool_values"),
+            help="what mixers with learned positions do at another size; default: as trained",
+        )
+
+    def add_time_steps(self, default: str) -> None:
+        """Add ``--time-steps`` of a spiking model; `default` says what holds without it."""
+        self.add_argument(
+            "--time-steps",
+            type=int,
+            metavar="T",
+            help=f"steps T of a spiking model; default: {default}",
+        )
+
+    @classmethod
+    def run_imports(cls, given: argparse.Namespace) -> None:
+        """Run the files given with ``--import``, before anything names what they register."""
+        cls.run_files(given.imports)
+
+    @staticmethod
+    def run_files(files: Sequence[str]) -> None:
+        """Run files that register mixers, tasks or data sources."""
+        if files:
+            from keymix.mixers.registry import import_file
+
+            for file in files:
+                import_file(file)
+
+
+def _whole(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def image_size_of(given: argparse.Namespace) -> tuple[int, int] | None:
+    """Read ``--image-size``, None if it was not given; ``--resize`` alone is refused."""
+    if given.image_size is not None:
+        return parse_size(given.image_size)
+    if given.resize is not None:
+        raise UserError(f"--resize {given.resize} acts at another size: give --image-size too")
+    return None
+
+
+def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
+    """Read a side, or height and width, in pixels: ``48`` or ``32,48``."""
+    try:
+        sides = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise UserError(f"{option} {text}: give a side in pixels, such as 48, or height,width")
+    if max(sides) > MOST_PIXELS:
+        raise UserError(f"{option} {text}: a side has at most {MOST_PIXELS:,} pixels")
+    return sides[0], sides[-1]
+
+
+# ---- the folder of an analysis --------------------------------------------------------------
+
+
+def checked_folder(name: str, record: str, *, overwrite: bool) -> Path:
+    """Check the folder given as ``--out``, before any work.
+
+    A file is refused, and a folder with other things in it than an analysis of this kind, which
+    the file `record` marks (such as ``"attention.json"``) and which may be overwritten if asked to.
+    """
+    folder = Path(name)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {name!r} is a file. Name a folder.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return folder
+    if not (folder / record).exists():
+        raise UserError(
+            f"the folder {name!r} is not empty and holds no analysis of this kind ({record}). Name "
+            "another with --out."
+        )
+    if not overwrite:
+        raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
+    return folder
+
+
+@contextmanager
+def made_folder(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]:
+    """Make a folder, if any, before the work, and remove it again if nothing is `done` in it."""
+    from keymix.train.files import make_folder
+
+    if folder is None:
+        yield
+        return
+    lacking = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        if not done():
+            for path in lacking:
+                with suppress(OSError):
+                    path.rmdir()
+
+
+def json_text(record: object) -> str:
+    """Return the JSON of a record, as its file has it."""
+    return json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"
+
+
+def frame(*words: str) -> StudyRecord:
+    """Say by which command (its words after ``keymix``), when and on what a record is made."""
+    from keymix.analysis.study_record import StudyRecord
+    from keymix.compare import environments
+    from keymix.train.environment import environment
+
+    return StudyRecord(
+        command=shlex.join(["keymix", *words]),
+        created=time.strftime("%Y-%m-%d %H:%M %Z"),
+        environment=environments.lines(environment()),
+    )

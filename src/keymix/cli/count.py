@@ -8,8 +8,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.console import note, out, say, table
-from keymix.cli.parser import MOST_PIXELS, VerbParser, parse_size
+from keymix.cli.console import MOST_PIXELS, VerbParser, note, out, parse_size, say, table
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -183,8 +182,8 @@ def _count(
     from keymix.analysis.counting import count
     from keymix.models import create_model
     from keymix.models.factory import task_of_model
+    from keymix.models.image_size import take_time_steps
     from keymix.models.memory import ran_out
-    from keymix.models.time_steps import take_time_steps
     from keymix.task import DEFAULT, list_tasks
 
     task = task_of_model(name)

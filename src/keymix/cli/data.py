@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser
+from keymix.cli.console import VerbParser
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError, missing, one_line, unknown
 from keymix.task import get_task
-from keymix.train.data_config import DataConfig
-from keymix.train.recipe import TaskConfig
+from keymix.train.recipe import DataConfig, TaskConfig
 
 if TYPE_CHECKING:
     from keymix.data.check import Progress
@@ -53,15 +52,7 @@ usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--spl
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix data``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0, or 1 if the data would stop training or falsify its results; mistakes are raised as
-        UserError.
-    """
+    """Run ``keymix data``: 0, or 1 if the data would stop training or falsify its results."""
     if not argv:
         raise missing("verb of keymix data", _VERBS)
     if argv[0] in ("-h", "--help"):
@@ -92,8 +83,8 @@ def _check(argv: list[str]) -> int:
         metavar="T",
         help="frames a recording of events, as data.time_steps will be in training; default: 10",
     )
-    for name, (kind, metavar, told) in _OF_ONE_KIND.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=told)
+    for name, (kind, metavar, text) in _OF_ONE_KIND.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
@@ -134,11 +125,7 @@ _VERBS = {"check": _check}
 
 @contextmanager
 def _watching(items: str) -> Iterator[Progress]:
-    """Show progress on standard error: a bar at a terminal, else a line now and then.
-
-    Args:
-        items: What is checked.
-    """
+    """Show progress on standard error: a bar at a terminal, else a line now and then."""
     if not console.err.is_terminal:
         last = time.monotonic()
 
@@ -200,14 +187,14 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if "sizes" in facts:
         sizes = facts["sizes"]
-        told = "; ".join(
+        named = "; ".join(
             f"{which} {sizes[which]['width']}x{sizes[which]['height']} "
             f"({sizes[which].get('id') or str(sizes[which]['images']) + ' images'})"
             for which in ("common", "smallest", "largest")
         )
         yield (
             "sizes",
-            f"{sizes['different']} different; {told}"
+            f"{sizes['different']} different; {named}"
             if sizes["different"] > 1
             else (f"all {sizes['common']['width']}x{sizes['common']['height']}"),
         )
@@ -223,10 +210,10 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_masks(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Say what the masks are, and for each class in how many images and pixels it is."""
     masks = facts["masks"]
-    told = f"{masks['kind']}; {masks['empty']} without any class"
+    text = f"{masks['kind']}; {masks['empty']} without any class"
     if masks["ignored"]:
-        told += f"; {masks['ignored']:.2%} of pixels ignored"
-    yield "masks", told
+        text += f"; {masks['ignored']:.2%} of pixels ignored"
+    yield "masks", text
     names = facts.get("splits", facts["images"])
     for name, of in facts.get("classes", {}).items():
         splits = ", ".join(f"{split} {of[split]}" for split in names)

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from keymix.cli import console, scores
-from keymix.cli.parser import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.records import from_json
 from keymix.task import get_task
@@ -33,14 +33,7 @@ one T times; a run on recordings of events makes T frames of each."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix eval``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0; mistakes are raised as UserError.
-    """
+    """Run ``keymix eval``."""
     parser = VerbParser(
         prog="keymix eval",
         description="Evaluate a trained run on its test split, or on other data.",

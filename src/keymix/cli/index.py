@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index that ``keymix list`` reads, so that it need not import PyTorch.
 
-``python -m keymix.cli.index`` writes ``index.json`` anew from the registries; a test compares it.
+``python -m keymix.cli.index`` writes ``index.json`` again from the registries; a test compares it.
 """
 
 from __future__ import annotations
@@ -96,10 +96,9 @@ def _tasks(*, own: bool) -> list[dict[str, Any]]:
 
 
 def build(*, own: bool = True) -> dict[str, list[dict[str, Any]]]:
-    """Gather what there is from the registries, as plain data.
+    """Collect what there is from the registries, as plain data.
 
-    Args:
-        own: Whether keymix's own, or what files of a user's registered in this process.
+    That is keymix's own, or what files of a user's registered in this process.
     """
     from keymix import recipes
     from keymix.data.specs import built_in, list_specs

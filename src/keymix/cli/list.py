@@ -8,9 +8,8 @@ import fnmatch
 import json
 from typing import Any
 
-from keymix.cli.console import line, out, say, table
+from keymix.cli.console import VerbParser, line, out, say, table
 from keymix.cli.index import PATH, build
-from keymix.cli.parser import VerbParser
 from keymix.errors import UserError, unknown
 
 KINDS = ("models", "mixers", "recipes", "data", "tasks")
@@ -45,11 +44,7 @@ def _matches(row: Row, pattern: str) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix list``.
-
-    Args:
-        argv: The words after the verb.
-    """
+    """Run ``keymix list``."""
     args = _parser().parse_args(argv)
     kind, pattern = args.kind, args.pattern
     if kind is not None and kind not in KINDS:

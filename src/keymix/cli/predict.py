@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.cli.parser import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
-from keymix.report import csv_cells
+from keymix.report.tables import csv_text
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
@@ -39,14 +39,7 @@ finds the neighbours beside a file."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix predict``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0, or 2 if an image was broken (it is named; the others are answered).
-    """
+    """Run ``keymix predict``; 2 if a file was broken: it is named, the others are answered."""
     given = _parsed(argv)
     size = image_size_of(given)
 
@@ -163,7 +156,7 @@ def _table(table: PredictionRows) -> None:
 
 
 def _csv(table: PredictionRows) -> str:
-    return csv_cells.write(list(table.heads), [list(row) for row in table.rows])
+    return csv_text(list(table.heads), [list(row) for row in table.rows])
 
 
 def _json(part: AnswersPart, answers: Sequence[Prediction]) -> str:

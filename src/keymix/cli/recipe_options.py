@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipe fields as command-line options: ``--optim.lr 1e-3``, short forms, one-line refusals.
-
-The words are sorted and read here, so that a mistake is answered in one line that names the nearest
-option. jsonargparse shows types and help texts of the recipe's dataclasses in ``--help``.
-"""
+"""Recipe fields as command-line options: ``--optim.lr 1e-3``, short forms, one-line refusals."""
 
 from __future__ import annotations
 
@@ -11,13 +7,11 @@ import argparse
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.train.config import groups
 from keymix.train.recipe import FREE, Recipe, parse_value, paths, renamed_keys
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
 SHORT = {
     "--data": "data.spec",
@@ -43,13 +37,9 @@ _ELSEWHERE = {
 
 @dataclass
 class Words:
-    """A command line, sorted.
+    """A command line, sorted into names, the verb's own options and flags, and recipe fields.
 
-    Args:
-        names: What stands without an option.
-        options: The verb's own options with a value, each time given, in order.
-        flags: The verb's own options without one.
-        fields: Recipe fields as typed, by dotted key.
+    Options have all values that they were given, in order; fields have texts by dotted key.
     """
 
     names: list[str] = field(default_factory=list)
@@ -70,16 +60,10 @@ def sort_words(
     flags: Sequence[str],
     short: Mapping[str, str] = SHORT,
 ) -> Words:
-    """Sort a command line into names, own options, flags and recipe fields.
+    """Sort the words after a verb; an unknown option is refused with the nearest.
 
-    Args:
-        argv: The words after the verb.
-        options: The verb's own options that take a value, e.g. ``--out``.
-        flags: Those that take none.
-        short: Short forms of recipe fields.
-
-    Raises:
-        UserError: On an unknown option, with the nearest, or one without its value.
+    `options` are the verb's own that take a value, `flags` those that take none, `short` the short
+    forms of recipe fields.
     """
     words, fields = Words(), {f"--{path}": path for path in paths()} | dict(short)
     old = {f"--{path}": new for path, new in renamed_keys().items()}
@@ -123,34 +107,24 @@ def sort_words(
 
 def recipe_parser(
     verb: str, recipe: Recipe | None, description: str, epilog: str
-) -> ArgumentParser:
-    """A parser whose options are the fields of a recipe, for ``--help``.
-
-    Args:
-        verb: The command's verb.
-        recipe: Its values are shown in brackets; None shows none.
-        description: What the verb does.
-        epilog: What stands below the options.
-    """
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(
+) -> argparse.ArgumentParser:
+    """A parser for ``--help``: its options are a recipe's fields, with its values in brackets."""
+    parser = argparse.ArgumentParser(
         prog=f"keymix {verb}",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_class_arguments(Recipe, as_group=True)
-    defaults = dict.fromkeys(paths()) if recipe is None else flat(recipe)
-    parser.set_defaults({key: value for key, value in defaults.items() if value is not None})
-    for action in parser._actions:
-        if action.dest in defaults:
-            action.metavar = action.dest.rpartition(".")[2].upper()
-            shown = "" if recipe is None else f" [{_shown(defaults[action.dest])}]"
-            # argparse formats helps with %; a docstring's percent is none
-            action.help = f"{action.help}{shown}".replace("%", "%%")
-        elif action.dest in {path.partition(".")[0] for path in defaults}:
-            action.help = argparse.SUPPRESS  # a file for a group of fields: --config serves
+    values = {} if recipe is None else flat(recipe)
+    for title, helps in groups(Recipe):
+        group = parser.add_argument_group(title)
+        for path, text in helps.items():
+            value = f" [{_shown(values[path])}]" if recipe is not None else ""
+            group.add_argument(
+                f"--{path}",
+                metavar=path.rpartition(".")[2].upper(),
+                help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
+            )
     return parser
 
 
@@ -171,9 +145,5 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def typed(fields: Mapping[str, str]) -> dict[str, Any]:
-    """The recipe fields of a command line, by dotted key, in their types.
-
-    Raises:
-        UserError: If a value does not fit its field.
-    """
+    """The recipe fields of a command line, by dotted key, in their types."""
     return {path: parse_value(path, text) for path, text in fields.items()}

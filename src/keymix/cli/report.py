@@ -6,22 +6,15 @@ from __future__ import annotations
 import json
 
 from keymix.cli import console
-from keymix.cli.compare_result import plain, tell, tell_open
-from keymix.cli.parser import VerbParser
+from keymix.cli.comparison import plain, tell, tell_open, watching
+from keymix.cli.console import VerbParser
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix report``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0; mistakes are raised as UserError.
-    """
+    """Run ``keymix report``; mistakes are raised as UserError."""
     parser = VerbParser(
         prog="keymix report",
-        description="Make report.html, results.csv and results.json of a comparison anew from its "
+        description="Make report.html, results.csv and results.json of a comparison again from its "
         "run folders. Runs that finished since are read, wherever they were trained; nothing is "
         "trained and no cost is measured.",
     )
@@ -30,8 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_imports()
     given = parser.parse_args(argv)
 
-    from keymix.cli.compare_progress import watching
-    from keymix.compare.rebuild import rebuild
+    from keymix.compare.run import rebuild
 
     with watching() as watch:
         result = rebuild(given.folder, imports=given.imports, progress=watch)

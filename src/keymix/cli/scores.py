@@ -31,13 +31,7 @@ def cell(value: float | None, score: Score) -> str:
 
 
 def tell_details(test: SplitScores, task: Task, what: str) -> None:
-    """Print what a task records next to the scores, such as those of each class.
-
-    Args:
-        test: What was scored.
-        task: The task.
-        what: Whose they are, for the title.
-    """
+    """Print what a task records next to the scores, such as those of each class, under a title."""
     from keymix.train.parts import answers_of
 
     table = answers_of(task).details(test)

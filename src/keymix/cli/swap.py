@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli import console, out_folder
-from keymix.cli.parser import VerbParser
+from keymix.cli import console
+from keymix.cli.console import VerbParser
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
     from keymix.cli.swap_source import load_source
     from keymix.mixers.spec import parse_mixer
     from keymix.surgery.search import checked_budget
-    from keymix.train.lock import locked
+    from keymix.train.files import locked
     from keymix.train.signals import interruptible
 
     spec = parse_mixer(given.mixer)
@@ -265,7 +265,7 @@ def _swap(
     )
     return joined(
         SwapRecord,
-        out_folder.frame("swap", *argv),
+        console.frame("swap", *argv),
         sentence=told,
         model=source.name,
         mixer=spec.label,
@@ -310,9 +310,9 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     """Loss and accuracies of both models on the test split."""
     from keymix.data.loaders import Loader
     from keymix.surgery.swap_record import BothScores, TestScores
+    from keymix.train.evaluation import relabelled
     from keymix.train.model import device_of_this_machine
     from keymix.train.parts import answers_of
-    from keymix.train.run_data import relabelled
 
     device, told = device_of_this_machine(), {}
     for name, shown in (("before", model), ("after", swapped)):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from keymix.cli.out_folder import json_text
+from keymix.cli.console import json_text
 from keymix.errors import UserError
 from keymix.records import from_json, to_json
 
@@ -31,8 +31,7 @@ class Folder:
     """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
-        from keymix.train.files import SWAP
-        from keymix.train.lock import LOCK
+        from keymix.train.files import LOCK, SWAP
 
         self.path, self._overwrite = path, overwrite
         self._setting: SwapSetting | None = None

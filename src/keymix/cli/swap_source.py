@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.models_and_images import is_run, load_models
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
+from keymix.studies.inputs import is_run, load_models
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _refuse_other_libraries(name: str) -> None:
 
 def _of_run(name: str, spec: str | None) -> Source:
     from keymix.train import files
+    from keymix.train.evaluation import data_for
     from keymix.train.model import device_of_this_machine
-    from keymix.train.run_data import data_for
     from keymix.train.runs import load_run
 
     run = load_run(name)
@@ -177,7 +177,7 @@ def _by_name(given: argparse.Namespace) -> Source:
     import timm
     import torch
 
-    from keymix.cli.parser import parse_size
+    from keymix.cli.console import parse_size
     from keymix.models.factory import create_model, list_models
     from keymix.train.model import device_of_this_machine, load_data, model_for, start_from
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe

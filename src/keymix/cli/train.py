@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from keymix.cli import console, scores
+from keymix.cli.console import VerbParser
 from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
@@ -38,14 +41,7 @@ examples:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix train``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0; mistakes are raised as UserError.
-    """
+    """Run ``keymix train``."""
     argv = ["--help" if word == "-h" else word for word in argv]
     words = sort_words(argv, options=_OPTIONS, flags=_FLAGS)
     if len(words.names) > 1:
@@ -54,12 +50,10 @@ def main(argv: list[str]) -> int:
     if "--help" in words.flags:
         _help(named)
         return 0
-    _register(words.options.get("--import", []))
+    VerbParser.run_files(words.options.get("--import", []))
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
     if "--print_config" in words.flags:
-        import yaml
-
         console.say(yaml.safe_dump(recipe.to_dict(), sort_keys=False).rstrip())
         return 0
     out = words.last("--out")
@@ -103,16 +97,6 @@ def _recipe(named: str | None, configs: list[str]) -> Recipe:
     return recipe
 
 
-def _register(files: list[str]) -> None:
-    """Import files before a recipe is read that names what they register."""
-    if not files:
-        return
-    from keymix.mixers.registry import import_file
-
-    for file in files:
-        import_file(file)
-
-
 def _train(recipe: Recipe, out: str, overwrite: bool) -> Run:
     from keymix.train.engine import train
 
@@ -154,9 +138,9 @@ def _tell(run: Run, *, as_json: bool) -> None:
 
 def _warn_of_degenerate(run: Run) -> None:
     """Warn where the answers of the last epoch's weights to the test say nothing of the model."""
-    from keymix.train.damage import read_answers
-    from keymix.train.degenerate_predictions import warn_of_degenerate
+    from keymix.train.evaluation import warn_of_degenerate
     from keymix.train.files import PREDICTIONS
+    from keymix.train.folder import read_answers
 
     last, data = run.summary.last.test, run.summary.data
     answers = read_answers(run.folder / PREDICTIONS, data)["last"]

@@ -1,26 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each mixer costs: counted, and measured alone after training, all in turns."""
+"""What each mixer costs: counted, and measured alone after training; and what its spikes cost.
+
+``costs.json`` keeps the measurements with the machine and versions they hold for. Mixers that join
+later are measured alone, with the batches of those before. On another machine, or with other
+versions or threads, all are measured again, so that one table never mixes two settings.
+Spikes belong to a run's weights, not to a machine: ``spikes.json`` keeps what they cost with the
+hash of the weights they were read from, and a resumed comparison reads the other runs alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from keymix.compare.executor import FAILURES
-from keymix.compare.plan import Entrant, Plan
-from keymix.compare.worker import reason
+import torch
+from torch import nn
+
+from keymix.analysis import statistics
+from keymix.analysis.counting import count
+from keymix.analysis.energy import ENERGIES
+from keymix.analysis.measure import measure_interleaved, with_peak
+from keymix.analysis.memory import Build, peak_memory
+from keymix.analysis.passes import example_for, passes_of
+from keymix.analysis.spikes import spike_study
+from keymix.compare import environments
+from keymix.compare.executor import FAILURES, reason
+from keymix.compare.pictures import evenly, normalised
+from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare.runs import Finished, Reading
+from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.records import from_json, to_json
-from keymix.report.record import CostRow
+from keymix.report.record import (
+    ComparisonRecord,
+    CostRow,
+    Lines,
+    Measured,
+    MeasuredAt,
+    MixerSpikes,
+    Number,
+    RunSpikes,
+    Spikes,
+)
+from keymix.train.environment import environment
+from keymix.train.files import read_json, weights_file, write_json
+from keymix.train.model import device_of_this_machine, model_for
+from keymix.train.recipe import from_dict
+from keymix.train.runs import load_run
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from keymix.analysis.memory import Build
+COSTS, SPIKES = "costs.json", "spikes.json"
+NOT_YET = "not measured yet: `keymix compare` does it when it ends"
+Say = Callable[[str], None]
+"""Gets what is measured, before it is."""
 
 BATCH_SIZE, REPEATS, FEWEST = 64, 20, 7
 BATCH_SECONDS = 4.0
@@ -30,23 +70,18 @@ BUDGET_SECONDS = 30.0
 PEAK_SECONDS = 1.5
 """About what the fresh process takes that measures a model's peak memory."""
 
+IMAGES, BATCH = 32, 8
+"""Validation images of a study of spikes, and how many at a time."""
+STUDY = 4.0
+"""Time of a study over that of evaluating its images."""
 
-def model_of(recipe: Mapping[str, Any], data: object) -> nn.Module:
-    """Build the model of a recipe for data, both as plain values; another process does so, too."""
-    from keymix.train.model import model_for
-    from keymix.train.recipe import from_dict
-
-    return model_for(from_dict(recipe), from_json(DataRecord, data, where="the record of the data"))
+Table = Mapping[str, CostRow]
+"""Costs by mixer's label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How large the batches are and how many rounds are taken, the same for all mixers.
-
-    Args:
-        batch_size: Images a batch.
-        repeats: Rounds.
-    """
+    """How many images a batch has and how many rounds are taken, the same for all mixers."""
 
     batch_size: int
     repeats: int
@@ -57,28 +92,164 @@ class Effort:
                 raise UserError(f"{name} = {getattr(self, name)} must be at least 1")
 
 
-def costs(
-    plan: Plan, data: DataRecord, *, threads: int, effort: Effort | None = None
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """The content of ``costs.json``: costs, and machine, versions, threads and effort of them."""
+
+    setting: Lines
+    effort: Effort
+    costs: Table
+
+    def __post_init__(self) -> None:
+        if not self.setting.get("threads", "").isdecimal():
+            raise UserError("setting.threads is no number")
+
+
+def measured_costs(plan: Plan, data: DataRecord, *, say: Say) -> tuple[Table, Measured]:
+    """Return every mixer's cost: as kept in the folder, or counted and measured now, and kept.
+
+    With it comes the record of how costs were measured.
+    """
+    threads = _threads(plan)
+    setting, kept = _setting(threads), _read_costs(plan)
+    changed = environments.changes(kept.setting, setting) if kept else ""
+    rows: dict[str, CostRow] = {}
+    if kept is not None and not changed:
+        rows |= kept.costs
+    left = [mixer for mixer in plan.mixers if mixer.label not in rows]
+    if left or kept is None:
+        names = ", ".join(mixer.label for mixer in left)
+        again = f"measuring cost again, since it was measured with other {changed}"
+        say(again if changed else f"measuring cost: {names}")
+        effort = kept.effort if kept and not changed else None
+        made, effort = measure(plan, left, data, threads=threads, effort=effort)
+        now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+        rows |= {label: replace(row, measured=now) for label, row in made.items()}
+        whole = {label: row for label, row in rows.items() if row.latency_ms is not None}
+        kept = Store(setting=setting, effort=effort, costs=whole)
+        write_json(plan.out / COSTS, kept)
+    table = {label: rows[label] for label in plan.labels}
+    return table, _how(kept, table)
+
+
+def unmeasured(plan: Plan) -> list[str]:
+    """Return the labels of the mixers that `measured_costs` would measure."""
+    kept = _read_costs(plan)
+    if kept is None or kept.setting != _setting(_threads(plan)):
+        return list(plan.labels)
+    return [label for label in plan.labels if label not in kept.costs]
+
+
+def known_costs(
+    plan: Plan, data: DataRecord, before: ComparisonRecord | None
+) -> tuple[Table, Measured]:
+    """Return every mixer's cost as far as it is known, and measure nothing.
+
+    The costs of an earlier record stand in where the folder keeps none.
+    """
+    kept = _read_costs(plan)
+    rows: dict[str, CostRow] = {}
+    if (there := kept or before) is not None:
+        rows |= there.costs
+    left = [mixer for mixer in plan.mixers if mixer.label not in rows]
+    builds = _builds(plan, left, data)
+    for mixer in left:
+        try:
+            row = _counted(mixer, builds[mixer.label].make(), data)
+        except FAILURES as error:  # a mixer of the user's may be gone
+            row = CostRow.unknown(mixer.params, note=f"not counted: {reason(error)}")
+        rows[mixer.label] = replace(row, note=f"{row.note}; {NOT_YET}" if row.note else NOT_YET)
+    table = {label: rows[label] for label in plan.labels}
+    if kept:
+        return table, _how(kept, table)
+    if before:
+        return table, before.measured
+    text = "Parameters and multiply-adds are counted. Times and memory were not measured yet."
+    return table, Measured(
+        device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0, when=(), text=text
+    )
+
+
+def _threads(plan: Plan) -> int:
+    """How many CPU threads a measurement has; on a GPU those of a run, for its host's part."""
+    return plan.threads if device_of_this_machine().type == "cuda" else 1
+
+
+def _setting(threads: int) -> Lines:
+    return {**environments.lines(environment()), "threads": str(threads)}
+
+
+def _read_costs(plan: Plan) -> Store | None:
+    """Return what is kept; a file that is missing or damaged keeps nothing."""
+    path = plan.out / COSTS
+    if not path.exists():
+        return None
+    try:
+        return from_json(Store, read_json(path), where=repr(str(path)))
+    except UserError as error:
+        wrong = str(error).rstrip(".")
+    text = f"{wrong}; it is not used, and `keymix compare` measures again"
+    warnings.warn(text, KeymixWarning, stacklevel=3)
+    return None
+
+
+def _how(kept: Store, table: Table) -> Measured:
+    """Say how and when the costs of a table were measured."""
+    setting, effort = kept.setting, kept.effort
+    threads = int(setting["threads"])
+    where = "one thread" if threads == 1 else f"{threads} threads"
+    where = "on the GPU" if "device" in setting else f"on the CPU with {where}"
+    times: dict[str, list[str]] = {}
+    for label, row in table.items():
+        if row.measured:
+            times.setdefault(row.measured, []).append(label)
+    text = (
+        f"Parameters and multiply-adds are counted. Times were measured {where} after all "
+        "training had ended, all mixers in turns: the median of "
+        f"{effort.repeats} rounds and the range of their middle half. Peak memory is what one "
+        f"forward and backward pass of a batch of {effort.batch_size} adds to weights and input."
+    )
+    if len(times) > 1:
+        dates = "; ".join(
+            f"{', '.join(labels)} on {when}" for when, labels in sorted(times.items())
+        )
+        text += (
+            f" Not all were measured together: {dates}. Small differences between those may be the "
+            "machine's. Delete costs.json and run the command again to measure all in turns."
+        )
+    elif times:
+        text += f" Measured on {next(iter(times))}."
+    return Measured(
+        device="cuda" if "device" in setting else "cpu",
+        batch_size=effort.batch_size,
+        repeats=effort.repeats,
+        threads=threads,
+        setting=setting,
+        when=tuple(
+            MeasuredAt(measured=when, mixers=tuple(labels))
+            for when, labels in sorted(times.items())
+        ),
+        text=text,
+    )
+
+
+# ---- counting and measuring -----------------------------------------------------------------
+
+
+def measure(
+    plan: Plan,
+    mixers: Sequence[PlannedMixer],
+    data: DataRecord,
+    *,
+    threads: int,
+    effort: Effort | None = None,
 ) -> tuple[dict[str, CostRow], Effort]:
-    """Count and measure the models of the mixers of a plan.
+    """Count and measure the models of some mixers; the effort is chosen if none is given.
 
     Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
-
-    Args:
-        plan: The mixers.
-        data: The record of the images, for their shape and classes.
-        threads: CPU threads of the measurement.
-        effort: Batch size and rounds of mixers that were measured before; chosen if ``None``.
-
-    Returns:
-        Costs by label, and the batch size and rounds.
     """
-    from keymix.analysis.measure import measure_interleaved, with_peak
-    from keymix.analysis.memory import peak_memory
-    from keymix.train.model import device_of_this_machine
-
     shape = _shape(data)
-    builds = _builds(plan, data)
+    builds = _builds(plan, mixers, data)
     device = device_of_this_machine()
     models = {label: build.make().to(device) for label, build in builds.items()}
     broken = {label: why for label, each in models.items() if (why := _breaks(each, data))}
@@ -101,13 +272,13 @@ def costs(
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
     table: dict[str, CostRow] = {}
-    for entrant in plan.entrants:
-        label = entrant.label
+    for mixer in mixers:
+        label = mixer.label
         if label in broken:
             note = f"its model does not run: {broken[label]}"
-            table[label] = CostRow.unknown(entrant.params, note=note)
+            table[label] = CostRow.unknown(mixer.params, note=note)
             continue
-        row, cost = _counted(entrant, models[label], data), measured[label]
+        row, cost = _counted(mixer, models[label], data), measured[label]
         notes = [row.note] if row.note else []
         if cost.busy:
             notes.append("times: the machine was busy while they were measured")
@@ -125,28 +296,8 @@ def costs(
     return table, effort
 
 
-def counted(plan: Plan, data: DataRecord) -> dict[str, CostRow]:
-    """Count the models of the mixers of a plan and measure nothing.
-
-    Args:
-        plan: The mixers.
-        data: The record of the images, for their shape and classes.
-    """
-    table: dict[str, CostRow] = {}
-    builds = _builds(plan, data)
-    for entrant in plan.entrants:
-        try:
-            table[entrant.label] = _counted(entrant, builds[entrant.label].make(), data)
-        except FAILURES as error:  # a mixer of the user's may be gone
-            note = f"not counted: {reason(error)}"
-            table[entrant.label] = CostRow.unknown(entrant.params, note=note)
-    return table
-
-
-def _counted(entrant: Entrant, model: nn.Module, data: DataRecord) -> CostRow:
-    from keymix.analysis.counting import count
-
-    row = CostRow.unknown(entrant.params, note="")
+def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow:
+    row = CostRow.unknown(mixer.params, note="")
     try:
         found = count(model, _shape(data), task=data.task)
     except FAILURES as error:  # a mixer of the user's may fail in training mode alone
@@ -165,43 +316,25 @@ def _shape(data: DataRecord) -> tuple[int, ...]:
     return tuple(int(sizes[axis] or 0) for axis in re.findall("[TCHW]", data.kind.axes))
 
 
-def _builds(plan: Plan, data: DataRecord) -> dict[str, Build]:
-    from keymix.analysis.memory import Build
+def model_of(recipe: Mapping[str, Any], data: object) -> nn.Module:
+    """Build the model of a recipe for data, both as plain values; another process does so, too."""
+    return model_for(from_dict(recipe), from_json(DataRecord, data, where="the record of the data"))
 
+
+def _builds(plan: Plan, mixers: Sequence[PlannedMixer], data: DataRecord) -> dict[str, Build]:
     return {
-        entrant.label: Build(
+        mixer.label: Build(
             factory="keymix.compare.costs:model_of",
-            kwargs={
-                "recipe": plan.recipe_for(entrant, 0).to_dict(),
-                "data": to_json(data),
-            },
+            kwargs={"recipe": plan.recipe_for(mixer, 0).to_dict(), "data": to_json(data)},
             imports=plan.imports,
             task=data.task,
         )
-        for entrant in plan.entrants
+        for mixer in mixers
     }
-
-
-def expected_seconds(image_seconds: Sequence[float]) -> float:
-    """Return about how long `costs` will take.
-
-    Args:
-        image_seconds: Seconds of one image in evaluation, one number a model.
-    """
-    if not image_seconds:
-        return 0.0
-    models, slowest = len(image_seconds), max(image_seconds)
-    effort = effort_for(max(slowest, 1e-5), models)
-    rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
-    return rounds + PEAK_SECONDS * models
 
 
 def _breaks(model: nn.Module, data: DataRecord) -> str | None:
     """Say why a model cannot run on one image; ``None`` if it can."""
-    import torch
-
-    from keymix.analysis.passes import example_for, passes_of
-
     model.eval()
     try:
         with torch.inference_mode():
@@ -213,8 +346,6 @@ def _breaks(model: nn.Module, data: DataRecord) -> str | None:
 
 def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effort:
     """Choose batch size and rounds, so that large models are measured in sensible time too."""
-    from keymix.analysis.measure import measure_interleaved
-
     seconds = 1e-5
     if models:  # the fastest of a few passes: a busy machine slows any of them
         trial = measure_interleaved(
@@ -227,11 +358,210 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
             task=data.task,
         )
         seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
-    return effort_for(seconds, len(models))
+    return _effort_for(seconds, len(models))
 
 
-def effort_for(seconds: float, models: int) -> Effort:
+def _effort_for(seconds: float, models: int) -> Effort:
     """Return the effort for models whose slowest takes so many seconds an image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))
+
+
+def expected_seconds(image_seconds: Sequence[float]) -> float:
+    """Return about how long `measure` will take, from each model's seconds of one image."""
+    if not image_seconds:
+        return 0.0
+    models, slowest = len(image_seconds), max(image_seconds)
+    effort = _effort_for(max(slowest, 1e-5), models)
+    rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
+    return rounds + PEAK_SECONDS * models
+
+
+# ---- spikes ---------------------------------------------------------------------------------
+
+
+QUANTITIES = (
+    "firing_rate",
+    "silent",
+    "sops",
+    "macs",
+    "energy_uj",
+    "energy_low_uj",
+    "energy_high_uj",
+    "dense_energy_uj",
+)
+"""What is read of each run; energies in µJ an image, the last of the network without spikes."""
+_PJ = 1e-6  # µJ
+
+SpikeRows = Mapping[str, RunSpikes | str]
+"""What a run's spikes cost, or why that is not known, by the run's folder."""
+
+
+def measured_spikes(
+    plan: Plan, images: ImageData, readings: Sequence[Reading], *, say: Say
+) -> SpikeRows | None:
+    """Return what the spikes of every finished run cost: as kept in the folder, or read now.
+
+    None where the model has no spikes.
+    """
+    found = known_spikes(plan, readings)
+    if found is None:
+        return None
+    runs = dict(found)
+    left = [name for name, row in runs.items() if isinstance(row, str)]
+    if left:
+        say(f"counting spikes of {len(left)} {'run' if len(left) == 1 else 'runs'}")
+    for name in left:
+        try:
+            runs[name] = _study(plan.out / name, images)
+        except FAILURES as error:  # UserError included: a mixer of the user's may do what none does
+            runs[name] = reason(error)
+        whole = {each: row for each, row in runs.items() if isinstance(row, RunSpikes)}
+        write_json(plan.out / SPIKES, {"runs": _read_spikes(plan) | whole})
+    return runs
+
+
+def known_spikes(plan: Plan, readings: Sequence[Reading]) -> SpikeRows | None:
+    """Return what the spikes of every finished run cost as far as it is known; None without any."""
+    if not plan.spiking:
+        return None
+    kept = _read_spikes(plan)
+    twins = {mixer.label for mixer in plan.mixers if mixer.twin_of}
+    done = (reading.run for reading in readings if isinstance(reading, Finished))
+    runs: dict[str, RunSpikes | str] = {}
+    for name in (run.folder for run in done if run.mixer not in twins):
+        row = kept.get(name)
+        fresh = row is not None and row.weights == _hash(plan.out / name)
+        runs[name] = row if row is not None and fresh else NOT_YET
+    return runs
+
+
+def expected_spike_seconds(plan: Plan, image_seconds: Mapping[str, float]) -> float:
+    """Return about how long `measured_spikes` takes, from each mixer's seconds of one image."""
+    if not plan.spiking:
+        return 0.0
+    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixers if not mixer.twin_of)
+    return STUDY * IMAGES * len(plan.seeds) * spiking
+
+
+def spike_table(
+    plan: Plan,
+    readings: Sequence[Reading],
+    runs: SpikeRows | None,
+    costs: Table,
+    *,
+    inputs: str = "images",
+) -> Spikes | None:
+    """Make what the record has of spikes: the mean of each mixer over its seeds.
+
+    The multiply-adds of the twin come from `costs`. None where the model has no spikes.
+    """
+    if runs is None:
+        return None
+
+    cost = ENERGIES["fp32"]
+    rows: dict[str, list[RunSpikes]] = {label: [] for label in plan.labels}
+    notes: dict[str, list[str]] = {label: [] for label in plan.labels}
+    finished = {r.run.folder: r.run.mixer for r in readings if isinstance(r, Finished)}
+    for name, label in finished.items():
+        row = runs.get(name)
+        if isinstance(row, str):
+            notes[label].append(row)
+        elif row is not None:
+            rows[label].append(row)
+    twins = {e.label: _twin(costs[e.label].macs, cost.mac) for e in plan.mixers if e.twin_of}
+    mixers = {}
+    for label in plan.labels:
+        found = [twins[label]] if label in twins else rows[label]
+        odd = [note for row in rows[label] for note in row.notes or ()]  # that few neurons fire
+        mixers[label] = MixerSpikes(
+            **{key: statistics.summarize(_each(found, key)) for key in QUANTITIES},
+            time_steps=found[0].time_steps if found else None,
+            notes=tuple(dict.fromkeys([*notes[label], *odd])),
+        )
+    each = {name: twins.get(label, runs.get(name)) for name, label in finished.items()}
+    read = [row.images for found in rows.values() for row in found]
+    text = _text(cost.mac, cost.ac, images=read[0] or IMAGES if read else IMAGES, inputs=inputs)
+    known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
+    return Spikes(text=text, mixers=mixers, runs=known_rows)
+
+
+def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
+    values = (getattr(row, key) for row in rows)
+    return [value for value in values if value is not None]
+
+
+def _twin(macs: Number | None, pj: float) -> RunSpikes:
+    """Return the row of a network without spikes: multiply-adds alone."""
+    energy = None if macs is None else macs * pj * _PJ
+    return RunSpikes(
+        firing_rate=None,
+        silent=None,
+        sops=None,
+        time_steps=None,
+        macs=macs,
+        energy_uj=energy,
+        energy_low_uj=energy,
+        energy_high_uj=energy,
+        dense_energy_uj=energy,
+    )
+
+
+def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
+    return (
+        f"Read from the weights of the last epoch on {images} validation {inputs}, the same for "
+        "all; of several seeds the mean. A spike costs an addition for each weight that it meets "
+        f"(a synaptic operation), {ac:g} pJ; a layer with real-valued input, such as the first, "
+        f"makes all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz "
+        "2014). "
+        "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
+        "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
+        "same network making every multiply-add at one step; the multiply-adds of the cost table "
+        "are those of all steps, as if no input were a spike. docs/spikes.md tells each assumption."
+    )
+
+
+def _study(folder: Path, images: ImageData) -> RunSpikes:
+    chosen = evenly(images.val, IMAGES)
+    model = load_run(folder).model("last").to(device_of_this_machine())
+    with torch.random.fork_rng(devices=[]):
+        found = spike_study(model, normalised(images, images.val, chosen), batch_size=BATCH)
+    low, middle, high = found.energy
+    return RunSpikes(
+        weights=_hash(folder),
+        images=found.images,
+        time_steps=found.time_steps,
+        firing_rate=found.rate,
+        silent=found.silent,
+        sops=found.sops,
+        macs=found.macs,
+        energy_uj=middle * _PJ,
+        energy_low_uj=low * _PJ,
+        energy_high_uj=high * _PJ,
+        dense_energy_uj=found.twin_energy * _PJ,
+        notes=tuple(note for note in found.notes if "never fired" in note),
+    )
+
+
+def _hash(folder: Path) -> str:
+    try:
+        return hashlib.sha256((folder / weights_file("last")).read_bytes()).hexdigest()
+    except OSError:
+        return ""  # of a run whose weights were moved away; its scores are read still
+
+
+def _read_spikes(plan: Plan) -> dict[str, RunSpikes]:
+    """Return what is kept; a file, or a run's row, that is missing or damaged keeps nothing."""
+    path = plan.out / SPIKES
+    try:
+        runs = read_json(path).get("runs")
+    except UserError:
+        return {}
+    found = {}
+    for name, row in runs.items() if isinstance(runs, dict) else ():
+        with suppress(UserError):
+            read = from_json(RunSpikes, row, where=f"{str(path)!r}: {name}")
+            if None not in (read.weights, read.images, read.notes):  # else of a network without
+                found[name] = read
+    return found

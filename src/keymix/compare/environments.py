@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from keymix.report.formats import listing
 from keymix.report.record import Lines, TrainedWith
 from keymix.train.record import Environment, Machine
 
@@ -14,21 +15,17 @@ _SHOWN = 60
 
 
 def lines(found: Environment) -> Lines:
-    """Write an environment's record as short lines; what it lacks is called not recorded.
-
-    Args:
-        found: Of this process, or of a run.
-    """
-    told = _of_machine(found)
-    parts = [changes(_of_machine(part), told) for part in found.earlier]
+    """Write an environment's record as short lines; what it lacks is called not recorded."""
+    written = _of_machine(found)
+    parts = [changes(_of_machine(part), written) for part in found.earlier]
     if any(parts):
-        told["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
-    return told
+        written["resumed"] = f"earlier parts of the run differ in {'; '.join(filter(None, parts))}"
+    return written
 
 
 def _of_machine(found: Machine) -> dict[str, str]:
     packages, commit = found.packages, found.commit or "not a checkout"
-    told = {
+    written = {
         "keymix": _text(found.keymix),
         "commit": commit if found.known else NOT_RECORDED,
         "python": _text(found.python),
@@ -40,8 +37,8 @@ def _of_machine(found: Machine) -> dict[str, str]:
         "threads": _text(found.threads),
     }
     if found.device not in (None, "cpu"):
-        told["device"] = f"{found.device}, CUDA {found.cuda}"
-    return told
+        written["device"] = f"{found.device}, CUDA {found.cuda}"
+    return written
 
 
 def _text(value: str | int | None) -> str:
@@ -49,11 +46,9 @@ def _text(value: str | int | None) -> str:
 
 
 def distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]:
-    """Find the different environments among the runs'.
+    """Find the different environments among the runs', and for every run the position of its own.
 
-    Returns:
-        Each with the number of its runs, the one of the first run first, and for every run the
-        position of its own.
+    Each comes with the number of its runs, the one of the first run first.
     """
     found: list[Lines] = []
     places = []
@@ -68,9 +63,7 @@ def distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]
 def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     """Say in words where the runs' environments differ, from each other or from this one.
 
-    Args:
-        trained_with: What `distinct` found.
-        here: The environment that makes the record; its threads do not matter.
+    `here` is the environment that makes the record; its threads do not matter.
     """
     if len(trained_with) > 1:
         parts = [
@@ -78,21 +71,21 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
             for key in _keys([env.lines for env in trained_with])
         ]
         return (
-            f"The runs were not all trained in one environment; they differ in {_listing(parts)}. "
+            f"The runs were not all trained in one environment; they differ in {listing(parts)}. "
             "Differences between mixers may be differences between environments."
         )
     if not trained_with:
         return None
     there = trained_with[0].lines
-    told = changes(
+    differing = changes(
         {key: line for key, line in there.items() if key != "threads"},
         {key: line for key, line in here.items() if key != "threads"},
     )
-    if not told:
+    if not differing:
         return None
     return (
         "The runs were trained in another environment than the one that made this record; they "
-        f"differ in {told}."
+        f"differ in {differing}."
     )
 
 
@@ -102,7 +95,7 @@ def changes(then: Lines, now: Lines) -> str:
     for key in _keys([then, now]):
         a, b = _values([then, now], key)
         parts.append(f"{key} ({a} then, {b} now)")
-    return _listing(parts) if parts else ""
+    return listing(parts) if parts else ""
 
 
 def _keys(environments: Sequence[Lines]) -> list[str]:
@@ -131,7 +124,3 @@ def _values(environments: Sequence[Lines], key: str) -> list[str]:
     if key == "commit":
         values = [re.sub(r"\b([0-9a-f]{10})[0-9a-f]+", r"\1", value) for value in values]
     return [text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in values]
-
-
-def _listing(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -9,29 +9,42 @@ executor that says when a call is done gives the same events.
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import queue
 import signal
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from keymix.compare.estimate import Trial
-from keymix.compare.events import Event, Failures, Job, Watcher
-from keymix.compare.executor import SynchronousExecutor, WorkerEnded, WorkerExecutor
-from keymix.compare.worker import Runner, reason, set_up, train_run, try_run
+import torch
+
+from keymix.compare import eta
+from keymix.compare.costs import unmeasured
+from keymix.compare.eta import Estimate, Trial
+from keymix.compare.events import Event, Watcher
+from keymix.compare.executor import (
+    FAILURES,
+    SynchronousExecutor,
+    WorkerEnded,
+    WorkerExecutor,
+    reason,
+)
+from keymix.compare.plan import Job, Plan
+from keymix.compare.runs import is_done
+from keymix.data.dataset import ImageData
 from keymix.data.specs import task_name
 from keymix.errors import Interrupted, KeymixWarning, WriteError
+from keymix.mixers.registry import import_file
 from keymix.task import get_task
+from keymix.train.engine import train
+from keymix.train.files import METRICS, InUse, epoch_lines, line_text, locked
+from keymix.train.model import load_data
+from keymix.train.recipe import DataConfig, Recipe
+from keymix.train.record import EpochLine
 from keymix.train.signals import interruptible
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
-    from keymix.train.recipe import DataConfig, Recipe
-    from keymix.train.record import EpochLine
 
 POLL = 0.05
 """Seconds between two looks at the epochs of runs under way."""
@@ -39,34 +52,120 @@ POLL = 0.05
 GRACE = 10.0
 """Seconds that processes have to save when they are asked to end."""
 
-MOST_PROCESSES = 8
-"""Default cap, for memory's sake."""
+_PATIENCE = 10.0
+"""Seconds that a run's folder may stay with a worker whose parent was killed."""
 
+Failures = dict[tuple[str, int], str]
+"""Why runs failed, by mixer and seed."""
+Estimator = Callable[[Mapping[str, Trial | None]], Estimate | None]
+"""From each mixer's trial, None where it failed."""
 Pending = Collection[Future[Any]]
 Wait = Callable[[Pending], Pending]
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+# ---- what an executor calls -----------------------------------------------------------------
 
 
-def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
-    """Decide how many processes train side by side, and how many threads each gets.
+class Runner:
+    """Train runs one after another in this process; loaded data stay for the next run.
 
-    The answer rests on all runs of the comparison and not on those left, so that a resumed
-    comparison computes with the threads it began with.
-
-    Args:
-        runs: Runs of the whole comparison.
-        processes: What the user wants, ``None`` to decide here.
-        cuda: Whether the models train on a GPU, which one process keeps busy.
+    `data` are images and the part of a recipe that they were loaded for.
     """
-    if processes is None:
-        processes = 1 if cuda else min(runs, cores(), MOST_PROCESSES)
-    return processes, max(1, cores() // processes)
+
+    def __init__(
+        self,
+        data: tuple[DataConfig, ImageData] | None = None,
+        *,
+        on_epoch: Callable[[], None] | None = None,
+    ) -> None:
+        self._data, self._on_epoch = data, on_epoch
+
+    def train(self, recipe: Recipe, folder: str) -> None:
+        """Train one run; SIGTERM raises Interrupted, as does SIGINT where it is not ignored."""
+        images, after = self._images(recipe), self._on_epoch
+        _wait_for(Path(folder))
+        train(recipe, folder, progress=None if after is None else lambda line: after(), data=images)
+
+    def try_out(self, recipe: Recipe, runs: float) -> Trial | None:
+        """Time a few steps of a recipe, for so many runs in a row; None if they fail."""
+        try:
+            return eta.try_out(recipe, self._images(recipe), runs=runs)
+        except FAILURES:  # as the run will
+            return None
+
+    def _images(self, recipe: Recipe) -> ImageData:
+        if self._data is None or self._data[0] != recipe.data:
+            self._data = (recipe.data, load_data(recipe.data))
+        return self._data[1]
+
+
+def _wait_for(folder: Path) -> None:
+    """Wait for a worker to let go of a run whose parent was killed a moment ago."""
+    deadline = time.monotonic() + _PATIENCE
+    while folder.exists():
+        try:
+            with locked(folder, "run"):
+                return
+        except InUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+_runner = Runner()  # of a worker process
+
+
+def set_up(imports: tuple[str, ...], threads: int) -> None:
+    """Make a worker process ready: import the files that register things, limit its threads."""
+    torch.set_num_threads(threads)
+    for path in imports:
+        import_file(path)
+
+
+def train_run(recipe: Recipe, folder: str) -> None:
+    """Train one run in a worker process: see `Runner.train`."""
+    _runner.train(recipe, folder)
+
+
+def try_run(recipe: Recipe, runs: float) -> Trial | None:
+    """Time a few steps in a worker process: see `Runner.try_out`."""
+    return _runner.try_out(recipe, runs)
+
+
+# ---- runs and their events ------------------------------------------------------------------
+
+
+def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
+    """Train the runs that are not done, one seed of all mixers after the other."""
+    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
+    if not jobs:
+        return {}
+    sizes, costs = data.record().sizes, unmeasured(plan)
+
+    def estimate(trials: Mapping[str, Trial | None]) -> Estimate | None:
+        return eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=costs)
+
+    work = [*eta.trial_jobs(plan, jobs), *jobs]
+    logs = plan.out / "runs"
+    if plan.processes == 1:
+        return run_here(
+            work,
+            threads=plan.threads,
+            data=(plan.recipe.data, data),
+            logs=logs,
+            watch=watch,
+            estimate=estimate,
+        )
+    return run_side_by_side(
+        work,
+        processes=plan.processes,
+        threads=plan.threads,
+        imports=plan.imports,
+        logs=logs,
+        watch=watch,
+        estimate=estimate,
+    )
 
 
 def run_here(
@@ -76,19 +175,13 @@ def run_here(
     data: tuple[DataConfig, ImageData],
     logs: Path,
     watch: Watcher,
+    estimate: Estimator | None = None,
 ) -> Failures:
     """Train one run after another in this process; tracebacks go to a log in `logs`.
 
-    Returns:
-        Why runs failed, by mixer and seed.
-
-    Raises:
-        WriteError: If the disk does not take a file.
-        Interrupted: On SIGINT or SIGTERM, with the run saved.
+    SIGINT and SIGTERM raise Interrupted, with the run saved.
     """
-    import torch
-
-    schedule = Schedule(jobs, watch)
+    schedule = Schedule(jobs, watch, estimate=estimate)
     runner = Runner(data, on_epoch=schedule.report_epochs)
     executor = SynchronousExecutor(logs / "worker0.log")
     before = torch.get_num_threads()
@@ -109,26 +202,12 @@ def run_side_by_side(
     imports: Sequence[str],
     logs: Path,
     watch: Watcher,
+    estimate: Estimator | None = None,
 ) -> Failures:
-    """Train runs in several processes at once.
+    """Train runs in several processes of some threads each; `logs` is the folder of their logs.
 
     SIGINT and SIGTERM ask the processes to save and wait for them a while; a second one kills
-    them. Either way their runs resume next time.
-
-    Args:
-        jobs: The runs.
-        processes: How many processes.
-        threads: Threads of each.
-        imports: Files that register mixers, tasks or data sources.
-        logs: Folder of the workers' logs.
-        watch: Gets an event for every start, epoch and end.
-
-    Returns:
-        Why runs failed, by mixer and seed.
-
-    Raises:
-        WriteError: If the disk does not take a file.
-        Interrupted: On SIGINT or SIGTERM; it says how many runs ended in order.
+    them. Either way their runs resume next time, and Interrupted says how many ended in order.
     """
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     slots = min(processes, sum(not job.trial for job in jobs))
@@ -155,7 +234,7 @@ def run_side_by_side(
                 interrupts.look()  # here alone: within a future's lock it would stay locked
                 return done
 
-            schedule = Schedule(jobs, watch, slots=slots, wait=wait)
+            schedule = Schedule(jobs, watch, slots=slots, wait=wait, estimate=estimate)
             try:
                 failures = schedule.run(executor)
             except Interrupted as stop:
@@ -197,20 +276,25 @@ def wait_a_moment(pending: Pending) -> Pending:
 
 
 class Schedule:
-    """Gives out runs to an executor, in order, and turns what becomes of them into events.
+    """Gives out trials and runs to an executor, in order, and turns their course into events.
 
-    Args:
-        jobs: The runs, and trials of runs.
-        watch: Gets an event for every start, epoch and end.
-        slots: How many runs are given to the executor at a time.
-        wait: Returns those futures that are done, after a moment if none is.
+    At most `slots` calls are given to the executor at a time; `wait` returns those futures that
+    are done, after a moment if none is. Once all trials are done, `estimate` adds them up.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], watch: Watcher, *, slots: int = 1, wait: Wait = wait_a_moment
+        self,
+        jobs: Sequence[Job],
+        watch: Watcher,
+        *,
+        slots: int = 1,
+        wait: Wait = wait_a_moment,
+        estimate: Estimator | None = None,
     ) -> None:
         self._waiting, self._watch = deque(jobs), watch
-        self._slots, self._wait = slots, wait
+        self._slots, self._wait, self._estimate = slots, wait, estimate
+        self._to_try = {job.mixer for job in jobs if job.trial}
+        self._trials: dict[str, Trial | None] = {}
         self.running: dict[Future[Any], Job] = {}
         self._epochs: dict[tuple[str, int], tuple[Job, NewEpochs]] = {}
         self._failures: Failures = {}
@@ -222,18 +306,9 @@ class Schedule:
         train: Callable[[Recipe, str], None] = train_run,
         try_out: Callable[[Recipe, float], Trial | None] = try_run,
     ) -> Failures:
-        """Do all jobs.
+        """Do all jobs by an executor, which may be any other than ours.
 
-        Args:
-            executor: Makes the calls; it may be any other than ours.
-            train: Trains a recipe into a folder.
-            try_out: Times a few steps.
-
-        Returns:
-            Why runs failed, by mixer and seed.
-
-        Raises:
-            WriteError: If the disk does not take a file: no other run would fare better.
+        A WriteError of a run ends them all: no other run would fare better on a full disk.
         """
         while self._waiting or self.running:
             while self._waiting and len(self.running) < self._slots:
@@ -250,7 +325,7 @@ class Schedule:
         return self._failures
 
     def report_epochs(self) -> None:
-        """Tell of the epochs that ended since the last look, in every run under way."""
+        """Report the epochs that ended since the last look, in every run under way."""
         for job, epochs in self._epochs.values():
             score = get_task(task_name(job.recipe.data.spec)).score
             for line in epochs.read():
@@ -269,8 +344,6 @@ class Schedule:
                 )
 
     def _start(self, job: Job) -> None:
-        from keymix.train.files import METRICS
-
         self._epochs[job.mixer, job.seed] = job, NewEpochs(job.folder / METRICS)
         self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
 
@@ -279,8 +352,11 @@ class Schedule:
         if isinstance(error, WriteError):
             raise error
         if job.trial:
-            trial = None if error is not None else future.result()
-            self._watch(Event(kind="tried", mixer=job.mixer, seed=job.seed, trial=trial))
+            self._trials[job.mixer] = None if error is not None else future.result()
+            if self._estimate is not None and self._trials.keys() == self._to_try:
+                found = self._estimate(self._trials)
+                if found is not None:
+                    self._watch(Event(kind="estimate", text=found.text(), estimate=found))
             return
         del self._epochs[job.mixer, job.seed]
         if error is None:
@@ -295,10 +371,8 @@ class NewEpochs:
 
     Every epoch replaces the file as a whole, and what follows the lines read before is new. A run
     that resumes first drops the lines behind its checkpoint and trains those epochs again: of a
-    file with another beginning, lines that differ from those read before are new.
-
-    Args:
-        path: The file; it need not exist yet.
+    file with another beginning, lines that differ from those read before are new. The file need
+    not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -310,8 +384,6 @@ class NewEpochs:
 
     def read(self) -> list[EpochLine]:
         """Return the new lines; one that is not whole yet waits."""
-        from keymix.train.files import epoch_lines, line_text
-
         try:
             found = self._path.stat()
             status = (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -56,26 +56,18 @@ _STOP = 10.0  # seconds that an idle worker has to end
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a worker is to do.
+    """What a worker is to do."""
 
-    Args:
-        function: ``module:function``.
-        arguments: By name, as `to_json` writes them.
-    """
-
-    function: str
-    arguments: Mapping[str, Any]
+    function: str  # ``module:function``
+    arguments: Mapping[str, Any]  # by name, as `to_json` writes them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a worker writes: any number of warnings, then one of the other kinds.
+    """What a worker writes: any number of warnings for the user, then one of the other kinds.
 
-    Args:
-        kind: ``result``, a ``warning`` for the user, an error by what it means to the caller, or
-            ``interrupted``: a signal ends the worker.
-        value: The result, as `to_json` writes it.
-        text: The warning or the error.
+    These are a result, as `to_json` writes it, an error by what it means to the caller, or
+    ``interrupted``: a signal ends the worker.
     """
 
     kind: Literal["result", "warning", "error", "user_error", "write_error", "interrupted"]
@@ -88,12 +80,7 @@ class CallError(RuntimeError):
 
 
 class WorkerEnded(RuntimeError):
-    """A worker ended before its call did.
-
-    Args:
-        text: How, in one line.
-        exit_code: As `subprocess` gives it: negative for a signal.
-    """
+    """A worker ended before its call did; of a signal, the exit code is negative."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -105,13 +92,20 @@ class WorkerEnded(RuntimeError):
         return self.exit_code in (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
+def reason(error: BaseException) -> str:
+    """Write an error as one line of at most 300 characters."""
+    words = " ".join(str(error).split())
+    kind = type(error).__name__
+    whole = isinstance(error, UserError | CallError | WorkerEnded)
+    line = words if whole else f"{kind}: {words}" if words else kind
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
 class SynchronousExecutor(Executor):
     """Make every call at once in the calling thread.
 
-    What is not among `FAILURES` passes through `submit`: Ctrl-C and an exit end the caller.
-
-    Args:
-        log: A file that gets the traceback of a call that fails.
+    What is not among `FAILURES` passes through `submit`: Ctrl-C and an exit end the caller. The
+    file `log` gets the traceback of a call that fails.
     """
 
     def __init__(self, log: Path) -> None:
@@ -141,16 +135,9 @@ class WorkerExecutor(Executor):
     are importable ones, and their annotations say how arguments and result are read from JSON.
     Their `UserError` and `WriteError` are raised as such, other errors as `CallError`.
 
-    Args:
-        max_workers: How many processes.
-        logs: The folder of their logs ``worker<i>.log``, which get standard error and tracebacks;
-            a log without a line is removed at the end.
-        name: What the processes are, for messages.
-        environment: Environment variables that differ from this process's.
-        initializer: A function that each process calls first.
-        initargs: Its arguments.
-        warn: Gets the text of every `KeymixWarning` of a call, in a thread of the executor.
-        grace: Seconds that calls have to end when the executor is shut down with `cancel_futures`.
+    The folder `logs` gets ``worker<i>.log`` with standard error and tracebacks; a log without a
+    line is removed at the end. `warn` gets the text of every `KeymixWarning` of a call, in a thread
+    of the executor.
     """
 
     def __init__(
@@ -158,12 +145,12 @@ class WorkerExecutor(Executor):
         max_workers: int,
         *,
         logs: Path,
-        name: str = "worker process",
-        environment: Mapping[str, str] | None = None,
-        initializer: Callable[..., None] | None = None,
+        name: str = "worker process",  # for messages
+        environment: Mapping[str, str] | None = None,  # variables that differ from this process's
+        initializer: Callable[..., None] | None = None,  # which each process calls first
         initargs: Sequence[Any] = (),
         warn: Callable[[str], None],
-        grace: float = 10.0,
+        grace: float = 10.0,  # seconds that calls have to end on shutdown with `cancel_futures`
     ) -> None:
         start = _Start(
             name=name,
@@ -180,12 +167,10 @@ class WorkerExecutor(Executor):
         self._grace = grace
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Make a call in the next process that is free.
+        """Make a call in the next process that is free; after `shutdown` a RuntimeError.
 
-        Raises:
-            TypeError: If the function cannot be imported by its name or lacks annotations, or an
-                argument is no record.
-            RuntimeError: After `shutdown`.
+        A TypeError refuses a function that cannot be imported by its name or lacks annotations,
+        and an argument that is no record.
         """
         call = _call(fn, *args, **kwargs)
         returned = typing.get_type_hints(fn)["return"]
@@ -207,11 +192,9 @@ class WorkerExecutor(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls, and end the processes when the calls that were made are done.
 
-        Args:
-            wait: Return when the processes have ended. If not, they end with this one at the
-                latest.
-            cancel_futures: Cancel calls that no process works at, and ask the others to end by
-                SIGTERM; processes that have not done so after the grace are killed.
+        Without `wait` they end with this one at the latest. `cancel_futures` cancels calls that no
+        process works at, and asks the others to end by SIGTERM; processes that have not done so
+        after the grace are killed.
         """
         self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
         if cancel_futures:

@@ -1,28 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a comparison: whose it is, what may be deleted in it, the files of the result."""
+"""The folder of a comparison: whose it is, what may be deleted in it, the files of the result.
+
+Its manifest says which runs it made and what was planned last. With it a comparison is read again
+from its folder alone: by `keymix report`, on another machine, and after a crash.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePath
 from typing import Any
 
-from keymix.compare import manifest
-from keymix.compare.manifest import MANIFEST, Identity
-from keymix.compare.plan import Plan
-from keymix.data.record import DataRecord
-from keymix.errors import KeymixWarning, UserError
-from keymix.records import to_json
+from keymix.compare.costs import COSTS, SPIKES
+from keymix.compare.plan import Plan, Planned, PlannedMixer
+from keymix.compare.runs import differences
+from keymix.data.record import DataRecord, SameImages
+from keymix.errors import KeymixWarning, UserError, one_line
+from keymix.records import from_json, to_json
+from keymix.report.comparison import render
 from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.report.views.spikes import steps_of
+from keymix.report.record import Checked, ComparisonRecord, DoneRun
+from keymix.report.tables import csv_text
+from keymix.train import folder as run_folder
+from keymix.train.files import clear_parts, read_json, write_json, write_text
+from keymix.train.folder import recorded_recipe
+from keymix.train.recipe import Recipe, from_record, is_name
 
-RESULTS, TABLE, REPORT, COSTS = "results.json", "results.csv", "report.html", "costs.json"
-SPIKES = "spikes.json"
+MANIFEST = "comparison.json"
+RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 RUNS, LOCK = "runs", ".lock"
+_RUN = re.compile(r"runs/([^/]+)/seed\d{1,20}")
 
 MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
 """Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
@@ -46,30 +59,42 @@ SPIKE_COLUMNS = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_hi
 """The columns behind it: of each run's weights of the last epoch."""
 
 
-def claim(
-    plan: Plan,
-    data: DataRecord,
-    *,
-    overwrite: bool,
-    command: str,
-    processes: int,
-    threads: int,
-) -> None:
-    """Take the folder for this comparison: a new one, or the one that is there to go on with.
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What must be equal for runs to stand in one comparison.
 
-    Args:
-        plan: What is wanted.
-        data: The record of its images.
-        overwrite: Throw away another comparison that is there.
-        command: The command that repeats it, for the manifest; so are the next two.
-        processes: Training processes side by side.
-        threads: Threads of each.
-
-    Raises:
-        UserError: If the folder holds another comparison, or files that are no comparison's.
+    Mixers, seeds and the baseline may change: an existing comparison grows by them.
     """
-    from keymix.train.files import clear_parts
 
+    recipe: Recipe
+    match: str | None
+    data: SameImages
+
+    @classmethod
+    def of(cls, plan: Plan, data: DataRecord) -> Identity:
+        """Take it from a plan and the record of its images."""
+        return cls(recipe=plan.recipe, match=plan.match, data=SameImages.of(data))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What the folder records of itself.
+
+    `planned` is None in manifests of earlier versions, and where it is damaged: `damage` says how.
+    """
+
+    identity: Identity
+    runs: tuple[str, ...]  # folders of all runs that it ever planned, relative to it
+    planned: Planned | None = None
+    damage: str = ""
+    checked: Checked | None = None  # what the check of the data found before the first run
+
+
+def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
+    """Take the folder for this comparison: a new one, or the one that is there to resume.
+
+    A UserError refuses a folder of another comparison, or with files that are no comparison's.
+    """
     out = plan.out
     check_folder(out)
     clear_parts(out)
@@ -77,42 +102,36 @@ def claim(
     checked = None
     if (out / MANIFEST).exists():
         try:
-            there = manifest.read(out)
-        except UserError as error:  # every run tells of itself whose it is
-            told = str(error).partition(". ")[0]
-            warnings.warn(f"{told}; it is written again", KeymixWarning, stacklevel=2)
-            made, differing = manifest.runs_in(out), []
+            there = read_manifest(out)
+        except UserError as error:  # every run records by itself which it is
+            wrong = str(error).partition(". ")[0]
+            warnings.warn(f"{wrong}; it is written again", KeymixWarning, stacklevel=2)
+            made, differing = runs_in(out), []
         else:
             made, checked = there.runs, there.checked
-            differing = differences(to_json(there.identity), to_json(Identity.of(plan, data)))
+            identity = to_json(Identity.of(plan, data))
+            differing = [*differences(to_json(there.identity), identity)]
         if differing and not overwrite:
-            told = "; ".join(
+            listed = "; ".join(
                 f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]
             )
             raise UserError(
-                f"the folder {str(out)!r} holds another comparison: {told}. Name another with "
+                f"the folder {str(out)!r} holds another comparison: {listed}. Name another with "
                 "--out, or throw that one away with --overwrite."
             )
         if overwrite:
             clear(out, made)
             made, checked = (), None
-    manifest.write(
-        plan,
-        data,
-        before=made,
-        checked=checked,
-        command=command,
-        processes=processes,
-        threads=threads,
-    )
+    write_manifest(plan, data, before=made, checked=checked)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a place that no comparison can use, before any work.
-
-    Raises:
-        UserError: If it is a file, or a folder with files that are no comparison's.
-    """
+    """Refuse a place that no comparison can use: a file, or a folder with other files."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {str(out)!r} is a file. Name a folder.")
     foreign = out.exists() and not (out / MANIFEST).exists()
@@ -124,24 +143,8 @@ def check_folder(out: Path) -> None:
         )
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Hold the folder against a second comparison at the same time.
-
-    Raises:
-        UserError: If another process holds it.
-    """
-    from keymix.train.lock import locked as held
-
-    with held(out, "comparison"):
-        yield
-
-
 def clear(out: Path, runs: Sequence[str]) -> None:
     """Delete what a comparison made in its folder, and nothing else."""
-    from keymix.train import folder as run_folder
-    from keymix.train.files import clear_parts
-
     for name in runs:
         place = out / name
         if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
@@ -162,42 +165,213 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def differences(a: Any, b: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """List where two nested mappings differ, as dotted key and both values."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        found = []
-        for key in {**a, **b}:
-            path = f"{prefix}.{key}" if prefix else str(key)
-            found += differences(a.get(key), b.get(key), path)
-        return found
-    return [] if a == b else [(prefix.removeprefix("recipe."), a, b)]
+# ---- the manifest ---------------------------------------------------------------------------
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:39] + "…"
+def write_manifest(
+    plan: Plan, data: DataRecord, *, before: Iterable[str] = (), checked: Checked | None = None
+) -> None:
+    """Write the manifest of a plan; `before` are run folders that it named before."""
+    ours = [plan.folder(mixer, s).relative_to(plan.out).as_posix() for mixer, s in plan.pairs]
+    planned = Planned(**{each.name: getattr(plan, each.name) for each in fields(Planned)})
+    plan.out.mkdir(parents=True, exist_ok=True)
+    write_json(
+        plan.out / MANIFEST,
+        {
+            "identity": Identity.of(plan, data),
+            "runs": sorted({*before, *ours}),
+            "planned": planned,
+            **({} if checked is None else {"checked": checked}),
+        },
+    )
 
 
-def write_json(path: Path, record: object) -> None:
+def read_manifest(out: Path) -> Manifest:
+    """Read the manifest of a folder, or raise a UserError if it is damaged.
+
+    Fields that recipes have got since it was written take their defaults.
+    """
+    path = out / MANIFEST
+    try:
+        values = read_json(path)
+        identity = _identity(values.get("identity"), repr(str(path)))
+    except UserError as error:
+        wrong = str(error).rstrip(".")
+        wrong = wrong if repr(str(path)) in wrong else f"{str(path)!r} is damaged: {wrong}"
+        raise UserError(
+            f"{wrong}. Run the same `keymix compare` command again, which writes "
+            f"{str(path)!r} again; finished runs are kept."
+        ) from None
+    planned: Planned | None = None
+    checked: Checked | None = None
+    runs, damage = values.get("runs"), ""
+    try:
+        if isinstance(values.get("planned"), dict):
+            planned = from_json(Planned, values["planned"], where="its plan")
+    except UserError as error:
+        damage = str(error).rstrip(".")
+    with suppress(UserError):
+        checked = from_json(Checked, values.get("checked"), where="what was checked")
+    return Manifest(
+        identity=identity,
+        runs=tuple(name for name in runs if _is_run(name)) if isinstance(runs, list) else (),
+        planned=planned,
+        damage=damage,
+        checked=checked,
+    )
+
+
+def _identity(found: object, where: str) -> Identity:
+    if not isinstance(found, dict) or not isinstance(found.get("recipe"), dict):
+        raise UserError(f"{where} is damaged: it has no recipe")
+    match = found.get("match")
+    if match is not None and not isinstance(match, str):
+        raise UserError(f"{where} is damaged: match = {match!r}: expected text or null")
+    return Identity(
+        recipe=from_record(found["recipe"]),
+        match=match,
+        data=from_json(SameImages, found.get("data"), where=f"the record of the images in {where}"),
+    )
+
+
+def recorded_in(out: Path) -> Recipe | None:
+    """Return the recipe that the runs of a comparison's folder share; None where there is none.
+
+    Where the manifest is damaged, a run has it.
+    """
+    if not (out / MANIFEST).is_file():
+        return None
+    try:
+        return read_manifest(out).identity.recipe
+    except UserError:
+        for name in runs_in(out):
+            with suppress(UserError):
+                return recorded_recipe(out / name)
+    return None
+
+
+def keep_checked(out: Path, checked: Checked) -> None:
+    """Add to the manifest what the check of the data found."""
+    write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": checked})
+
+
+def imports_note(out: Path, given: Iterable[str | Path]) -> str:
+    """Say which files of the user's a folder was made with that were not given, and are not run.
+
+    One line; empty where all were given, and where the manifest is damaged.
+    """
+    planned = None
+    with suppress(UserError):
+        planned = read_manifest(out).planned if (out / MANIFEST).exists() else None
+    names = {Path(file).name for file in given}
+    recorded = () if planned is None else planned.imports
+    left = [file for file in recorded if PurePath(file).name not in names]
+    if not left:
+        return ""
+    options = " ".join(f"--import {shlex.quote(file)}" for file in left)
+    return one_line(
+        f"the comparison was made with mixers from {', '.join(map(repr, left))}; a file that a "
+        f"folder names is not run. If you trust it, add {options}"
+    )
+
+
+def _is_run(name: object) -> bool:
+    """Whether a text is the folder of a run in a comparison's: ``runs/<slug>/seed<N>``."""
+    found = _RUN.fullmatch(name) if isinstance(name, str) else None
+    return found is not None and is_name(found[1])
+
+
+def runs_in(out: Path) -> list[str]:
+    """Return the folders of runs that lie in a comparison's, for a manifest that was lost."""
+    found = (place.relative_to(out).as_posix() for place in out.glob("runs/*/seed*"))
+    return sorted(name for name in found if _is_run(name))
+
+
+def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> Plan:
+    """Return the plan of the last call, as the folder records it.
+
+    An earlier record stands in for the plan that manifests of earlier versions lack, and says what
+    a plan leaves open. The user's files are left out: who reads a folder says which files run.
+    """
+    planned, wrong = manifest.planned, manifest.damage or "it has no plan"
+    if planned is None and not manifest.damage and record is not None:
+        try:
+            planned = _from_record(record)
+        except UserError as error:
+            wrong = str(error)
+    if planned is None:
+        raise UserError(
+            f"{str(out / MANIFEST)!r} lacks what was compared: {wrong}. Run the same "
+            "`keymix compare` command again; finished runs are kept."
+        )
+    sources: list[Planned | ComparisonRecord] = [planned]
+    if record is not None:
+        sources.append(record)
+    command = next((each.command for each in sources if each.command), "keymix compare")
+    known: dict[str, Any] = {each.name: getattr(planned, each.name) for each in fields(Planned)}
+    known |= {
+        "imports": (),
+        "command": one_line(command),
+        "processes": next((each.processes for each in sources if each.processes > 0), 1),
+        "threads": next((each.threads for each in sources if each.threads > 0), 1),
+    }
+    return Plan(recipe=manifest.identity.recipe, out=out, **known)
+
+
+def _from_record(record: ComparisonRecord) -> Planned:
+    """Take the plan from an earlier record; a UserError says that it is none."""
+    unheard = record.readout.because
+    lacking = [mixer.label for mixer in record.mixers if mixer.label not in record.costs]
+    if lacking:
+        raise UserError(f"costs of {lacking[0]!r} are not known")
+    return Planned(
+        mixers=tuple(
+            PlannedMixer(
+                label=mixer.label,
+                slug=mixer.slug,
+                control=mixer.control,
+                note=mixer.note,
+                mixes_prefix=mixer.label not in unheard,
+                params=record.costs[mixer.label].params,
+            )
+            for mixer in record.mixers
+        ),
+        seeds=record.seeds,
+        baseline=record.baseline,
+        match=record.match,
+        pooling=record.readout.pooling,
+        unheard=unheard,
+        command=record.command,
+        processes=record.processes,
+        threads=record.threads,
+    )
+
+
+# ---- the result -----------------------------------------------------------------------------
+
+
+def write_results(record: ComparisonRecord, out: Path) -> None:
+    """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
+    write_record(out / RESULTS, record)
+    write_csv(out / TABLE, record)
+    write_text(out / REPORT, render(record))
+
+
+def write_record(path: Path, record: object) -> None:
     """Write JSON whole or not at all; numbers that are not finite are refused."""
-    from keymix.train.files import write_text
-
     plain = to_json(record)
     write_text(path, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, record: ComparisonRecord) -> None:
-    """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
-    from keymix.report import csv_cells
-    from keymix.train.files import write_text
-
+    """Write ``results.csv``: a row per number, with the mixer's costs in every row."""
     columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
-    write_text(path, csv_cells.write(columns, csv_rows(record)))
+    write_text(path, csv_text(columns, csv_rows(record)))
 
 
 def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
     """Yield the rows of ``results.csv``, in the order of its columns."""
-    spikes, steps = record.spikes, steps_of(record)
+    spikes, steps = record.spikes, record.time_steps
     named = _named_by_unit(record)
     for run in record.runs:
         if not isinstance(run, DoneRun):
@@ -205,20 +379,20 @@ def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
         cost = record.costs.get(run.mixer)
         costs = [getattr(cost, name) if cost else None for name in COLUMNS[6:]]
         for epoch, mark in (("last", run.last), ("best", run.best)):
-            told: list[Any] = []
+            spiking: list[Any] = []
             if spikes:
                 row = spikes.runs.get(run.folder) if epoch == "last" else None
-                told = [getattr(row, name) if row else None for name in SPIKE_COLUMNS]
-                told = [steps.get(run.mixer), *told]
+                spiking = [getattr(row, name) if row else None for name in SPIKE_COLUMNS]
+                spiking = [steps.get(run.mixer), *spiking]
             for split, scores in (("val", mark.val), ("test", mark.test)):
                 for name, value in scores.items():
                     if value is not None:
                         metric = named.get(name, name)
-                        yield [run.mixer, run.seed, epoch, split, metric, value, *costs, *told]
+                        yield [run.mixer, run.seed, epoch, split, metric, value, *costs, *spiking]
 
 
 def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:
-    """Name scores by the unit that the record tells, where their keys end in another."""
+    """Name scores by the unit that the record has, where their keys end in another."""
     named = {}
     for score in page_of(record.task_kind).test_scores:
         unit = record.own.values.get(score.unit_key)

@@ -5,29 +5,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import Answers
-from keymix.analysis.statistics import VERDICT_SEEDS, Summary
-from keymix.compare.verdicts import judge
+from keymix.analysis.statistics import (
+    FEW_CASES,
+    LEVEL,
+    VERDICT_SEEDS,
+    Interval,
+    Summary,
+    Verdict,
+)
+from keymix.report.formats import listing
 from keymix.report.part import page_of
 from keymix.report.record import OutcomeRow
-from keymix.task import Task
+from keymix.task import FRACTION, Score, Task
+from keymix.train.parts import answers_of
+
+_ALPHA = 1 - LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What one finished run scored with its weights of one epoch (the last, or the best).
+    """What one finished run scored with its weights of one epoch (the last, or the best)."""
 
-    Args:
-        val: The score that models are compared by, on the validation split.
-        test: Scores on the test split by key, None where one is not defined.
-        answers: What the model answered on the test split.
-    """
-
-    val: float
-    test: Mapping[str, float | None]
-    answers: Answers
+    val: float  # the score that models are compared by, on the validation split
+    test: Mapping[str, float | None]  # by key, None where one is not defined
+    answers: Answers  # on the test split
 
 
 Runs = Mapping[int, Scores]
@@ -49,22 +54,10 @@ def outcome(
     """Compute the rows of the result, one a mixer, in the order given.
 
     Holm's correction takes each question (seeds, units) as one family over all mixers other than
-    the baseline, controls included.
-
-    Args:
-        labels: The mixers compared.
-        baseline: The one that all others are compared with.
-        seeds: The seeds that were asked for.
-        scores: What the finished runs scored.
-        task: What was learned.
-        unit: What the units of the test split are called; as the task calls them, if empty.
-        narrow: Whether units belong together, so that the interval over them is too narrow.
-
-    Returns:
-        The rows; their scores are the task's on the test split, and that on validation.
+    the baseline, controls included. The rows have the task's scores on the test split, and that on
+    validation. `unit` is what the units of the test split are called, where the task does not say;
+    they are `narrow` if they belong together, so that the interval over them is too narrow.
     """
-    from keymix.train.parts import answers_of
-
     task = replace(task, unit=unit or task.unit)
     score, part = task.score, answers_of(task)
     others = [label for label in labels if label != baseline]
@@ -122,14 +115,7 @@ def outcome(
 
 
 def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str = "images") -> str:
-    """Say where the baseline stands and which mixers are ahead or behind.
-
-    Args:
-        rows: The rows of the result.
-        baseline: The mixer that the others are compared with.
-        task: What was learned.
-        inputs: What the images are called.
-    """
+    """Say where the baseline stands and which mixers are ahead or behind."""
     score = task.score
     base = next(row for row in rows if row.mixer == baseline).scores[score.key]
     if base.mean is None:
@@ -147,11 +133,11 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str =
         names = [row.mixer for row in rows if row.verdict == word]
         if names:
             verb = "does" if len(names) == 1 else "do"
-            text += f" {_listing(names)} {verb} {word}."
+            text += f" {listing(names)} {verb} {word}."
     if any(row.verdict not in (None, "no verdict") for row in rows):
         unclear = [row.mixer for row in rows if row.verdict == "no difference shown"]
         if unclear:
-            text += f" No difference is shown for {_listing(unclear)}."
+            text += f" No difference is shown for {listing(unclear)}."
     return text
 
 
@@ -169,10 +155,6 @@ def caution(seeds: int, *, task: Task) -> str:
     )
 
 
-def _listing(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-
 def _by_seed(runs: Runs, key: str) -> dict[int, float]:
     found = {seed: run.test[key] for seed, run in runs.items()}
     return {seed: value for seed, value in found.items() if value is not None}
@@ -184,3 +166,183 @@ def _answers(runs: Runs) -> dict[int, Answers]:
 
 def _summary(values: Sequence[float | None]) -> Summary:
     return statistics.summarize([value for value in values if value is not None])
+
+
+# ---- verdicts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A verdict and the sentences that go with it.
+
+    Attributes:
+        verdict: ``better``, ``worse`` or ``no difference shown`` from five pairs of runs up, else
+            ``no verdict``.
+        headline: One sentence that can stand alone.
+        detail: The evidence of both questions, one or two sentences.
+    """
+
+    verdict: Verdict
+    headline: str
+    detail: str
+
+
+def span(interval: Interval, score: Score) -> str:
+    """Write an interval's ends, e.g. ``−0.4 to +1.2``."""
+    if interval.low is None or interval.high is None:
+        return "no interval"
+    return f"{score.change(interval.low)} to {score.change(interval.high)}"
+
+
+def _p(value: float) -> str:
+    return (
+        "p < 0.001" if value < 0.001 else f"p = {value:.3f}" if value < 0.1 else f"p = {value:.2f}"
+    )
+
+
+def _clear(interval: Interval | None) -> bool:
+    return interval is not None and interval.p_holm is not None and interval.p_holm < _ALPHA
+
+
+def _direction(score: Score, difference: float) -> Literal["better", "worse"]:
+    return "better" if score.ahead(difference) else "worse"
+
+
+def _units_sentence(units: Interval | None, score: Score, unit: str, *, narrow: bool) -> str:
+    if units is None:
+        return f"There is no pair of runs to compare {unit} by {unit}."
+    over = f"the {units.n} test {unit}s" if units.n > 1 else f"the one test {unit}"
+    text = f"Over {over} the difference is {score.changed(units.difference)}"
+    if units.low is None:
+        return f"{text}: {units.note}."
+    rough = f"; few {unit}s, so it is rough" if units.n < FEW_CASES else ""
+    too = f"; too narrow, as {unit}s belong together" if narrow else ""
+    text += f" (95\u00a0% interval {span(units, score)}{rough}{too})"
+    if narrow:
+        return f"{text}."
+    if _clear(units):
+        return f"{text}, more than the choice of {unit}s explains."
+    if units.low is not None and units.high is not None and units.low * units.high > 0:
+        return (
+            f"{text}; the interval leaves out zero by itself, but not after correction for the "
+            "number of mixers."
+        )
+    return f"{text}, which the choice of {unit}s alone could explain."
+
+
+def _seeds_sentence(seeds: Interval, score: Score) -> str:
+    text = f"Over {seeds.n} seeds the difference is {score.changed(seeds.difference)}"
+    if seeds.low is None or seeds.p_holm is None:
+        return f"{text}: {seeds.note}."
+    text += f" (95\u00a0% interval {span(seeds, score)}, Holm-corrected {_p(seeds.p_holm)})"
+    if seeds.note:
+        text += f"; {seeds.note}"
+    return f"{text}."
+
+
+def judge(
+    mixer: str,
+    baseline: str,
+    seeds: Interval | None,
+    images: Interval | None,
+    *,
+    planned: int,
+    score: Score = FRACTION,
+    unit: str = "image",
+    narrow: bool = False,
+) -> Judgement:
+    """Say in words how a mixer stands to the baseline.
+
+    A mixer is called better or worse when both questions agree after Holm's correction: it would
+    hold if retrained, and on more images. Below five pairs of runs no verdict is given.
+
+    Args:
+        mixer: The mixer's label.
+        baseline: The baseline's label.
+        seeds: The paired difference over seeds, ``None`` if no pair of runs finished.
+        images: The paired difference over the units of the test split.
+        planned: Seeds that the comparison asked for.
+        score: The score of which these are differences.
+        unit: What the units are, such as ``image`` or ``case``.
+        narrow: Whether these belong together, so that the interval over them is too narrow.
+    """
+    if seeds is None:
+        return Judgement(
+            verdict="no verdict",
+            headline=f"{mixer}: nothing can be said, no seed finished for both it and {baseline}.",
+            detail="",
+        )
+    if seeds.n < VERDICT_SEEDS:
+        about = _units_sentence(images, score, unit, narrow=narrow)
+        trusted = None if narrow else images
+        return _no_verdict(
+            mixer, baseline, seeds, trusted, planned=planned, score=score, about=about
+        )
+    about = _units_sentence(images, score, unit, narrow=narrow)
+    both = f"{_seeds_sentence(seeds, score)} {about}"
+    retrained, more_units = _clear(seeds), _clear(images) and not narrow
+    agree = images is not None and seeds.difference * images.difference > 0
+    if retrained and more_units and agree:
+        word = _direction(score, seeds.difference)
+        size = score.changed(seeds.difference, sign=False)
+        return Judgement(
+            verdict=word,
+            headline=f"{mixer} is {word} than {baseline} by {size}.",
+            detail=both,
+        )
+    if retrained:
+        why = (
+            f"retrained models would again be {_direction(score, seeds.difference)} on these test "
+            f"{unit}s, but other test {unit}s might not show it"
+        )
+    elif more_units and images is not None:
+        why = (
+            f"these trained models are {_direction(score, images.difference)}, but models trained "
+            "again might not be"
+        )
+    elif seeds.low is not None and seeds.high is not None:
+        why = f"it may lie anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
+    else:
+        why = "the seeds do not vary"
+    return Judgement(
+        verdict="no difference shown",
+        headline=f"No difference shown between {mixer} and {baseline}: {why}.",
+        detail=both,
+    )
+
+
+def _no_verdict(
+    mixer: str,
+    baseline: str,
+    seeds: Interval,
+    images: Interval | None,
+    *,
+    planned: int,
+    score: Score,
+    about: str,
+) -> Judgement:
+    count = "1 seed" if seeds.n == 1 else f"{seeds.n} seeds"
+    if seeds.n < planned:
+        count += f" of {planned} finished"
+    if _clear(images) and images is not None:
+        headline = (
+            f"{mixer}, as trained here, is {_direction(score, images.difference)} than {baseline} "
+            f"by {score.changed(images.difference, sign=False)}; whether it would hold if "
+            f"retrained cannot be said ({count})."
+        )
+    else:
+        headline = (
+            f"{mixer} cannot be told from {baseline} here ({score.changed(seeds.difference)}, "
+            f"{count})."
+        )
+    seeds_text = f"{count}: whether it would hold if retrained cannot be said"
+    if seeds.low is not None:
+        seeds_text += f" (the interval over seeds, {span(seeds, score)}, rests on too few)"
+    seeds_text += "."
+    if seeds.note and "one seed has" not in seeds.note:
+        seeds_text += f" Note: {seeds.note}."
+    return Judgement(
+        verdict="no verdict",
+        headline=headline,
+        detail=f"{seeds_text} {about}",
+    )

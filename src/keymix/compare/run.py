@@ -1,37 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job: train several mixers under one recipe and tell accuracy, cost and doubt."""
+"""Train several mixers under one recipe, and report accuracy, cost and how certain they are.
+
+`compare` trains what is left; `rebuild` makes the report again from the folder alone.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from keymix.compare import cost_store, data_check, folder, gather, manifest, spike_costs
-from keymix.compare.defaults import default_for
-from keymix.compare.events import Event, Failures, Job, Watcher
-from keymix.compare.execute import run_here, run_side_by_side, share_out
-from keymix.compare.forecast import Forecast
-from keymix.compare.plan import (
-    Plan,
-    choose_baseline,
-    choose_mixers,
-    choose_recipe,
-    choose_seeds,
-    fitting,
-    make_plan,
-)
-from keymix.compare.runs import Finished, Reading, is_done
-from keymix.compare.twin import with_twin
+from keymix.compare import folder, record
+from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
+from keymix.compare.events import Event, Watcher
+from keymix.compare.execute import train_runs
+from keymix.compare.executor import FAILURES, reason
+from keymix.compare.folder import MANIFEST, Manifest
+from keymix.compare.pictures import Pictures, pictures
+from keymix.compare.plan import Plan, resolve
+from keymix.compare.record import make_record
+from keymix.compare.runs import Finished, Reading, read_runs
+from keymix.data.dataset import ImageData
+from keymix.data.record import SameImages
 from keymix.errors import UserError
-from keymix.records import to_json
-from keymix.report.record import Checked, ComparisonRecord, OpenRun
+from keymix.mixers.registry import import_file
+from keymix.records import Own, to_json
+from keymix.report.comparison import render
+from keymix.report.part import page_of
+from keymix.report.record import Checked, ComparisonRecord, OpenRun, opened
+from keymix.task import DEFAULT, Task, get_task, list_tasks
+from keymix.train.files import RECIPE, locked, read_json
+from keymix.train.model import load_data
+from keymix.train.recipe import Recipe
+from keymix.train.validate import check_processes
 
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
-    from keymix.train.recipe import Recipe
+PICTURES = ("attention", "collapse")
+"""What of the record is read off the models and the images, besides the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,205 +140,86 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.train.fits import check_processes, check_recipe, training_batches
-    from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
-
     out = Path(out)
     watch: Watcher = progress or ignore
     if command is None:
         command = _call(locals())
+
+    def say(text: str) -> None:
+        watch(Event(kind="stage", text=text))
+
     if processes is not None:
         check_processes("processes", processes, least=1)
     folder.check_folder(out)
-    _run_imports(out, imports, overwrite=overwrite, watch=watch)
-    named = {"data.spec": data, "model.name": model} | dict(overrides or {})
-    default = (
-        default_for(data=named["data.spec"], model=named["model.name"], mixers=mixers)
-        if recipe is None
-        else None
-    )
-    shared = choose_recipe(
-        data=data,
-        recipe=recipe if default is None else default.recipe,
-        model=model,
-        epochs=epochs,
-        limit=limit,
-        overrides=overrides,
-    )
-    specs = choose_mixers(mixers, controls=controls, model=shared.model.name)
-    chosen_seeds = choose_seeds(seeds, len(specs))
-    choose_baseline(specs, baseline)  # or refuse, before the data is read
-    check_recipe(shared)
-    shared = settled(
-        shared if default is None else default.gathered(shared),
-        None if overwrite else partial(manifest.recorded_in, out),
-    )
-    watch(Event(kind="stage", text="loading the data"))
-    images = warn_of_data(load_data(shared.data))
-    cannot_sit: tuple[str, ...] = ()
-    if mixers is None:
-        specs, cannot_sit = fitting(specs, shared, images)
-    reference = choose_baseline(specs, baseline)
-    training_batches(shared, images)  # or refuse the augmentation
-    plan = make_plan(
-        recipe=shared,
-        data=images,
-        specs=specs,
-        baseline=reference,
-        seeds=chosen_seeds,
-        match=match,
-        imports=[str(path) for path in imports],
-        out=out,
-        cannot_sit=cannot_sit,
-    )
-    if twin:
-        plan = with_twin(plan, images)
-    told = images.record()
-    _note(plan, "" if default is None else default.told(shared), watch)
-    cuda = device_of_this_machine().type == "cuda"
-    processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
-    cost_threads = threads if cuda else 1
-    with folder.locked(out):
-        folder.claim(
-            plan, told, overwrite=overwrite, command=command, processes=processes, threads=threads
-        )
-        checked = _checked(out, images, watch)
-        failures = _train(
-            plan,
-            images,
-            processes=processes,
-            threads=threads,
-            cost_threads=cost_threads,
-            watch=watch,
-        )
-        runs = gather.read_runs(plan, images=manifest.read(out).identity.data, failures=failures)
-        if not any(isinstance(reading, Finished) for reading in runs):
-            reason = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
-            raise UserError(f"no run could be finished; the first says: {reason}")
-        table, measured = cost_store.settled(
-            plan,
-            told,
-            threads=cost_threads,
-            say=lambda text: watch(Event(kind="stage", text=text)),
-        )
-        spikes = spike_costs.settled(
-            plan, images, runs, say=lambda text: watch(Event(kind="stage", text=text))
-        )
-        watch(Event(kind="stage", text="reading attention maps"))
-        looked, note = _pictures(plan, runs, images)
-        record = gather.make_record(
-            plan,
-            told,
-            runs,
-            command=command,
-            costs=table,
-            measured=measured,
-            spikes=spikes,
-            checked=checked,
-            processes=processes,
-            threads=threads,
-            pictures=looked,
-        )
-        write(record, out)
-    return Comparison(out=out, record=record, notes=(note,) if note else ())
-
-
-def _run_imports(
-    out: Path, imports: Sequence[str | Path], *, overwrite: bool, watch: Watcher
-) -> None:
-    """Run the files that were given; name those that the folder was made with, and run none."""
-    from keymix.mixers.registry import import_file
-
-    unread = manifest.imports_note(manifest.recorded_imports(out), imports)
-    if unread and not overwrite:
+    unread = "" if overwrite else folder.imports_note(out, imports)
+    if unread:
         watch(Event(kind="note", text=unread))
     for path in imports:
         import_file(path)
-
-
-def _pictures(
-    plan: Plan, runs: Sequence[Reading], images: ImageData
-) -> tuple[gather.Pictures, str]:
-    """Look into the models; where their weights cannot be read, the scores stand without."""
-    from keymix.compare.gallery import pictures
-
-    try:
-        return pictures(plan, runs, images), ""
-    except UserError as error:
-        return gather.Pictures(), f"attention maps are left out: {error}"
-
-
-def _note(plan: Plan, chosen: str, watch: Watcher) -> None:
-    """Tell which recipe was chosen, and what of its mixers."""
-    noted = (f"{each.label}: {each.note}" for each in plan.entrants if each.note)
-    for text in filter(None, (chosen, *noted)):
+    plan, images = resolve(
+        data=data,
+        model=model,
+        mixers=mixers,
+        seeds=seeds,
+        recipe=recipe,
+        overrides=overrides,
+        epochs=epochs,
+        limit=limit,
+        match=match,
+        baseline=baseline,
+        controls=controls,
+        twin=twin,
+        processes=processes,
+        imports=imports,
+        command=command,
+        out=out,
+        recorded=None if overwrite else partial(folder.recorded_in, out),
+        say=say,
+    )
+    for text in plan.notes:
         watch(Event(kind="note", text=text))
+    known = images.record()
+    with locked(out, "comparison"):
+        folder.claim(plan, known, overwrite=overwrite)
+        checked = _checked(out, images, watch)
+        failures = train_runs(plan, images, watch=watch)
+        identity = folder.read_manifest(out).identity
+        runs = read_runs(plan, images=identity.data, failures=failures)
+        if not any(isinstance(reading, Finished) for reading in runs):
+            why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
+            raise UserError(f"no run could be finished; the first says: {why}")
+        costs, measured = measured_costs(plan, known, say=say)
+        spikes = measured_spikes(plan, images, runs, say=say)
+        say("reading attention maps")
+        note = ""
+        try:
+            looked = pictures(plan, runs, images)
+        except UserError as error:  # where weights cannot be read, the scores stand without
+            looked, note = Pictures(), f"attention maps are left out: {error}"
+        result = make_record(
+            plan,
+            known,
+            runs,
+            costs=costs,
+            measured=measured,
+            pictures=looked,
+            spikes=spikes,
+            checked=checked,
+        )
+        folder.write_results(result, out)
+    return Comparison(out=out, record=result, notes=(note,) if note else ())
 
 
 def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:
-    """Tell what the cheap part of the data check finds; a comparison that goes on reads it."""
-    checked = manifest.read(out).checked
+    """Report what the cheap part of the data check finds; a resumed comparison reads it."""
+    checked = folder.read_manifest(out).checked
     if checked is None:
         watch(Event(kind="stage", text="checking the data"))
-        checked = data_check.judged(data)
-        manifest.keep_checked(out, checked)
-    for line in data_check.lines(checked, data.record()):
+        checked = record.checked_data(data)
+        folder.keep_checked(out, checked)
+    for line in record.finding_lines(checked, data.record()):
         watch(Event(kind="note", text=line))
     return checked
-
-
-def _train(
-    plan: Plan, data: ImageData, *, processes: int, threads: int, cost_threads: int, watch: Watcher
-) -> Failures:
-    """Train the runs that are not done, one seed of all mixers after the other."""
-    jobs = [
-        Job(
-            mixer=entrant.label,
-            seed=seed,
-            recipe=plan.recipe_for(entrant, seed),
-            folder=plan.folder(entrant, seed),
-        )
-        for entrant, seed in plan.pairs
-        if not is_done(plan, entrant, seed)
-    ]
-    watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
-    if not jobs:
-        return {}
-    forecast = Forecast(
-        plan,
-        jobs,
-        sizes=data.record().sizes,
-        processes=processes,
-        unmeasured=cost_store.unmeasured(plan, threads=cost_threads),
-        watch=watch,
-    )
-    work = [*forecast.trials(), *jobs]
-    if processes == 1:
-        return run_here(
-            work,
-            threads=threads,
-            data=(plan.recipe.data, data),
-            logs=plan.out / folder.RUNS,
-            watch=forecast,
-        )
-    return run_side_by_side(
-        work,
-        processes=processes,
-        threads=threads,
-        imports=plan.imports,
-        logs=plan.out / folder.RUNS,
-        watch=forecast,
-    )
-
-
-def write(record: ComparisonRecord, out: Path) -> None:
-    """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
-    from keymix.report.html import render
-    from keymix.train.files import write_text
-
-    folder.write_json(out / folder.RESULTS, record)
-    folder.write_csv(out / folder.TABLE, record)
-    write_text(out / folder.REPORT, render(record))
 
 
 def ignore(event: Event) -> None:
@@ -341,8 +229,6 @@ def ignore(event: Event) -> None:
 
 def _call(arguments: Mapping[str, Any]) -> str:
     """Write the call of `compare` with the arguments that are not at their defaults."""
-    import inspect
-
     skip = ("progress", "command", "overwrite")
     given = {**arguments, "out": str(arguments["out"])}
     if given["recipe"] is not None and not isinstance(given["recipe"], str):
@@ -353,3 +239,171 @@ def _call(arguments: Mapping[str, Any]) -> str:
         if name not in skip and given[name] != parameter.default
     ]
     return f"keymix.compare({', '.join(words)})"
+
+
+# ---- again from the folder ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What a folder had before.
+
+    The record is None if there is none or it is damaged; `damage` says what is wrong with it, or
+    with its pictures, which are left out then.
+    """
+
+    record: ComparisonRecord | None = None
+    damage: str = ""
+
+
+def rebuild(
+    out: str | Path, *, imports: Sequence[str | Path] = (), progress: Watcher | None = None
+) -> Comparison:
+    """Make ``report.html``, ``results.csv`` and ``results.json`` again from the run folders.
+
+    Runs that finished since are read, wherever they were trained. Costs are those that were
+    measured before. Where the images cannot be read any more, the attention maps of the earlier
+    record stay.
+
+    Args:
+        out: The comparison's folder.
+        imports: Files that register mixers of one's own. Those that the folder names are not run:
+            a note names them.
+        progress: Called with every :class:`keymix.compare.events.Event`.
+
+    Returns:
+        The results.
+
+    Raises:
+        UserError: If the folder holds no comparison, or no run of it is finished.
+    """
+    out = Path(out)
+    watch = progress or ignore
+    _check(out)
+    watch(Event(kind="stage", text="reading the runs"))
+    for path in imports:
+        import_file(path)
+    stamp = _stamp(out)
+    before = _before(out)
+    there = folder.read_manifest(out)
+    plan = folder.plan_of(out, there, before.record)
+    runs = read_runs(plan, images=there.identity.data, failures=_failures(before.record))
+    data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
+    if data is None:
+        failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
+        why = next(failed, "")
+        raise UserError(
+            f"no run of the comparison in {str(out)!r} is finished yet. Go on with: {plan.command}"
+            + (f". The first that failed says: {why}" if why else "")
+        )
+    costs, measured = known_costs(plan, data, before.record)
+    watch(Event(kind="stage", text="reading attention maps"))
+    looked, note = _pictures(plan, there, runs, before)
+    result = make_record(
+        plan,
+        data,
+        runs,
+        costs=costs,
+        measured=measured,
+        pictures=looked,
+        spikes=known_spikes(plan, runs),
+        checked=there.checked,
+    )
+    if note and result.attention is not None and not _shows(result):
+        kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}
+        result = replace(result, attention=None, collapse=None, own=Own(kept))
+        note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
+    if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
+        newer = _before(out).record
+        if newer is not None:
+            return Comparison(out=out, record=newer)
+    folder.write_results(result, out)
+    notes = filter(None, (folder.imports_note(out, imports), note))
+    return Comparison(out=out, record=result, notes=tuple(notes))
+
+
+def _check(out: Path) -> None:
+    if (out / MANIFEST).is_file():
+        return
+    if not out.exists():
+        raise UserError(
+            f"there is no folder {str(out)!r}. Name the one given as --out to `keymix compare`."
+        )
+    if (out / RECIPE).is_file():
+        raise UserError(
+            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` tells how good "
+            "it is."
+        )
+    raise UserError(
+        f"{str(out)!r} holds no comparison: it has no {MANIFEST}. Name the folder given as --out "
+        "to `keymix compare`."
+    )
+
+
+def _stamp(out: Path) -> int | None:
+    path = out / folder.RESULTS
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _before(out: Path) -> Before:
+    """Open the earlier record, of any format; where only pictures are damaged, without them."""
+    path, damage = out / folder.RESULTS, ""
+    try:
+        values = read_json(path)
+    except UserError:
+        return Before()
+    task = values.get("task", DEFAULT)
+    drawn = _drawn(get_task(task)) if task in list_tasks() else ()
+    without = {key: value for key, value in values.items() if key not in drawn}
+    for given in (values, {**without, **dict.fromkeys(PICTURES)}):
+        try:
+            return Before(record=opened(given, where=repr(str(path))), damage=damage)
+        except UserError as error:
+            damage = damage or str(error)
+    return Before(damage=damage)
+
+
+def _drawn(task: Task) -> tuple[str, ...]:
+    """Name what of the record is the task's own pictures."""
+    kind = page_of(task).pictures
+    return () if kind is None else tuple(each.name for each in fields(kind))
+
+
+def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
+    """Return why runs failed when they were last tried."""
+    runs = before.runs if before else ()
+    return {
+        (run.mixer, run.seed): run.reason
+        for run in runs
+        if isinstance(run, OpenRun) and run.status == "failed"
+    }
+
+
+def _shows(record: ComparisonRecord) -> bool:
+    """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
+    try:
+        render(record)
+    except FAILURES:
+        return False
+    return True
+
+
+def _pictures(
+    plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before
+) -> tuple[Pictures, str]:
+    """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
+    try:
+        images = load_data(plan.recipe.data)
+        if SameImages.of(images.record()) != there.identity.data:
+            raise UserError(f"the data {images.spec!r} has changed since")
+        return pictures(plan, runs, images), ""
+    except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
+        why = reason(error)
+    if before.damage:
+        return Pictures(), f"attention maps are left out: {before.damage}; {why}"
+    record = before.record
+    if record is None or record.attention is None:
+        return Pictures(), f"attention maps are left out: {why}"
+    own = {key: record.own.values.get(key) for key in _drawn(record.task_kind)}
+    kept = Pictures(attention=record.attention, collapse=record.collapse, own=Own(own))
+    return kept, f"attention maps are kept as they were: {why}"

@@ -3,23 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from keymix.analysis.answers import Answers
 from keymix.compare.environments import lines
 from keymix.compare.outcome import Scores
-from keymix.compare.plan import Entrant, Plan
+from keymix.compare.plan import Plan, PlannedMixer
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.records import Own
 from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
+from keymix.train.files import METRICS, PREDICTIONS, SUMMARY, read_metrics
+from keymix.train.folder import (
+    can_be_tested,
+    check_metrics,
+    is_finished,
+    read_answers,
+    read_environment,
+    read_summary,
+    recorded_recipe,
+)
+from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, Tested
 
 T = TypeVar("T")
@@ -30,20 +41,12 @@ _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change n
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A finished run as it was read.
+    """A finished run as it was read."""
 
-    Args:
-        run: Its part of the record, but for the position of its environment.
-        answers: What it answered on the test split, by epoch.
-        details: What the task recorded next to the scores of the last epoch.
-        environment: What it was trained with.
-        data: Its record of the data.
-    """
-
-    run: DoneRun
-    answers: Mapping[Which, Answers]
-    details: Own
-    environment: Lines
+    run: DoneRun  # its part of the record, but for the position of its environment
+    answers: Mapping[Which, Answers]  # on the test split
+    details: Own  # what the task recorded next to the scores of the last epoch
+    environment: Lines  # what it was trained with
     data: DataRecord
 
     @property
@@ -65,47 +68,48 @@ Reading = Finished | OpenRun
 """A run as it was found."""
 
 
-def is_done(plan: Plan, entrant: Entrant, seed: int) -> bool:
+def is_done(folder: Path) -> bool:
     """Whether a run is finished, so that it is not trained again; nor are damaged files written.
 
     One that is damaged and cannot be mended counts as done: reading it tells why it failed.
     """
-    from keymix.train.folder import is_finished
-
     try:
-        return is_finished(plan.folder(entrant, seed))
+        return is_finished(folder)
     except UserError:
         return True
 
 
+def read_runs(
+    plan: Plan, *, images: SameImages, failures: Mapping[tuple[str, int], str]
+) -> list[Reading]:
+    """Read every run of the plan, mixer by mixer; `failures` says why the last try failed."""
+    return [
+        read_run(plan, mixer, seed, images=images, failure=failures.get((mixer.label, seed)))
+        for mixer in plan.mixers
+        for seed in plan.seeds
+    ]
+
+
 def read_run(
-    plan: Plan, entrant: Entrant, seed: int, *, images: SameImages, failure: str | None
+    plan: Plan, mixer: PlannedMixer, seed: int, *, images: SameImages, failure: str | None
 ) -> Reading:
     """Read one run; epochs are counted from 1.
 
-    A run whose files cannot be read, or that is another run than the plan's, counts as failed.
-
-    Args:
-        plan: The comparison.
-        entrant: Whose run.
-        seed: Which run.
-        images: Those of the comparison.
-        failure: Why it failed when it was last tried, if it did.
+    A run whose files cannot be read, that is another run than the plan's or of other images,
+    counts as failed. `failure` is why it failed when it was last tried, if it did.
     """
-    from keymix.train.files import SUMMARY
-
-    folder = plan.folder(entrant, seed)
+    folder = plan.folder(mixer, seed)
     status: Literal["failed", "missing"] = "failed"
     try:
         if (folder / SUMMARY).exists():
-            return _read_done(plan, entrant, seed, images)
+            return _read_done(plan, mixer, seed, images)
     except UserError as error:
         reason = failure or str(error)
     else:
         status = "failed" if failure else "missing"
-        reason = failure or _how_far(plan, entrant, seed)
+        reason = failure or _how_far(folder, plan.recipe.schedule.epochs)
     return OpenRun(
-        mixer=entrant.label,
+        mixer=mixer.label,
         seed=seed,
         folder=folder.relative_to(plan.out).as_posix(),
         status=status,
@@ -113,17 +117,9 @@ def read_run(
     )
 
 
-def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> Finished:
-    from keymix.train.damage import (
-        check_metrics,
-        read_answers,
-        read_environment,
-        read_summary,
-    )
-    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
-
-    folder = plan.folder(entrant, seed)
-    _check_recipe(plan, entrant, seed)
+def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -> Finished:
+    folder = plan.folder(mixer, seed)
+    _check_recipe(folder, plan.recipe_for(mixer, seed))
     summary = _read(folder, lambda: read_summary(folder))
     data, task = summary.data, summary.data.task_kind
     changed = SameImages.of(data).changed(images)
@@ -153,7 +149,7 @@ def _read_done(plan: Plan, entrant: Entrant, seed: int, images: SameImages) -> F
         again = "The same `keymix compare` command writes again what can be had of it"
         notes.append(f"{str(error).rstrip('.')}. {again}")
     run = DoneRun(
-        mixer=entrant.label,
+        mixer=mixer.label,
         seed=seed,
         folder=folder.relative_to(plan.out).as_posix(),
         status="done",
@@ -180,51 +176,45 @@ def _read(folder: Path, read: Callable[[], T]) -> T:
     try:
         return read()
     except UserError as error:
-        raise UserError(_with_remedy(error, folder)) from None
+        remedy = "Restore it, or move the run's folder away to train it again"
+        if can_be_tested(folder):
+            remedy = (
+                "Run the same `keymix compare` command again, which writes it from the run's "
+                "checkpoint or weights"
+            )
+        raise UserError(f"{str(error).rstrip('.')}. {remedy}") from None
 
 
-def _with_remedy(error: UserError, folder: Path) -> str:
-    from keymix.train.folder import can_be_tested
-
-    remedy = "Restore it, or move the run's folder away to train it again"
-    if can_be_tested(folder):
-        remedy = (
-            "Run the same `keymix compare` command again, which writes it from the run's "
-            "checkpoint or weights"
-        )
-    return f"{str(error).rstrip('.')}. {remedy}"
-
-
-def _check_recipe(plan: Plan, entrant: Entrant, seed: int) -> None:
+def _check_recipe(folder: Path, wanted: Recipe) -> None:
     """Refuse a folder that somebody filled with another run.
 
     Where the images lie may differ on another machine: their fingerprint is checked instead.
     """
-    from keymix.compare.folder import differences
-    from keymix.train.damage import recorded_recipe
-
-    there = recorded_recipe(plan.folder(entrant, seed)).to_dict()
-    differing = [
-        found
-        for found in differences(there, plan.recipe_for(entrant, seed).to_dict())
-        if found[0] not in _HERE
-    ]
-    if differing:
-        key, found, wanted = differing[0]
-        raise UserError(
-            f"its folder holds another run: {key} is {found!r} there and {wanted!r} here. Move it "
-            "away to train this one."
-        )
+    there = recorded_recipe(folder).to_dict()
+    for key, found, here in differences(there, wanted.to_dict()):
+        if key not in _HERE:
+            raise UserError(
+                f"its folder holds another run: {key} is {found!r} there and {here!r} here. Move "
+                "it away to train this one."
+            )
 
 
-def _how_far(plan: Plan, entrant: Entrant, seed: int) -> str:
-    from keymix.train.files import METRICS, read_metrics
+def differences(a: Any, b: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two nested mappings differ, as dotted key and both values."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in {**a, **b}:
+            path = f"{prefix}.{key}" if prefix else str(key)
+            yield from differences(a.get(key), b.get(key), path)
+    elif a != b:
+        yield prefix.removeprefix("recipe."), a, b
 
-    path = plan.folder(entrant, seed) / METRICS
+
+def _how_far(folder: Path, epochs: int) -> str:
+    path = folder / METRICS
     done = len(read_metrics(path)) if path.exists() else 0
     if not done:
         return NOT_STARTED
-    return f"it is not finished: {done} of {plan.recipe.schedule.epochs} epochs are done"
+    return f"it is not finished: {done} of {epochs} epochs are done"
 
 
 def _mark(tested: Tested, task: Task, page: Page) -> Mark:

@@ -2,7 +2,7 @@
 """What each number of a recipe may be: one table, which the recipe's dataclasses check against.
 
 What depends on the data, the machine or another field (batches an epoch, cores, the peak learning
-rate) is checked where both are known: `keymix.train.fits`.
+rate) is checked where both are known: `keymix.train.validate`.
 """
 
 from __future__ import annotations

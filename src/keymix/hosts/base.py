@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.encoded import Encoded
-from keymix.hosts.plain import patched
-from keymix.hosts.reading import Layout, Reading
+from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers, resolve
 from keymix.mixers.registry import mixer_options as all_options
@@ -172,13 +170,41 @@ class Host(ABC):
                 mixer.set_grid(grid, window_grid=windows)
 
 
+class Encoded(nn.Module):
+    """Mix-in for dense models: all tokens of an encoder are read as a map by what follows it.
+
+    ``encoder`` is a model by itself or what wraps one; attention sits in the module at
+    ``encoder_path``.
+    """
+
+    encoder: nn.Module
+    encoder_path: str = "encoder"
+
+
+def encoder_of(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the part in which attention sits, and what its names begin with.
+
+    A model that is not dense is all encoder, and nothing comes before its names.
+    """
+    if not isinstance(model, Encoded):
+        return model, ""
+    return model.get_submodule(model.encoder_path), f"{model.encoder_path}."
+
+
+UNKNOWN = "what it computes is not known; put the class's own back (del module.forward)"
+
+
+def patched(module: nn.Module) -> bool:
+    """Whether the forward of this one module was replaced: its weights are not all of it."""
+    return "forward" in vars(module)
+
+
 @cache
 def _hosts() -> tuple[Host, ...]:
     package = importlib.import_module("keymix.hosts")
     found: list[Host] = []
     for module in pkgutil.iter_modules(package.__path__):
-        members = vars(importlib.import_module(f"keymix.hosts.{module.name}"))
-        found += [m for m in members.values() if isinstance(m, Host)]
+        found += getattr(importlib.import_module(f"keymix.hosts.{module.name}"), "HOSTS", ())
     return tuple(sorted(found, key=lambda host: host.generic))
 
 
@@ -235,16 +261,7 @@ def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
 
 
 def laid_out(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
-    """Say where tokens lie that fill one grid, and the keys of what sits there.
-
-    Args:
-        model: The model.
-        place: Where.
-        grid: The grid of patch tokens.
-
-    Raises:
-        UserError: If the grid is None.
-    """
+    """Say where tokens are that fill one grid of patches, and the keys of what sits there."""
     if grid is None:
         raise UserError(f"{place.path} does not know how its tokens lie on the image")
     mixer = find_mixers(model).get(f"{place.path}.mixer")
@@ -311,18 +328,7 @@ def known_of(name: str, place: Place, shared: Mapping[str, Any]) -> dict[str, An
 def build_for(
     host: Host, place: Place, name: str, options: Mapping[str, Any], **factory: Any
 ) -> TokenMixer:
-    """Build a mixer for a place, without putting it there.
-
-    Args:
-        host: The adapter that told of the place.
-        place: Where it shall sit.
-        name: Canonical name of the mixer.
-        options: All of its options.
-        factory: ``device`` and ``dtype``.
-
-    Raises:
-        UserError: If an option is bad, or the mixer cannot sit there.
-    """
+    """Build a mixer for a place of this host, with all of its options, without putting it there."""
     kind = get_mixer_class(name)
     if kind.traits.domain not in (place.domain, "any"):
         fitting = ", ".join(list_mixers(domain=place.domain))

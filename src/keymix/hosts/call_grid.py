@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How mixers hear the grid of a call in models whose blocks are handed tokens alone."""
+"""The grid of a call, and the size of its images, in models whose blocks get tokens alone."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing
+from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 
 
 class CallGrid:
-    """The grid of a model's present call, heard at its patch embedding.
+    """The grid (H, W) of a model's present or last call, from a hook on its patch embedding.
 
-    As many tokens may lie on 4x16 or on 16x4, which blocks cannot tell. One of these is shared by
-    a patch embedding, which it hears as a hook, and by all hosted mixers of the model.
-
-    Attributes:
-        grid: Patches (H, W) of the present or the last call; None before the first.
+    As many tokens may be on 4x16 or on 16x4, which blocks cannot tell. The patch embedding and all
+    hosted mixers of the model share one of these. ``grid`` is None before the first call.
     """
 
     def __init__(self) -> None:
         self.grid: Grid | None = None
         self.varies = False  # whether calls may differ
 
-    def of(self, x: Tensor, prefix: int) -> Grid | None:
-        """Return the grid of tokens, None where they are not all those of the call.
+    def attach(self, embed: nn.Module) -> None:
+        """Follow the calls of a patch embedding of timm's."""
+        if hasattr(embed, "dynamic_feat_size"):
+            embed.register_forward_pre_hook(self.hear)
 
-        Args:
-            x: Tokens ``[*, N, C]``; some may have been dropped on the way here.
-            prefix: How many lie on no grid.
-        """
+    def of(self, x: Tensor, prefix: int) -> Grid | None:
+        """Return the grid of tokens ``[*, prefix + N, C]``, None where some were dropped."""
         if self.grid is None or prefix + self.grid[0] * self.grid[1] != x.shape[-2]:
             return None
         return self.grid
@@ -57,20 +56,44 @@ class CallGrid:
             there: Any = out
             there.register_hook(partial(self._return_to, self.grid))
 
+    def keep_at(self, block: nn.Module) -> None:
+        """Call `keep` after every call of a block, once."""
+        if self.keep not in block._forward_hooks.values():
+            block.register_forward_hook(self.keep)
+
     def _return_to(self, grid: Grid | None, gradient: Tensor) -> None:
         self.grid = grid
+
+
+class ConvGrid(CallGrid):
+    """The same, from a hook on the plain convolution that cuts patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.varies = True
+
+    def attach(self, embed: nn.Module) -> None:
+        """Follow the calls of a convolution."""
+        embed.register_forward_hook(self.see)
+
+    def see(self, conv: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        """Take the grid of what a convolution returned, ``[B, C, H, W]``."""
+        self.grid = (out.shape[-2], out.shape[-1])
 
 
 class CallSize:
     """Height and width of what a module was called with last: an image, or tokens on a grid.
 
-    Attributes:
-        size: Of the present or the last call; None before the first.
+    ``axis`` is that of the height, the width is next to it; ``size`` is None before the first call.
     """
 
-    def __init__(self, axis: int) -> None:
-        self.axis = axis  # of the height; the width is next to it
+    def __init__(self, axis: int = -2) -> None:
+        self.axis = axis
         self.size: Grid | None = None
+
+    def attach(self, module: nn.Module) -> None:
+        """Follow the calls of a module."""
+        module.register_forward_pre_hook(self.hear)
 
     def hear(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take the size of what a module is called with."""
@@ -78,37 +101,50 @@ class CallSize:
         self.size = (height, width)
 
 
-Heard = TypeVar("Heard", CallGrid, CallSize)
+Listener = TypeVar("Listener", CallGrid, ConvGrid, CallSize)
 
 
-def heard_by(module: nn.Module, kind: type[Heard]) -> Heard | None:
-    """Return what hears a module's calls, None if nothing does."""
-    for hook in module._forward_pre_hooks.values():
-        heard = getattr(hook, "__self__", None)
-        if isinstance(heard, kind):
-            return heard
+def listener_of(module: nn.Module, kind: type[Listener]) -> Listener | None:
+    """Return what follows a module's calls, None if nothing does."""
+    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+        found = getattr(hook, "__self__", None)
+        if isinstance(found, kind):
+            return found
     return None
 
 
-def call_size(module: nn.Module, axis: int = -2) -> CallSize:
-    """Return what hears the sizes that a module is called with, from now on if nothing did.
-
-    Args:
-        module: Called with one tensor first.
-        axis: Where the height lies in its shape.
-    """
-    call = heard_by(module, CallSize)
-    if call is None:
-        call = CallSize(axis)
-        module.register_forward_pre_hook(call.hear)
-    return call
+def listen_to(module: nn.Module, new: Listener) -> Listener:
+    """Return what follows a module's calls already, or let ``new`` do so from now on."""
+    found = listener_of(module, type(new))
+    if found is None:
+        new.attach(module)
+    return found or new
 
 
-def call_grid(embed: nn.Module) -> CallGrid:
-    """Return what hears a patch embedding, from now on if nothing did."""
-    call = heard_by(embed, CallGrid)
-    if call is None:
-        call = CallGrid()
-        if hasattr(embed, "dynamic_feat_size"):
-            embed.register_forward_pre_hook(call.hear)
-    return call
+def size_of_last_call(module: nn.Module) -> Grid | None:
+    """Return height and width of what a module was called with last, None if nothing followed."""
+    found = listener_of(module, CallSize)
+    return None if found is None else found.size
+
+
+def patches_of(conv: nn.Conv2d, image: Grid) -> Grid:
+    """Return the grid of patches that a convolution cuts an image into; refuse a smaller image."""
+    padding = conv.padding if isinstance(conv.padding, tuple) else (0, 0)
+    down, across = (
+        (side + 2 * pad - kernel) // stride + 1
+        for side, pad, kernel, stride in zip(
+            image, padding, conv.kernel_size, conv.stride, strict=True
+        )
+    )
+    if down < 1 or across < 1:
+        raise UserError(
+            f"images of {image[0]}x{image[1]} pixels are smaller than a patch of "
+            f"{conv.kernel_size[0]}x{conv.kernel_size[1]}"
+        )
+    return down, across
+
+
+def given_size(model: nn.Module) -> Grid | None:
+    """Return the image size that a user gave a model as its attribute ``image_size``, in pixels."""
+    given = getattr(model, "image_size", None)
+    return None if given is None else whole_size("image_size", given)

@@ -10,18 +10,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place, find_host
-from keymix.hosts.encoded import Encoded
-from keymix.hosts.reading import Layout, Reading
+from keymix.hosts.attention_inputs import Layout, Reading
+from keymix.hosts.base import Encoded, Host, Place, find_host
 from keymix.mixers.base import Site, TokenMixer
 
 
 class EncoderHost(Host):
-    """A dense model's host: that of its encoder, once :meth:`bound` to a model.
+    """A dense model's host: that of its encoder, at ``path``, once :meth:`bound` to a model.
 
-    Args:
-        inner: The host of the encoder; None in the one that all models are first shown to.
-        path: Of the encoder in the model.
+    ``inner`` is the host of the encoder; None in the one that all models are first shown to.
     """
 
     name = "encoders of keymix's SETR"
@@ -51,11 +48,7 @@ class EncoderHost(Host):
 
     @property
     def inner(self) -> Host:
-        """The encoder's own host.
-
-        Raises:
-            UserError: If there is none yet.
-        """
+        """The encoder's own host."""
         if self._inner is None:
             raise UserError("find_host(model) gives the host of a dense model's encoder")
         return self._inner
@@ -108,4 +101,4 @@ class EncoderHost(Host):
         self.inner.tell(self._encoder(model))
 
 
-HOST = EncoderHost()
+HOSTS = (EncoderHost(),)

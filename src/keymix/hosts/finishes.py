@@ -53,11 +53,7 @@ class Turn:
                 self.rope = rope.detach()
 
     def positions(self) -> Tensor | None:
-        """Return the positions of the present or the last call, None if it had none.
-
-        Raises:
-            UserError: If there was no call, so that nothing tells.
-        """
+        """Return the positions of the present or the last call, None if it had none."""
         if not self.heard:
             raise UserError(
                 "a mixer in rotary attention knows positions from a call of its model; call the "
@@ -70,15 +66,9 @@ class Turn:
 
 
 class HeadFinish(nn.Module):
-    """Norm and rotary positions of queries or keys.
+    """Norm and rotary positions of queries or keys ``[*, h, N, d]``; prefix tokens do not turn.
 
-    Args:
-        norm: The norm over the channels of a head, None for none.
-        turn: What hears the positions, None where nothing turns.
-        prefix: Prefix tokens, which do not turn.
-        halves: Whether channel i turns with i + d / 2, not with its neighbour.
-
-    Shape: heads ``[*, h, N, d]`` -> the same.
+    With ``halves``, channel i turns with i + d / 2, not with its neighbour.
     """
 
     def __init__(
@@ -101,12 +91,7 @@ class HeadFinish(nn.Module):
 
 
 class OutFinish(nn.Module):
-    """Norm of what the heads gathered, times a gate of the tokens: norm(y) sigmoid(gate(x)).
-
-    Args:
-        norm: The norm over all heads' channels, None for none.
-        gate: The linear map of the gate, None for none.
-    """
+    """Norm of what the heads return, times a gate of the tokens: norm(y) sigmoid(gate(x))."""
 
     norm: nn.Module
     gate: nn.Module | None
@@ -125,9 +110,7 @@ class OutFinish(nn.Module):
 class Finishes:
     """Makes what the heads of a mixer pass through where an attention stood, with its weights.
 
-    Args:
-        parts: A role, or ``"out"``, to the module that is copied for it.
-        extras: What these do, in the host's words.
+    ``parts`` are the modules that are copied, by role or ``"out"``; ``extras`` says what these do.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module], extras: tuple[str, ...]) -> None:
@@ -142,9 +125,7 @@ class Finishes:
     def after(self, mixer: TokenMixer, like: Tensor) -> Finishes:
         """Return the same with the weights that they have in a mixer, as far as it has them.
 
-        Args:
-            mixer: What was built with them.
-            like: A tensor of the model that it sits in, for device and dtype.
+        ``like`` is a tensor of the model that the mixer sits in, for device and dtype.
         """
         finish = getattr(mixer, "finish", None)
         kept = dict(finish.items()) if isinstance(finish, Finish) else {}
@@ -167,9 +148,7 @@ def _beside(part: nn.Module, like: Tensor) -> nn.Module:
 def finishes_of(attention: Any, *, rotary: str | None = None) -> Finishes | None:
     """Return what a timm attention does to heads and output, None if nothing.
 
-    Args:
-        attention: It, with ``q_norm``, ``k_norm``, ``norm`` and ``gate`` as timm names them.
-        rotary: What its rotary positions are called, None where its calls bring none.
+    ``rotary`` is what its rotary positions are called, None where its calls bring none.
     """
     parts: dict[str, nn.Module] = {}
     extras: list[str] = []

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place, laid_out
-from keymix.hosts.conv_grid import ConvGrid, patches_of, said_size, watch, watched
-from keymix.hosts.plain import UNKNOWN, patched
-from keymix.hosts.reading import Layout, Reading
+from keymix.hosts.attention_inputs import Layout, Reading
+from keymix.hosts.base import UNKNOWN, Host, Place, laid_out, patched
+from keymix.hosts.call_grid import ConvGrid, given_size, listen_to, listener_of, patches_of
+from keymix.hosts.hosted import additive_mask
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, Site, TokenMixer
 
@@ -30,11 +29,7 @@ ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "proj": "o_proj"}
 class HostedAttention(nn.Module):
     """Stands where a layer's attention stood, takes its call, returns no weights.
 
-    Args:
-        mixer: The mixer.
-        place: What the host itself says, for the next mixer put here.
-        call: Knows the grid of the model's present call.
-        config: The model's configuration, which may ask for attention weights.
+    ``config`` is the model's, which may ask for attention weights.
     """
 
     def __init__(self, mixer: TokenMixer, place: Place, call: ConvGrid, config: Any) -> None:
@@ -47,11 +42,7 @@ class HostedAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """Mix the tokens ``[B, N, C]``.
-
-        Raises:
-            UserError: If asked for weights, or for a mask the mixer cannot honour.
-        """
+        """Mix the tokens ``[B, N, C]``; refuse to return weights, and masks it cannot honour."""
         config = getattr(self.config, "output_attentions", False)
         if kwargs.get("output_attentions", config):
             raise UserError(
@@ -84,11 +75,7 @@ class HuggingFaceViT(Host):
         return _of_family(model) and _patch_embeddings(model) is not None
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a layer.
-
-        Raises:
-            UserError: If it is no such model, or its attention is another than these have.
-        """
+        """One place a layer."""
         embeddings = _patch_embeddings(model)
         if embeddings is None:
             raise UserError(f"{type(model).__name__} is no model of {self.name}")
@@ -119,10 +106,8 @@ class HuggingFaceViT(Host):
         owner: Any = model
         for linear in mixer.projections:
             owner._init_weights(linear)
-        call = watch(_patch_embeddings(model).patch_embeddings.projection)
-        layer = model.get_submodule(place.path.rpartition(".")[0])
-        if call.keep not in layer._forward_hooks.values():
-            layer.register_forward_hook(call.keep)
+        call = listen_to(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
+        call.keep_at(model.get_submodule(place.path.rpartition(".")[0]))
         before: Any = model.get_submodule(place.path)
         hosted = HostedAttention(mixer, place, call, before.config)
         model.set_submodule(place.path, hosted.train(before.training))
@@ -152,11 +137,11 @@ class HuggingFaceViT(Host):
 
     def listen(self, model: nn.Module) -> None:
         """Hear the grid of patches of the model's calls, from now on."""
-        watch(_patch_embeddings(model).patch_embeddings.projection)
+        listen_to(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the tokens of a place lay in the model's last call."""
-        call = watched(_patch_embeddings(model).patch_embeddings.projection)
+        call = listener_of(_patch_embeddings(model).patch_embeddings.projection, ConvGrid)
         heard = None if call is None else call.grid
         return laid_out(model, place, heard or place.site.grid)
 
@@ -177,7 +162,7 @@ def _patch_embeddings(model: Any) -> Any:
 
 def _grid(model: nn.Module, embeddings: Any) -> Grid:
     patches = embeddings.patch_embeddings
-    size = said_size(model) or whole_size("image_size", patches.image_size)
+    size = given_size(model) or whole_size("image_size", patches.image_size)
     return patches_of(patches.projection, size)
 
 
@@ -224,9 +209,7 @@ def _bias(mask: Any, x: Tensor) -> Tensor | None:
             "the model's attention implementation hands its layers a mask that is no tensor "
             "[B, 1, N, N]; choose another: model.set_attn_implementation('sdpa')"
         )
-    if mask.dtype != torch.bool:
-        return mask
-    return x.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    return additive_mask(mask, x)
 
 
-HOST = HuggingFaceViT()
+HOSTS = (HuggingFaceViT(),)

@@ -13,13 +13,34 @@ from keymix.hosts.finishes import HeadFinish, Turn
 from keymix.mixers.base import Grid, TokenMixer
 
 
+def additive_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """Turn a boolean mask (True: may attend) into a bias of x's dtype; others are one already."""
+    if mask.dtype != torch.bool:
+        return mask
+    return x.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
+
+
+class GridMixer(nn.Module):
+    """Hands tokens and their grid to a mixer, in blocks that know the grid, for images of any size.
+
+    ``place`` is what the host itself says, for the next mixer put here.
+    """
+
+    def __init__(self, mixer: TokenMixer, place: Place) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.place = place
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Mix tokens ``[B, N, C]`` of a grid."""
+        out: Tensor = self.mixer(x, grid=grid)
+        return out
+
+
 class HostedMixer(nn.Module):
     """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer.
 
-    Args:
-        mixer: The mixer.
-        place: What the host itself says, for the next mixer put here.
-        call: Knows the grid of the model's present call.
+    ``call`` knows the grid of the model's present call; ``place`` is as in `GridMixer`.
     """
 
     def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid) -> None:
@@ -35,11 +56,7 @@ class HostedMixer(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Mix the tokens; a boolean mask (True: may attend) becomes an additive one.
-
-        Raises:
-            UserError: If asked for causal attention, or for a mask the mixer cannot honour.
-        """
+        """Mix the tokens; a boolean mask (True: may attend) becomes an additive one."""
         if is_causal:
             raise UserError("mixers on images are not causal; call the model with is_causal=False")
         if attn_mask is None:
@@ -47,22 +64,12 @@ class HostedMixer(nn.Module):
             return out
         if not self.mixer.claims.maskable:
             raise UserError(f"mixer {self.mixer.mixer_name!r} cannot honour an attention mask")
-        if attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(
-                ~attn_mask, -torch.inf
-            )
-        masked: Tensor = self.mixer(x, grid=self.grid_of(x), bias=attn_mask)
+        masked: Tensor = self.mixer(x, grid=self.grid_of(x), bias=additive_mask(attn_mask, x))
         return masked
 
 
 class HostedRope(HostedMixer):
-    """Stands where rotary attention stood: the positions of a call reach queries and keys.
-
-    Args:
-        mixer: The mixer; its heads turn where its site says so.
-        place: As :class:`HostedMixer` takes it.
-        call: As :class:`HostedMixer` takes it.
-    """
+    """Stands where rotary attention stood: the positions of a call reach queries and keys."""
 
     def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid) -> None:
         super().__init__(mixer, place, call)

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap
+from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import Host, Place, called_attention, find_host, find_mixers
-from keymix.hosts.reading import Layout, Reading
 from keymix.mixers.base import Queries, Stage, TokenMixer, query_rows
 from keymix.mixers.map_mixer import MapMixer
 
@@ -102,12 +102,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def unread_attention(model: nn.Module, layers: Sequence[Layer]) -> list[str]:
-    """List the paths of modules named after attention that no adapter reads.
-
-    Args:
-        model: The model.
-        layers: Its layers, of :func:`find_layers`; what is in them or around them is read.
-    """
+    """List the paths of modules named after attention that are in or around none of the layers."""
     read = [layer.place.path for layer in layers]
     found = [
         path
@@ -124,11 +119,7 @@ def _within(path: str, around: str) -> bool:
 
 
 def read_mixer(mixer: TokenMixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
-    """Return queries, keys and values of a mixer's call.
-
-    Raises:
-        NoAttentionMap: If it has none, or its logits are no product of them.
-    """
+    """Return queries, keys and values of a mixer's call, if its logits are a product of them."""
     name = mixer.mixer_name or type(mixer).__name__
     if not isinstance(mixer, MapMixer):
         raise NoAttentionMap(f"mixer {name!r} has no queries and keys")

@@ -11,10 +11,11 @@ import torch
 from timm.layers.attention import resolve_self_attn_mask
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from keymix.errors import UserError
-from keymix.hosts.plain import is_plain_linear
-from keymix.hosts.reading import Reading
+from keymix.hosts.attention_inputs import Reading
+from keymix.hosts.base import patched
 
 
 def named_call(attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -54,13 +55,9 @@ def project_heads(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rotate(t: Tensor, rope: Tensor, prefix: int, half: bool) -> Tensor:
-    """Turn patch tokens of heads ``[*, h, P + N, d]`` by their rotary positions; prefix stays.
+    """Turn patch tokens of heads ``[*, h, P + N, d]`` by sines and cosines ``[N, 2 d]``; P stay.
 
-    Args:
-        t: Heads.
-        rope: Sines and cosines one after another, ``[N, 2 d]`` or with leading axes.
-        prefix: Number of prefix tokens P.
-        half: Whether channel i turns with i + d / 2, not with its neighbour.
+    With ``half``, channel i turns with i + d / 2, not with its neighbour.
     """
     first, patches = t[..., :prefix, :], t[..., prefix:, :]
     return torch.cat((first, apply_rot_embed_cat(patches, rope, half=half)), -2).to(t.dtype)
@@ -83,11 +80,7 @@ def _bias_apart(attention: Any) -> Tensor | None:
 
 
 def first_projection(attention: Any) -> Any:
-    """Return the projection of queries, which may be that of keys and values too.
-
-    Raises:
-        UserError: If it is no linear map and does not pass for one.
-    """
+    """Return the projection of queries, which may be that of keys and values too."""
     return _sized(attention, "q_proj" if getattr(attention, "qkv", None) is None else "qkv")
 
 
@@ -95,9 +88,6 @@ def projections_of(attention: Any) -> dict[str, Any]:
     """Return the options of a timm attention: biases, dropouts, width.
 
     The width of a head is among them only where heads do not share the model's.
-
-    Raises:
-        UserError: If a projection is no linear map and does not pass for one.
     """
     first, proj = first_projection(attention), _sized(attention, "proj")
     options = {
@@ -119,8 +109,7 @@ def takes_rope(attention: nn.Module) -> bool:
 def joined_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Join what EVA has in pieces: ``qkv`` of its three projections, its biases of nought keys.
 
-    Args:
-        tensors: The tensors of one attention by their names in it; groups of keys stay apart.
+    Tensors have their names in the attention; groups of keys stay apart.
     """
     found = dict(tensors)
     if {"q_bias", "v_bias"} <= found.keys():
@@ -139,13 +128,10 @@ def joined_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def own_weights(attention: Any) -> dict[str, Tensor]:
-    """Return weights and biases of ``q``, ``k``, ``v`` and ``proj``, as ``nn.Linear`` lays them.
+    """Return weights and biases of ``q``, ``k``, ``v`` and ``proj``, as ``nn.Linear`` has them.
 
-    Keys and values that heads share in groups come once a head. EVA has no bias of keys beside
+    Keys and values that heads share in groups come once per head. EVA has no bias of keys beside
     those of queries and values; it comes as the nought that it is.
-
-    Raises:
-        UserError: If a projection is something else than a plain linear map.
     """
     fused: Any = getattr(attention, "qkv", None)
     bias: Tensor | None
@@ -189,10 +175,15 @@ def _spread(rows: Tensor, width: int, groups: int) -> Tensor:
 
 
 def _linear(attention: nn.Module, name: str) -> nn.Linear:
+    """Return a projection that is ``nn.Linear`` itself; parametrized weights are weights.
+
+    A subclass may add something in its forward, as adapters of low rank do.
+    """
     linear = getattr(attention, name)
-    if not is_plain_linear(linear):
+    if not isinstance(linear, nn.Linear) or patched(linear):
         raise _no_linear(attention, name)
-    assert isinstance(linear, nn.Linear)  # a plain one is one
+    if parametrize.type_before_parametrizations(linear) is not nn.Linear:
+        raise _no_linear(attention, name)
     return linear
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer
 
 from keymix.errors import UserError
-from keymix.hosts.base import Host, Place
-from keymix.hosts.plain import UNKNOWN, patched
-from keymix.hosts.reading import Reading
+from keymix.hosts.attention_inputs import Reading
+from keymix.hosts.base import UNKNOWN, Host, Place, patched
 from keymix.mixers.base import Site, TokenMixer
 
 # the arguments of nn.MultiheadAttention, in order
@@ -24,15 +23,9 @@ NAMES = (
 
 
 def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the tokens of a call of self-attention.
+    """Return the tokens of a call of self-attention, with arguments as ``nn.MultiheadAttention``'s.
 
-    Args:
-        args: As ``nn.MultiheadAttention`` takes them.
-        kwargs: Likewise.
-
-    Raises:
-        UserError: If queries, keys and values are not the same tokens, or the call asks for
-            masks, causality or weights.
+    Refuses queries, keys and values of other tokens, and calls for masks or causality.
     """
     given = dict(zip(NAMES, args, strict=False)) | dict(kwargs)
     x: Tensor = given["query"]
@@ -47,12 +40,7 @@ def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 
 
 class HostedSelfAttention(nn.Module):
-    """Stands where ``nn.MultiheadAttention`` stood, takes its call, returns no weights.
-
-    Args:
-        mixer: The mixer.
-        place: What the host itself says, for the next mixer put here.
-    """
+    """Stands where ``nn.MultiheadAttention`` stood, takes its call, returns no weights."""
 
     def __init__(self, mixer: TokenMixer, place: Place) -> None:
         super().__init__()
@@ -70,13 +58,7 @@ class HostedSelfAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Mix the tokens ``[B, N, C]`` of ``(x, x, x, need_weights=False)``.
-
-        The arguments are those of ``nn.MultiheadAttention``.
-
-        Raises:
-            UserError: If the call asks for what the mixer cannot give.
-        """
+        """Mix the tokens ``[B, N, C]`` of a call ``(x, x, x, need_weights=False)``."""
         asked = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         x = tokens_of((query, key, value), {**asked, "is_causal": is_causal})
         if need_weights:
@@ -97,11 +79,7 @@ class TorchvisionViT(Host):
         return isinstance(model, VisionTransformer)
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block.
-
-        Raises:
-            UserError: If it is no such model, or its attention has parts that no mixer has.
-        """
+        """One place a block."""
         if not isinstance(model, VisionTransformer):
             raise UserError(f"{type(model).__name__} is not torchvision's VisionTransformer")
         side = model.image_size // model.patch_size
@@ -185,4 +163,4 @@ def _checked(path: str, attention: Any) -> nn.MultiheadAttention:
     return attention
 
 
-HOST = TorchvisionViT()
+HOSTS = (TorchvisionViT(),)

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a block of timm's Swin: windows as an axis, positions and mask as one bias."""
+"""Windows of timm's and torchvision's Swin: an axis; positions and mask are one bias."""
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
 
 import torch
 from timm.layers import resize_rel_pos_bias_table, trunc_normal_
-from timm.models.swin_transformer import SwinTransformerBlock, get_relative_position_index
+from timm.models.swin_transformer import get_relative_position_index
 from torch import Tensor, nn
 
-from keymix.errors import UserError
-from keymix.hosts.base import Place
+from keymix.hosts.base import Host, Place
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.resize import GridBound, counted
 
 MASKED = (
     "its windows are shifted, so that tokens from opposite edges of the image meet in one window, "
@@ -52,19 +49,10 @@ class HostedWindows(nn.Module):
     """Stands where timm's WindowAttention stood, takes its call, and hands the mixer windows.
 
     timm folds windows into the batch; the mixer gets them as an axis, ``[B, nW, N, C]``. The table
-    of relative positions stays the host's (timm's name and shape, or one column for all heads);
-    it and the shift's mask reach the mixer as one additive bias. Mixers without an attention map
-    have no use for a table and get none.
-
-    Args:
-        mixer: The mixer, built for tokens of one window.
-        place: What the host says about the place.
-        table: The host's table of relative positions ``[(2 h - 1) (2 w - 1), heads or 1]``, None
-            where an earlier mixer had none.
-        one_table: Whether all heads share one column.
-        windows: How the windows lie.
-        shift: By how many tokens the image is shifted before it is cut into windows.
-        shared_keys: Whether learned keys serve all windows.
+    of relative positions ``[(2 h - 1) (2 w - 1), heads or 1]`` stays the host's (timm's name and
+    shape, or ``one_table`` column for all heads); it and the shift's mask reach the mixer as one
+    additive bias. Mixers without an attention map have no use for a table and get none. ``windows``
+    is their grid, ``shift`` the tokens by which the image is shifted before it is cut into them.
     """
 
     relative_position_bias_table: nn.Parameter | None
@@ -134,120 +122,37 @@ class HostedWindows(nn.Module):
         return positions if mask is None else positions + mask[:, None]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of every window.
-
-        Args:
-            x: Windows one after another, image by image, ``[B * nW, N, C]``.
-            mask: Added to the logits, ``[nW, N, N]``.
-        """
+        """Mix windows, image by image ``[B * nW, N, C]``; a mask ``[nW, N, N]`` is a bias."""
         count = self.window_grid[0] * self.window_grid[1]
         out: Tensor = self.mixer(x.reshape(-1, count, *x.shape[1:]), bias=self.bias(mask))
         return out.flatten(0, 1)
 
 
-class MixerSwinBlock(SwinTransformerBlock):
-    """timm's Swin block with a mixer: its windows are known to the mixer, its mask is exact.
+class SwinHost(Host):
+    """What hosts of Swin share: a mixer sees the tokens of one window; windows are an axis.
 
-    timm's mask adds -100 to logits across the regions of a shifted window, which leaves e^-100 of
-    a weight where logits are alike, and more where they are not. Here it is minus infinity, so
-    that nothing crosses whatever the logits. In double precision both give the same output to
-    1e-12 as long as logits stay within some 70 of one another.
+    The table of relative positions stays with the host. Where windows are shifted the mixer gets a
+    mask. ``shared_keys`` says whether learned keys serve all windows of a block, False for keys per
+    window, as published; None for what the model has (keys per window at first).
     """
 
-    attn: HostedWindows
-    dynamic_mask: bool
+    def __init__(self, *, shared_keys: bool | None = None) -> None:
+        self.shared_keys = shared_keys
 
-    def get_attn_mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return timm's mask with minus infinity where timm has -100; None without a shift."""
-        mask: Tensor | None = super().get_attn_mask(*args, **kwargs)
-        return None if mask is None else mask.masked_fill(mask != 0, -torch.inf)
+    def shares(self, attention: nn.Module) -> bool:
+        """Whether keys serve all windows of a block that has this attention, or a mixer there."""
+        if self.shared_keys is not None:
+            return self.shared_keys
+        return isinstance(attention, HostedWindows) and attention.shared_keys
 
-    def _attn(self, x: Tensor) -> Tensor:
-        if self.dynamic_mask:  # images of any size: these are the windows of this one
-            windows = window_grid((x.shape[1], x.shape[2]), self.window_size)
-            self._check_windows(windows)
-            self.attn.window_grid = windows
-        out: Tensor = super()._attn(x)
-        return out
-
-    def _check_windows(self, windows: Grid) -> None:
-        """Refuse an image whose windows are not those that have keys of their own."""
-        mixer = self.attn.mixer
-        if not isinstance(mixer, GridBound) or not mixer.own_windows:
-            return
-        site = mixer.site
-        if windows != site.window_grid:
-            raise UserError(
-                f"mixer {mixer.mixer_name!r} {mixer.holds} in each of "
-                f"{counted(site.windows, site.window_grid)}, and this image has "
-                f"{counted(math.prod(windows), windows)}; keys that all windows share serve any "
-                "image (build with shared_keys=True), and one other size is taken for good by "
-                "keymix.models.set_image_size(model, (height, width), resize='interpolate')"
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix the tokens ``[B, H, W, C]`` of windows, then transform each, as timm's block."""
-        x = x + self.drop_path1(self._attn(self.norm1(x)))
-        tokens = x.flatten(1, 2)  # timm's way of it cannot take a batch of no images
-        out: Tensor = tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
-        return out.reshape(x.shape)
-
-    def refuses_input_size(
-        self, feat_size: Grid, window_size: Grid, always_partition: bool | None = None
-    ) -> str | None:
-        """Say why the mixer cannot take another resolution or window, None if it can."""
-        there = copy.copy(self)  # its sizes alone are changed
-        there.input_resolution = feat_size
-        if always_partition is not None:
-            there.always_partition = always_partition
-        window, shift = there._calc_window_shift(window_size)
-        mixer = self.attn.mixer
-        if any(shift) and not mixer.claims.maskable:
-            return f"mixer {mixer.mixer_name!r} cannot stay: {MASKED}"
-        windows = None if self.attn.shared_keys else window_grid(feat_size, window)
-        reason = mixer.refuses_grid(window, window_grid=windows)
-        if not isinstance(mixer, GridBound) or not mixer.bound or mixer.resize == "interpolate":
-            return reason
-        if reason is None and mixer.keys_grid(window) == window:
-            return None
-        return self._remedy(mixer, window, window_grid(feat_size, window))
-
-    def _remedy(self, mixer: GridBound, window: Grid, windows: Grid) -> str:
-        """Say what serves other windows where keys are not resampled to them."""
-        keep = f"set_input_size(…, window_size={self.window_size})"
-        here, there = ("{}x{} tokens".format(*size) for size in (self.window_size, window))
-        before, after = f"windows of {here}", f"windows of {there}"
-        why = "relative positions and masks are of as many keys as tokens in a window"
-        remedy = f"or let windows keep their size: {keep}"
-        if mixer.own_windows:
-            before = f"{counted(mixer.site.windows, mixer.site.window_grid)} of {here}"
-            after = f"{counted(math.prod(windows), windows)} of {there}"
-            why = why if here != there else "each window has keys of its own"
-            remedy = (
-                "without it only keys that all windows share serve (build with shared_keys=True, "
-                f"train with --model.options.shared_keys true), in windows that keep their size: "
-                f"{keep}"
-            )
-        return (
-            f"mixer {mixer.mixer_name!r} {mixer.holds} for {before}, and this size has {after}, "
-            f"which only resize='interpolate' serves (a model: mixer_options={{'resize': "
-            f"'interpolate'}}), since {why}; {remedy}"
-        )
-
-    def set_input_size(
-        self, feat_size: Grid, window_size: Grid, always_partition: bool | None = None
-    ) -> None:
-        """Take another resolution and window size, as timm's block does, with the mixer.
-
-        Raises:
-            UserError: If the mixer cannot take it; the block has not changed then.
-        """
-        reason = self.refuses_input_size(feat_size, window_size, always_partition)
-        if reason is not None:
-            raise UserError(reason)
-        super().set_input_size(feat_size, window_size, always_partition)
-        windows = window_grid(feat_size, self.window_size)
-        self.attn.window_grid, self.attn.shift = windows, self.shift_size
-        self.attn.mixer.set_grid(
-            self.window_size, window_grid=None if self.attn.shared_keys else windows
+    def in_windows(
+        self, place: Place, attention: nn.Module, window: Grid, windows: Grid, shift: Grid
+    ) -> Place:
+        """Return a place with the windows that a block has now, those of tokens in ``window``."""
+        own = None if self.shares(attention) else windows
+        number = 1 if own is None else own[0] * own[1]
+        return replace(
+            place,
+            site=replace(place.site, grid=window, windows=number, window_grid=own),
+            needs_mask=MASKED if any(shift) else None,
         )

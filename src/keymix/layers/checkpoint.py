@@ -38,16 +38,15 @@ def recomputing() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def checkpointed(module: nn.Module, *args: Any) -> Any:
-    """Call a module, recompute its activations in the backward pass instead of keeping them.
+def checkpointed(module: nn.Module, *args: Any, when: bool = True) -> Any:
+    """Call a module; recompute its activations in the backward pass instead of keeping them.
 
-    The second pass sees the same batch again; a BatchNorm would take it into its running
-    statistics twice, so there they stand still.
-
-    Args:
-        module: What to call.
-        args: Its arguments.
+    It is called as it is where ``when`` is false or no gradients are recorded. The second pass sees
+    the same batch again; a BatchNorm would take it into its running statistics twice, so there they
+    stay as they are.
     """
+    if not when or not torch.is_grad_enabled():
+        return module(*args)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), still_statistics(module)

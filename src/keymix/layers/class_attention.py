@@ -19,24 +19,11 @@ class ClassAttention(nn.Module):
     the class token alone and P_1, P_2 mix the heads, both starting at the identity.
     Paper: Going deeper with Image Transformers, https://arxiv.org/abs/2103.17239, Sec. 3.
     Differs from timm's: the heads are mixed, as in the network behind SKA's CaiT rows, and their
-    width is free. The parameters have timm's names, with ``talking_pre`` and ``talking_post``
-    ``[h, h]`` besides.
-
-    Args:
-        dim: Width C of the tokens.
-        num_heads: Heads h.
-        head_dim: Width d of a head; ``dim / num_heads`` if None.
-        qkv_bias: Biases of q, k and v.
-        attn_drop: Probability of dropping an entry of the map.
-        proj_drop: Probability of dropping an output value.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+    width d is free, C / h if None. The parameters have timm's names, with ``talking_pre`` and
+    ``talking_post`` ``[h, h]`` besides.
 
     Shape: x ``[B, 1 + N, C]``, the class token first -> ``[B, 1, C]``.
     Cost: (2 N + 4) C^2 + (2 C + 2 h^2) (N + 1) multiply-adds at h d = C.
-
-    Raises:
-        UserError: If the heads do not divide the width.
     """
 
     def __init__(

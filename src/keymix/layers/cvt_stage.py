@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage of CvT: a convolution makes the tokens, blocks mix them on their grid."""
+"""CvT: convolutions make the tokens of a stage, and what its queries, keys and values are of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,19 +17,72 @@ from keymix.layers.checkpoint import checkpointed
 Grid = tuple[int, int]
 
 
+class ConvProjection(nn.Module):
+    """Depthwise 3x3 convolution without bias and BatchNorm on the patch tokens.
+
+    Paper: CvT, https://arxiv.org/abs/2103.15808, Sec. 3.2. Prefix tokens pass by: they have no
+    neighbours. With a stride above 1 there are fewer keys than tokens. The linear map to heads,
+    which the paper counts in, is the mixer's.
+
+    Shape: x ``[*, P + H W, C]`` -> ``[*, P + h w, C]`` with h = ceil(H / stride).
+    Cost: 9 h w C multiply-adds, 11 C weights.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        stride: int = 1,
+        num_prefix_tokens: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.num_prefix_tokens = num_prefix_tokens
+        self.conv = nn.Conv2d(
+            dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False, **factory
+        )
+        self.bn = nn.BatchNorm2d(dim, **factory)
+
+    def forward(
+        self, x: Float[Tensor, "*batch N C"], grid: tuple[int, int]
+    ) -> Float[Tensor, "*batch M C"]:
+        """Convolve the patch tokens, which lie row by row on ``grid``."""
+        lead, P = x.shape[:-2], self.num_prefix_tokens
+        image = x[..., P:, :].transpose(-2, -1).reshape(-1, x.shape[-1], *grid)
+        image = self.bn(self.conv(image))
+        patches = image.flatten(2).transpose(1, 2)
+        patches = patches.reshape(*lead, *patches.shape[1:])
+        return torch.cat((x[..., :P, :], patches), -2) if P else patches
+
+
+@dataclass(frozen=True)
+class RoleProjections:
+    """Makes the projection of a role: queries at every token, keys and values with a stride."""
+
+    dim: int
+    stride: int
+    num_prefix_tokens: int
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+
+    def __call__(self, role: str) -> ConvProjection:
+        """Make it for ``"q"``, ``"k"`` or ``"v"``."""
+        return ConvProjection(
+            self.dim,
+            stride=1 if role == "q" else self.stride,
+            num_prefix_tokens=self.num_prefix_tokens,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+
 class ConvEmbed(nn.Module):
     """Overlapping patches as tokens: a convolution with bias, then LayerNorm.
 
-    Paper: CvT, https://arxiv.org/abs/2103.15808, Sec. 3.1.
-
-    Args:
-        in_chans: Channels of the image.
-        dim: Width of the tokens.
-        kernel_size: Side of a patch, pixels of the image given.
-        stride: Step from patch to patch, pixels.
-        padding: Zeros laid around the image, pixels.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+    Paper: CvT, https://arxiv.org/abs/2103.15808, Sec. 3.1. Kernel size, stride and padding are in
+    pixels of the image given.
 
     Shape: image ``[B, in_chans, H, W]`` -> tokens ``[B, h w, dim]`` and the grid (h, w).
     """
@@ -64,15 +118,9 @@ class ConvEmbed(nn.Module):
 
 
 class CvTBlock(nn.Module):
-    """Pre-norm block whose mixer hears of the grid: x + attn(norm1(x)), x + mlp(norm2(x)).
+    """Pre-norm block whose mixer gets the grid: x + attn(norm1(x)), x + mlp(norm2(x)).
 
-    Args:
-        dim: Width C of the tokens.
-        mlp_ratio: Hidden width of the MLP over C; its activation is QuickGELU.
-        proj_drop: Probability of dropping a value of the MLP.
-        drop_path: Probability of dropping a branch.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+    The activation of the MLP is QuickGELU.
     """
 
     def __init__(
@@ -104,20 +152,9 @@ class CvTBlock(nn.Module):
 class CvTStage(nn.Module):
     """Convolutional embedding, an optional class token, and blocks.
 
-    Args:
-        in_chans: Channels of the image it takes.
-        dim: Width C of its tokens.
-        num_heads: Heads of its mixers.
-        kv_stride: Step of the convolutions that make keys and values.
-        embed: Kernel size, stride and padding of the embedding, pixels of the image it takes.
-        class_token: Whether a learned token goes before the patches.
-        drop_path: Probability of dropping a branch, one a block.
-        attn_drop: For the mixers: probability of dropping an entry of a map.
-        proj_drop: Probability of dropping a value of mixers' outputs and MLPs.
-        qkv_bias: For the mixers: biases of their input projections.
-        mlp_ratio: Hidden width of the MLPs over C.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+    ``embed`` is kernel size, stride and padding of the embedding, ``kv_stride`` the step of the
+    convolutions that make keys and values, ``drop_path`` a probability per block. Heads, the stride
+    and the rates of its attention are for the mixers that a host puts in.
 
     Shape: image ``[B, in_chans, H, W]`` -> tokens ``[B, P + h w, dim]`` and the grid (h, w).
     """
@@ -161,8 +198,5 @@ class CvTStage(nn.Module):
         if self.cls_token is not None:
             tokens = torch.cat((self.cls_token.expand(tokens.shape[0], -1, -1), tokens), 1)
         for block in self.blocks:
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                tokens = checkpointed(block, tokens, grid)
-            else:
-                tokens = block(tokens, grid)
+            tokens = checkpointed(block, tokens, grid, when=self.grad_checkpointing)
         return tokens, grid

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spiking neurons as modules: LIF, IF, parametric LIF, and how a model's parts ask for one."""
+"""Spiking neurons as modules: ours, those of other libraries, and how a model asks for one."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,10 +15,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.layers.foreign_neurons import Made
-from keymix.layers.step_mode import Stepping
-from keymix.ops.neuron.layout import Dynamics
-from keymix.ops.neuron.multi_step import BACKENDS, Backend, Choice, choose, integrate_and_fire
+from keymix.layers.stepping import Stepping
+from keymix.ops.neuron.multi_step import (
+    Backend,
+    Choice,
+    check_backend,
+    choose,
+    integrate_and_fire,
+)
+from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.neuron.surrogate import Surrogate
 
 NeuronKind = Literal["lif", "if", "plif", "relu"]
@@ -38,8 +44,8 @@ class SpikingNeuron(Stepping):
             threshold off (soft reset).
         detach_reset: Whether the gradient passes the reset by.
         surrogate: The slope of the step in the backward pass.
-        backend: ``"auto"``, or a path by name (``"reference"``, ``"blocked"``, ``"inductor"``,
-            ``"triton"``), which runs or raises with the reason.
+        backend: ``"auto"``, or a path by name (``"reference"``, ``"blocked"``, ``"triton"``), which
+            runs or raises with the reason.
 
     Raises:
         UserError: If the resting potential is not below the threshold, or a name is unknown.
@@ -60,8 +66,7 @@ class SpikingNeuron(Stepping):
                 raise UserError(f"{v_threshold=} must be above 0, where a soft reset rests")
         elif not -math.inf < v_reset < v_threshold < math.inf:
             raise UserError(f"{v_threshold=} must be a number above {v_reset=}")
-        if backend not in BACKENDS:
-            raise unknown("backend", str(backend), BACKENDS)
+        check_backend(backend)
         if isinstance(surrogate, str):
             surrogate = Surrogate(surrogate)
         self.v_threshold, self.v_reset, self.detach_reset = v_threshold, v_reset, detach_reset
@@ -266,11 +271,101 @@ class Neurons:
         return ParametricLIF(init_tau=self.tau, device=device, dtype=dtype, **shared)
 
 
+class StatelessNeuron(Stepping):
+    """Holds a module that keeps state so that none survives a call.
+
+    The module, such as SpikingJelly's neurons, is set to run many steps and is reset before and
+    after every call. In step mode ``"s"`` it runs one step a call and keeps its state until
+    :meth:`reset`, as our own neurons do.
+
+    Args:
+        neuron: Maps currents ``[T, *]`` to spikes; it, or what it is made of, has ``reset()``.
+    """
+
+    def __init__(self, neuron: nn.Module) -> None:
+        super().__init__()
+        self.neuron = neuron
+        self.take_mode(self._step_mode)
+
+    def take_mode(self, mode: str) -> None:
+        """Set the mode of the module, or say that it has none."""
+        parts = list(_with_step_mode(self.neuron))
+        if not parts and mode == "s":
+            raise UserError(
+                f"{type(self.neuron).__name__} has no step_mode: it cannot run one step"
+            )
+        for part in parts:
+            if part.step_mode != mode:
+                part.step_mode = mode
+
+    def reset(self) -> None:
+        """Reset whatever in it has ``reset()``."""
+        for part in self.neuron.modules():
+            reset = getattr(part, "reset", None)
+            if callable(reset):
+                reset()
+
+    def forward(self, x: Float[Tensor, "*step"]) -> Float[Tensor, "*step"]:
+        """Run the module on ``[T, *]`` from rest, or in step mode ``"s"`` on one step ``[*]``."""
+        self.take_mode(self._step_mode)  # it may have been set past us
+        if self._step_mode == "s":
+            spikes: Tensor = self.neuron(x)
+            return spikes
+        self.reset()
+        try:
+            spikes = self.neuron(x)
+        finally:
+            self.reset()
+        return spikes
+
+
+def _with_step_mode(module: nn.Module) -> Iterator[Any]:
+    """Yield the outermost modules that have a step mode; what is inside them is their affair."""
+    if hasattr(module, "step_mode"):
+        yield module
+    else:
+        for child in module.children():
+            yield from _with_step_mode(child)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Calls a user's maker, and wraps what keeps state.
+
+    The maker takes ``v_threshold`` by name, and ``device`` and ``dtype`` if it likes.
+    """
+
+    maker: Callable[..., nn.Module]
+
+    def __call__(
+        self, *, v_threshold: float = 1.0, device: Any = None, dtype: Any = None
+    ) -> nn.Module:
+        """Make one layer of neurons."""
+        given = {"v_threshold": v_threshold, "device": device, "dtype": dtype}
+        taken = inspect.signature(self.maker).parameters
+        ours = inspect.isclass(self.maker) and issubclass(self.maker, Stepping)
+        if ours and "device" not in taken:  # hands further options on to what has no weights
+            given = {"v_threshold": v_threshold}
+        elif not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            given = {name: value for name, value in given.items() if name in taken}
+        name = getattr(self.maker, "__name__", repr(self.maker))
+        if "v_threshold" not in given:
+            raise UserError(f"{name} makes neurons but takes no v_threshold, which models set")
+        made = self.maker(**given)
+        if not isinstance(made, nn.Module):
+            raise UserError(f"{name} made a {type(made).__name__}, not a module of neurons")
+        made = made.to(device=device, dtype=dtype)
+        if isinstance(made, Stepping):
+            return made
+        keeps = any(callable(getattr(part, "reset", None)) for part in made.modules())
+        return StatelessNeuron(made) if keeps else made
+
+
 def neuron_maker(neuron: str | NeuronMaker) -> NeuronMaker:
     """Return what makes a model's neurons, from a kind's name or a maker.
 
     What a function makes and what keeps state is wrapped, so that no model can forget to reset it
-    (:class:`keymix.layers.foreign_neurons.StatelessNeuron`).
+    (:class:`StatelessNeuron`).
 
     Args:
         neuron: ``"lif"``, ``"if"``, ``"plif"``, ``"relu"``, :class:`Neurons`, or a function or
@@ -286,4 +381,4 @@ def neuron_maker(neuron: str | NeuronMaker) -> NeuronMaker:
             f"neuron={type(neuron).__name__} is not what makes neurons: give a kind's name, "
             "Neurons(...), or a function of v_threshold that returns a module"
         )
-    return neuron if isinstance(neuron, (Neurons, Made)) else Made(neuron)
+    return neuron if isinstance(neuron, (Neurons, _Made)) else _Made(neuron)

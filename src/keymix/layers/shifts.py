@@ -23,11 +23,8 @@ _SHIFTED_BEFORE = (
 def embedder(model: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
     """Say which model of a recipe embeds the patches: its own, or the backbone in it.
 
-    Args:
-        model: The ``model`` of a recipe: ``name`` and ``options``.
-
-    Returns:
-        Its name, the recipe's key of its options, and these.
+    Of the ``model`` of a recipe (``name`` and ``options``) it returns the name, the recipe's key of
+    the options, and these.
     """
     options = model.get("options") or {}
     if isinstance(backbone := options.get("backbone"), str):
@@ -36,11 +33,7 @@ def embedder(model: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
 
 
 def recorded_shifts(model: Mapping[str, Any]) -> str | None:
-    """Return the shifts that a recorded model was trained with; None without shifted patches.
-
-    Args:
-        model: The ``model`` of a recorded recipe: ``name`` and ``options``.
-    """
+    """Return the shifts that a recipe's recorded ``model`` was trained with; None without any."""
     name, _, options = embedder(model)
     if options.get("shifts") is not None:
         return str(options["shifts"])

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
-from keymix.ops.neuron.layout import forward_mode
+from keymix.ops.neuron.multi_step import forward_mode
 from keymix.ops.spikes import packed
-from keymix.ops.spikes.anew import Currents, Firing, anew
 from keymix.ops.spikes.packed import Kept
+from keymix.ops.spikes.recompute import Currents, recomputed
 
 _OURS = (
     *(nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d),
@@ -103,19 +103,20 @@ def _normed_spikes(
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return ``neuron(between(norm(y)))`` and keep y alone."""
-    held: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
+    constants: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
     if not norm.training and norm.running_mean is not None and norm.running_var is not None:
-        held = norm.running_mean, norm.running_var
-    return anew(
+        constants = norm.running_mean, norm.running_var
+    return recomputed(
         y,
         Currents(
             first=lambda y: between(norm(y)),
             again=partial(_normed_again, between, norm.eps),
             learned=() if norm.weight is None else (norm.weight, norm.bias),
-            held=held,
+            constants=constants,
         ),
         *neuron.coefficients(),
-        Firing(neuron.dynamics, neuron.backend),
+        neuron.dynamics,
+        neuron.backend,
     )
 
 
@@ -124,10 +125,10 @@ def _normed_again(
     eps: float,
     y: Tensor,
     learned: Sequence[Tensor],
-    held: Sequence[Tensor],
+    constants: Sequence[Tensor],
 ) -> Tensor:
     weight, bias = learned or (None, None)
-    mean, variance = held or (None, None)
+    mean, variance = constants or (None, None)
     return between(F.batch_norm(y, mean, variance, weight, bias, mean is None, 0.0, eps))
 
 
@@ -157,13 +158,7 @@ def spiking_linear(
 
 
 def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
-    """Pool images, and lay their first axis out as steps and images.
-
-    Args:
-        pool: What pools them; None for nothing.
-        lead: T and B.
-        y: ``[T B, D, h, w]``.
-    """
+    """Pool images ``[T B, D, h, w]`` if there is a pool, and split the first axis into T, B."""
     y = y if pool is None else pool(y)
     return y.view(*lead, *y.shape[1:])
 

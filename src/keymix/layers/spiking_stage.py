@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
 from keymix.layers.checkpoint import checkpointed
 from keymix.layers.neurons import NeuronMaker
+from keymix.layers.spiking_block import spiking_linear
 from keymix.layers.spiking_embed import SpikingEmbeds, SpikingPatchEmbed, SpikingPatchSplitting
-from keymix.layers.spiking_mlp import SpikingMlp
 
 Grid = tuple[int, int]
 Embedding = SpikingPatchEmbed | SpikingPatchSplitting | SpikingEmbeds
@@ -29,19 +28,38 @@ class StepsDropPath(DropPath):
         return dropped.transpose(0, 1)
 
 
+class SpikingMlp(nn.Module):
+    """Spiking MLP: S' = SN(BN(Linear(S))), twice, the first to the hidden width.
+
+    Paper: Spikformer, https://arxiv.org/abs/2209.15425, Sec. 3.2; QKFormer's SMLP is the same.
+
+    Shape: x ``[T, B, N, C]`` -> the same.
+    Cost: 2 C hidden multiply-adds a token and step; 2 C hidden + 3 hidden + 3 C parameters.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, neuron: NeuronMaker, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.fc1 = nn.Linear(dim, hidden, **factory)
+        self.bn1 = nn.BatchNorm1d(hidden, **factory)
+        self.sn1 = neuron(**factory)
+        self.fc2 = nn.Linear(hidden, dim, **factory)
+        self.bn2 = nn.BatchNorm1d(dim, **factory)
+        self.sn2 = neuron(**factory)
+
+    def forward(self, x: Float[Tensor, "T B N C"]) -> Float[Tensor, "T B N C"]:
+        """Transform every token."""
+        x = spiking_linear(x, self.fc1, self.bn1, self.sn1)
+        return spiking_linear(x, self.fc2, self.bn2, self.sn2)
+
+
 class SpikingTransformerBlock(nn.Module):
     """Residual block on spikes: x + attn(x), x + mlp(x); both branches end with neurons.
 
     Paper: QKFormer, https://arxiv.org/abs/2403.16552, Eq. (13) and (14), as Spikformer's: the
     activation stands before the addition, so x counts spikes, 0, 1, 2, ….
-
-    Args:
-        dim: Width C of the tokens.
-        mlp_ratio: Hidden width of the MLP over C.
-        drop_path: Probability of dropping a branch.
-        neuron: Makes the neurons.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
     """
 
     def __init__(
@@ -71,16 +89,7 @@ class SpikingTransformerBlock(nn.Module):
 class SpikingStage(nn.Module):
     """An embedding and blocks; images and tokens are views of one memory, channels last.
 
-    Args:
-        patch_embed: Makes the tokens of the images.
-        dim: Width C of the tokens.
-        num_heads: Heads of the stage's mixers.
-        qkv_bias: For the mixers: biases of their input projections.
-        mlp_ratio: Hidden width of the MLPs over C.
-        drop_path: Probability of dropping a branch, one a block.
-        neuron: Makes the neurons, those of the mixers too.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+    Heads, biases and neurons are for the mixers too; ``drop_path`` is a probability per block.
 
     Shape: ``[T, B, c, H, W]``, or one step for an image -> ``[T, B, C, h, w]``.
     """
@@ -125,20 +134,12 @@ class SpikingStage(nn.Module):
         steps, batch, width, *sides = x.shape
         grid = (sides[0], sides[1])
         tokens = x.permute(0, 1, 3, 4, 2).reshape(steps, batch, grid[0] * grid[1], width)
-        if self.grad_checkpointing and torch.is_grad_enabled():
-            tokens = checkpointed(block, tokens, grid)
-        else:
-            tokens = block(tokens, grid)
+        tokens = checkpointed(block, tokens, grid, when=self.grad_checkpointing)
         mixed: Tensor = tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3)
         return mixed
 
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B C h w"]:
-        """Embed and mix.
-
-        Args:
-            x: T steps, or one that stands for all.
-            steps: How many steps T come out.
-        """
+        """Embed T steps, or one that stands for all, and mix all ``steps``."""
         x = self.patch_embed(x, steps)
         for block in self.blocks:
             x = self.mix(x, block)

@@ -1,17 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step at a time: a network of spiking neurons fed with frames as they come."""
+"""What takes many steps from rest in one call, or one step a call, as frames come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from keymix.layers.step_mode import Stepping
+from keymix.errors import UserError
 
+StepMode = Literal["m", "s"]
 Model = TypeVar("Model", bound=nn.Module)
+
+
+class Stepping(nn.Module):
+    """What runs many steps from rest (mode ``"m"``), or one after another with state (``"s"``).
+
+    The words are SpikingJelly's, whose ``functional.set_step_mode`` and ``functional.reset_net``
+    serve here too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step_mode: StepMode = "m"
+
+    @property
+    def step_mode(self) -> str:
+        """``"m"``: many steps ``[T, *]`` from rest; ``"s"``: one step ``[*]`` from the last."""
+        return self._step_mode
+
+    @step_mode.setter
+    def step_mode(self, mode: str) -> None:
+        if mode not in ("m", "s"):
+            raise UserError(f"step_mode={mode!r} must be 'm' for many steps or 's' for one a call")
+        self.take_mode(mode)
+        if mode != self._step_mode:
+            self.reset()
+        self._step_mode = mode  # type: ignore[assignment]
+
+    def take_mode(self, mode: str) -> None:
+        """Set a mode, ``"m"`` or ``"s"``, on the parts before it is set here, or refuse it."""
+
+    def reset(self) -> None:
+        """Go to rest."""
+        raise TypeError(f"{type(self).__name__} must define reset()")
+
+    def train(self, mode: bool = True) -> Any:
+        """As PyTorch's; whoever turns from training to evaluation or back starts from rest."""
+        if mode != self.training:
+            self.reset()
+        return super().train(mode)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -91,6 +91,9 @@ class TokenMixer(nn.Module):
     traits: ClassVar[Traits] = Traits()
     laid: ClassVar[tuple[str, ...]] = ()  # names in a state with one row a position of a grid
     why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
+    short_name: ClassVar[str] = ""  # in labels that need one; mixer_name if empty
+    # submodule to the paper's name of its spikes; of "proj" it names what comes in
+    spiking_roles: ClassVar[Mapping[str, str]] = MappingProxyType({})
     mixer_name: ClassVar[str] = ""  # set by register_mixer
     built_with: Mapping[str, Any] = MappingProxyType({})  # its options, set by registry.build
 
@@ -199,6 +202,40 @@ class TokenMixer(nn.Module):
             window_grid: How its windows lay; as they do here if None.
         """
         return dict(state)
+
+    # ---- what ``keymix.swap`` may copy and calibrate -----------------------------------------
+
+    @classmethod
+    def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """Name the parameters that stand in place of computed keys, by the queries they meet.
+
+        ``keymix.swap`` estimates them from calibration images. ``"queries"`` are all of them,
+        ``"prefix queries"`` those of prefix tokens, ``"unfolded k"`` those of patches, each with
+        its k x k neighbours, and a one. The parameters together hold a row of weights for each
+        head and key: ``{"queries": ("key",)}`` says that ``key`` is ``[h, M, d]``.
+
+        Args:
+            site: Where the mixer sits.
+            options: All of its options, defaults included.
+        """
+        return {}
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return the options that a mixer in its place shall have too, where it has them."""
+        return {}
+
+    def neutralize(self, copied: Collection[str]) -> set[str]:
+        """Let what it adds to plain attention start where it changes nothing.
+
+        Args:
+            copied: Names of what was copied, which stays.
+
+        Returns:
+            The names of what was set.
+        """
+        return set()
+
+    # ---- a call -----------------------------------------------------------------------------
 
     def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
         """Say which path the next forward pass on ``device`` takes and why."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -55,6 +56,7 @@ class ConvStaticKeyAttention(LearnedKeys):
     """
 
     traits = Traits(permutation="positional")
+    short_name = "cska"
     laid = ("key", "key_conv.weight", "key_conv.bias")
 
     def __init__(
@@ -87,6 +89,16 @@ class ConvStaticKeyAttention(LearnedKeys):
         super().reset_parameters()
         if self.key is not None:
             nn.init.normal_(self.key, std=self.key_init_std)
+
+    @classmethod
+    def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """The filters, which patch queries meet, and the key of prefix queries."""
+        filters = {f"unfolded {options['kernel_size']}": ("key_conv.weight", "key_conv.bias")}
+        return {**filters, "prefix queries": ("key",)} if site.num_prefix_tokens else filters
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of static keys and the side of the convolution."""
+        return {**super().transfer_options(), "kernel_size": self.key_conv.kernel_size[0]}
 
     @property
     def plain_softmax(self) -> str:

@@ -218,6 +218,10 @@ class KeyValueAttention(GridBound):
         """The position projection, whose neutral weight is 1/m, not 0."""
         return {"pos_proj.weight", "pos_proj.bias"} if self.pos_dim else set()
 
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of any mixer bound to a grid and the channels of the code."""
+        return {**super().transfer_options(), "pos_dim": self.pos_dim}
+
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens; under ``"pool_values"`` keys are averaged as values are."""
         inputs = super().inputs(x, grid)

@@ -69,6 +69,8 @@ class MapMixer(TokenMixer):
 
     roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
+    map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
+    map_gain: float = 1.0  # factor of the maps behind that norm
 
     def __init__(
         self,
@@ -225,6 +227,21 @@ class MapMixer(TokenMixer):
         return "talking_heads mixes the maps" if self.talking_pre is not None else None
 
     # ---- what this class does with it -------------------------------------------------------
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return width of heads, biases, dropouts, head mixing and scale."""
+        talks = self.talking_post is not None and (self.talking_post.bias is None or "bias")
+        options = {
+            "head_dim": self.head_dim,
+            "qkv_bias": any(m.bias is not None for m in self.projections if m is not self.proj),
+            "proj_bias": self.proj.bias is not None,
+            "attn_drop": self.attn_drop_p,
+            "proj_drop": self.proj_drop.p,
+            "mask_diagonal": self.mask_diagonal,
+            "talking_heads": talks,
+            **scale_options(self.scale, self.head_dim, self.site.dim),
+        }
+        return options if self.temperature is None else {**options, "temperature": True}
 
     @property
     def claims(self) -> Traits:
@@ -400,6 +417,14 @@ class MapMixer(TokenMixer):
             dropping=self.training and self.attn_drop_p > 0,
             device=device,
         )
+
+
+def scale_options(scale: float, head_dim: int, dim: int) -> dict[str, Any]:
+    """Return the options that make a factor of the logits; the default needs none."""
+    names: dict[float, Any] = {1.0: False, dim**-0.5: "dim", head_dim**-0.5: "head_dim"}
+    if scale in names:
+        return {} if names[scale] == "head_dim" else {"scale": names[scale]}
+    return {"scale": False, "temperature": 1.0 / scale}
 
 
 def _talk(maps: Tensor, mix: nn.Linear) -> Tensor:

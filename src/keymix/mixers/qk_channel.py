@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,6 +30,8 @@ class QKChannelAttention(SpikingMixer):
     projections; the attention itself adds N C numbers and masks as many. 3 C^2 + 7 C parameters.
     """
 
+    short_name = "qkca"
+    spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_c"})
     why_no_map = "its attention is one spike a channel; mixer.spikes(x) returns it as A_c"
 
     def gather(
@@ -35,6 +39,6 @@ class QKChannelAttention(SpikingMixer):
     ) -> Float[Tensor, "T *batch N h d"]:
         """Mask the keys channel by channel."""
         attention = self.attn_sn(parts["q"].sum(-3, keepdim=True))  # [T, *, 1, h, d]
-        note("A_c", attention.transpose(-3, -2))
+        note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
         masked: Tensor = attention * parts["k"]
         return masked

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,6 +33,8 @@ class QKTokenAttention(SpikingMixer):
     """
 
     traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
+    short_name = "qkta"
+    spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_t"})
     why_no_map = "its attention is one spike a token and head; mixer.spikes(x) returns it as A_t"
 
     def gather(
@@ -38,6 +42,6 @@ class QKTokenAttention(SpikingMixer):
     ) -> Float[Tensor, "T *batch N h d"]:
         """Mask the keys token by token."""
         attention = self.attn_sn(parts["q"].sum(-1, keepdim=True))  # [T, *, N, h, 1]
-        note("A_t", attention.transpose(-3, -2))
+        note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
         masked: Tensor = attention * parts["k"]
         return masked

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float
@@ -31,7 +32,7 @@ class ReMixing(MapMixer):
     theta: nn.Parameter
     theta_bias: nn.Parameter | None
     norm: nn.BatchNorm2d | nn.LayerNorm
-    map_gain: float = 1.0
+    map_norm = "norm"
 
     def _init_mixing(self, norm: Norm, theta_bias: bool, map_scale: bool = False) -> None:
         heads, factory = self.num_heads, self.factory
@@ -91,6 +92,25 @@ class ReMixing(MapMixer):
         super().reset_parameters()
         if hasattr(self, "theta"):  # not yet while a base class is being built
             self._reset_mixing()
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of any map mixer and how maps are mixed."""
+        return {
+            **super().transfer_options(),
+            "norm": "layer" if isinstance(self.norm, nn.LayerNorm) else "batch",
+            "theta_bias": self.theta_bias is not None,
+            "map_scale": self.map_gain != 1.0,
+        }
+
+    def neutralize(self, copied: Collection[str]) -> set[str]:
+        """Let the heads' mixing start at the identity, unless it was copied."""
+        if "theta" in copied:
+            return set()
+        nn.init.eye_(self.theta)
+        if self.theta_bias is None:
+            return {"theta"}
+        nn.init.zeros_(self.theta_bias)
+        return {"theta", "theta_bias"}
 
     @property
     def claims(self) -> Traits:

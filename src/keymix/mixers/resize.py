@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 from jaxtyping import Float
 from torch import Tensor
@@ -123,6 +123,10 @@ class GridBound(MapMixer):
             windows: How the windows shall lie, if each has something of its own.
         """
         raise TypeError(f"{type(self).__name__} must define lay(home, windows)")
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of any map mixer and the policy."""
+        return {**super().transfer_options(), "resize": self.resize}
 
     # ---- geometry ---------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ class SoftmaxAttention(MapMixer):
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. Cost: 4 N C^2 + 2 N M C multiply-adds.
     """
 
+    short_name = "mhsa"
+
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""
         return inputs["q"], inputs["k"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Float
@@ -48,6 +49,17 @@ class SpikeDrivenSelfAttention(SpikingMixer):
     """
 
     roles = ("q", "k", "v")
+    short_name = "sdsa"
+    spiking_roles = MappingProxyType(
+        {
+            "q_sn": "Q",
+            "k_sn": "K",
+            "v_sn": "V",
+            "attn_sn": "A_c",
+            "proj": "SDSA'",
+            "proj_sn": "SDSA",
+        }
+    )
     why_no_map = "its attention is one spike a channel; mixer.spikes(x) returns it as A_c"
 
     def __init__(
@@ -84,11 +96,6 @@ class SpikeDrivenSelfAttention(SpikingMixer):
         if self.talking_heads is not None:
             nn.init.eye_(self.talking_heads.weight)
 
-    @property
-    def published(self) -> tuple[str, str]:
-        """The names of what is gathered, and of the output."""
-        return "SDSA'", "SDSA"
-
     def gather(
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
     ) -> Float[Tensor, "T *batch N h d"]:
@@ -97,6 +104,6 @@ class SpikeDrivenSelfAttention(SpikingMixer):
         if self.talking_heads is not None:
             sums = self.talking_heads(sums.transpose(-2, -1)).transpose(-2, -1)
         attention = self.attn_sn(sums)
-        note("A_c", attention.transpose(-3, -2))
+        note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
         masked: Tensor = attention * parts["v"]
         return masked

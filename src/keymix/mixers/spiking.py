@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
@@ -52,6 +53,9 @@ class SpikingMixer(TokenMixer):
 
     traits = Traits(domain="spiking", maskable=False)
     roles: ClassVar[tuple[str, ...]] = ("q", "k")
+    spiking_roles = MappingProxyType(
+        {"q_sn": "Q", "k_sn": "K", "attn_sn": "A", "proj": "X'", "proj_sn": "X''"}
+    )
 
     def __init__(
         self,
@@ -100,7 +104,8 @@ class SpikingMixer(TokenMixer):
     @property
     def published(self) -> tuple[str, str]:
         """The papers' names of what is gathered, and of the output."""
-        return "X'", "X''"
+        names = self.spiking_roles
+        return names.get("proj", names["attn_sn"]), names["proj_sn"]
 
     def gather(
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -50,6 +51,10 @@ class SpikingSelfAttention(SpikingMixer):
     """
 
     roles = ("q", "k", "v")
+    short_name = "ssa"
+    spiking_roles = MappingProxyType(
+        {"q_sn": "Q", "k_sn": "K", "v_sn": "V", "attn_sn": "SSA'", "proj_sn": "SSA"}
+    )
     why_no_map = (
         "without a softmax, the rows of Q K^T count spikes that two tokens share and sum to no "
         "fixed number; mixer.spikes(x) returns Q and K"
@@ -83,11 +88,6 @@ class SpikingSelfAttention(SpikingMixer):
             raise UserError(f"{scale=} must be a number above 0")
         self.scale = float(scale)
         self.order = order
-
-    @property
-    def published(self) -> tuple[str, str]:
-        """The paper's names of Eq. 7 and 8."""
-        return "SSA'", "SSA"
 
     def order_for(self, tokens: int) -> Literal["quadratic", "linear"]:
         """Return the order of the products for that many tokens.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Unpack
@@ -114,6 +115,17 @@ class LearnedKeys(GridBound):
         """Shape of the static key: ``[h, M, d]``, or ``[nW, h, M, d]`` with keys a window."""
         windows = (self.site.windows,) if self.site.windows > 1 else ()
         return (*windows, self.num_heads, self.site.num_keys, self.head_dim)
+
+    # ---- in a swap --------------------------------------------------------------------------
+
+    @classmethod
+    def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """The key, which all queries meet."""
+        return {"queries": ("key",)}
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of any mixer bound to a grid and the activation."""
+        return {**super().transfer_options(), "activation": self.activation}
 
     # ---- on another grid --------------------------------------------------------------------
 
@@ -241,6 +253,7 @@ class StaticKeyAttention(LearnedKeys):
     """
 
     traits = Traits(permutation="positional")
+    short_name = "ska"
 
     def __init__(self, site: Site, **shared: Unpack[KeyOptions]) -> None:
         super().__init__(site, **shared)

@@ -21,7 +21,11 @@ from keymix.layers.neurons import NeuronKind, NeuronMaker, neuron_maker
 from keymix.layers.spiking_embed import LATER, STEMS, Images, Pool, Shortcut, SpikingPatchEmbed
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
-from keymix.models.family import base_cfg, register_variants
+from keymix.models.family import (
+    Row,
+    base_cfg,
+    register_variants,
+)
 from keymix.models.spiking import SpikingTransformer
 
 
@@ -177,8 +181,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
+def _cfg(row: Row) -> dict[str, Any]:
     stem = STEMS[row["stem"]][1]
     return base_cfg(
         row["img_size"],
@@ -189,6 +192,4 @@ def _cfg(name: str) -> dict[str, Any]:
     )
 
 
-register_variants(
-    __name__, QKFormer, VARIANTS, cfg=_cfg, feature_cfg={"out_indices": 3, "feature_cls": "getter"}
-)
+register_variants(__name__, QKFormer, VARIANTS, cfg=_cfg)

@@ -20,19 +20,23 @@ from timm.layers import calculate_drop_path_rates
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.layers.neurons import NeuronKind, NeuronMaker, neuron_maker
-from keymix.layers.spiking_conv import Pooling
 from keymix.layers.spiking_embed import (
     LATER,
     SPLITTING,
     STEMS,
     Images,
+    Pooling,
     SpikingEmbeds,
     SpikingPatchEmbed,
     SpikingPatchSplitting,
 )
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
-from keymix.models.family import base_cfg, register_variants
+from keymix.models.family import (
+    Row,
+    base_cfg,
+    register_variants,
+)
 from keymix.models.spiking import SpikingTransformer
 
 # how many of QKFormer's embeddings make tokens as large as those of the splitting stem, and where
@@ -180,8 +184,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
+def _cfg(row: Row) -> dict[str, Any]:
     return base_cfg(
         row.get("img_size", 224),
         row.get("in_chans", 3),
@@ -196,5 +199,4 @@ register_variants(
     Spikformer,
     VARIANTS,
     cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
 )

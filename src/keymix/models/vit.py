@@ -17,9 +17,16 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
-from keymix.models.family import MixerModel, base_cfg, register_variants, with_norm_eps
-from keymix.models.input_size import asked_grid, check_patches
+from keymix.layers.patches import ShiftedPatchEmbed
+from keymix.models.family import (
+    MixerModel,
+    Row,
+    asked_grid,
+    base_cfg,
+    check_patches,
+    register_variants,
+    with_norm_eps,
+)
 
 
 class MixerVisionTransformer(MixerModel, VisionTransformer):
@@ -34,7 +41,7 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         mixer_defaults: Options of the family for those mixers that know them.
         shifted_patches: Embed patches with their shifted copies.
         shifts: How these are moved, ``"axes"``, ``"half_patch"`` or ``"diagonal"``, as
-            :class:`keymix.layers.shifted_patch.ShiftedPatchEmbed` takes it; None is ``"axes"``
+            :class:`keymix.layers.patches.ShiftedPatchEmbed` takes it; None is ``"axes"``
             until weights are loaded whose record says another.
         norm_eps: What LayerNorms of the blocks and the last one add to the variance; timm's, 1e-6,
             if None. The code behind SKA's baseline has PyTorch's 1e-5.
@@ -145,8 +152,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
+def _cfg(row: Row) -> dict[str, Any]:
     return base_cfg(
         row["img_size"],
         row.get("in_chans", 3),
@@ -160,6 +166,5 @@ register_variants(
     MixerVisionTransformer,
     VARIANTS,
     cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
     filter_fn=checkpoint_filter_fn,
 )

@@ -9,13 +9,9 @@ from typing import Any
 
 
 def own_code(function: Callable[..., Any], name: str) -> Any:
-    """Copy a function that closes over nothing.
+    """Copy a function that closes over nothing, under a name that no other copy has.
 
     PyTorch counts the compilations of a code object and gives up at some; each copy has its own.
-
-    Args:
-        function: What to copy.
-        name: The copy's name, which no other copy has.
     """
     code = function.__code__.replace(co_name=name)
     return types.FunctionType(code, function.__globals__, name)

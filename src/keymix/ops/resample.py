@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -11,15 +13,17 @@ from torch import Tensor
 Grid = tuple[int, int]
 
 
-def _image(rows: Tensor, grid: Grid) -> Tensor:
-    """Lay rows ``[*, H * W, D]`` out as images ``[prod(*), D, H, W]``."""
-    return rows.transpose(-2, -1).reshape(-1, rows.shape[-1], *grid)
-
-
-def _rows(image: Tensor, lead: torch.Size) -> Tensor:
-    """Undo :func:`_image`."""
-    rows = image.flatten(2).transpose(-2, -1)
-    return rows.reshape(*lead, *rows.shape[1:])
+def _on_grid(
+    rows: Tensor, prefix: int, old: Grid, new: Grid, resize: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Resize rows that lie on ``old``, as images ``[prod(*), D, H, W]``; the prefix stays."""
+    if old == new:
+        return rows
+    first, laid = rows[..., :prefix, :], rows[..., prefix:, :]
+    lead, width = laid.shape[:-2], laid.shape[-1]
+    image = resize(laid.transpose(-2, -1).reshape(-1, width, *old))
+    laid = image.flatten(2).transpose(-2, -1).reshape(*lead, new[0] * new[1], width)
+    return torch.cat((first, laid), -2) if prefix else laid
 
 
 def interpolate(
@@ -27,23 +31,16 @@ def interpolate(
 ) -> Float[Tensor, "*lead S D"]:
     """Resample rows of a grid bicubically onto another, as position embeddings are.
 
-    The same numbers as timm's ``resample_abs_pos_embed``: antialiased where the grid shrinks,
-    pixel centres aligned, in float32 where the rows are narrower.
-
-    Args:
-        rows: ``R = prefix + prod(old)`` rows, the prefix first, the rest row by row.
-        prefix: Rows that lie on no grid and stay as they are.
-        old: The grid they lie on.
-        new: The grid wanted, ``S = prefix + prod(new)``. On the same grid, ``rows`` itself.
+    The ``prefix`` rows come first and stay as they are, the others lie row by row on the grid. On
+    the same grid it returns ``rows`` itself. The same numbers as timm's ``resample_abs_pos_embed``:
+    antialiased where the grid shrinks, pixel centres aligned, in float32 where rows are narrower.
     """
-    if old == new:
-        return rows
-    first, laid = rows[..., :prefix, :], rows[..., prefix:, :]
-    image = _image(laid, old)
-    wide = image if image.dtype in (torch.float32, torch.float64) else image.float()
-    image = F.interpolate(wide, new, mode="bicubic", antialias=True).to(rows.dtype)
-    laid = _rows(image, laid.shape[:-2])
-    return torch.cat((first, laid), -2) if prefix else laid
+
+    def bicubic(image: Tensor) -> Tensor:
+        wide = image if image.dtype in (torch.float32, torch.float64) else image.float()
+        return F.interpolate(wide, new, mode="bicubic", antialias=True).to(rows.dtype)
+
+    return _on_grid(rows, prefix, old, new, bicubic)
 
 
 def interpolate_windows(
@@ -56,13 +53,9 @@ def interpolate_windows(
 ) -> Float[Tensor, "others *lead S D"]:
     """Resample the rows of all windows as one map over the image.
 
-    Args:
-        rows: The rows of each window, windows row by row over the image.
-        prefix: Rows of a window that lie on no grid; they are a map over the windows.
-        old: Grid inside a window.
-        new: The grid wanted inside a window.
-        old_windows: How the windows lie (rows, columns).
-        new_windows: How the windows wanted lie. Where nothing differs, ``rows`` itself.
+    Windows are on a grid (rows, columns) over the image, row by row, and have grids inside.
+    Prefix rows of the windows lie on no grid inside: they are a map over the windows. Where nothing
+    differs, it returns ``rows`` itself.
     """
     if old == new and old_windows == new_windows:
         return rows
@@ -87,23 +80,17 @@ def interpolate_windows(
 def pool(
     rows: Float[Tensor, "*lead R D"], prefix: int, old: Grid, new: Grid
 ) -> Float[Tensor, "*lead S D"]:
-    """Average rows of a grid onto another, linear in their number.
+    """Average rows of a grid onto another, linear in their number; arguments as `interpolate`'s.
 
     An axis that shrinks is averaged (each new row is the mean of those it touches), an axis that
     grows is interpolated linearly between the rows there are.
-
-    Args:
-        rows: ``R = prefix + prod(old)`` rows, the prefix first, the rest row by row.
-        prefix: Rows that lie on no grid and stay as they are.
-        old: The grid they lie on.
-        new: The grid wanted, ``S = prefix + prod(new)``. On the same grid, ``rows`` itself.
     """
-    if old == new:
-        return rows
-    first, laid = rows[..., :prefix, :], rows[..., prefix:, :]
     smaller = (min(old[0], new[0]), min(old[1], new[1]))
-    image = F.adaptive_avg_pool2d(_image(laid, old), smaller)
-    if smaller != new:
-        image = F.interpolate(image, new, mode="bilinear", align_corners=False)
-    laid = _rows(image, laid.shape[:-2])
-    return torch.cat((first, laid), -2) if prefix else laid
+
+    def average(image: Tensor) -> Tensor:
+        image = F.adaptive_avg_pool2d(image, smaller)
+        if smaller != new:
+            image = F.interpolate(image, new, mode="bilinear", align_corners=False)
+        return image
+
+    return _on_grid(rows, prefix, old, new, average)

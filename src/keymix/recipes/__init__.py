@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes by name. A file ``recipes/<task>/<name>.py`` with ``def recipe()`` is a recipe.
+"""Recipes by name, a file for each paper's family; the folder is searched.
 
-The folder is searched; there is no list to edit. Each file's head is a lab notebook: what, which
-paper, the command, and what it measured.
+A recipe is a function here marked ``@recipe``. Its name is the recipe's, and its docstring is the
+lab notebook: what, which paper, the command, and what it measured.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,47 +21,57 @@ from keymix.errors import UserError, unknown
 if TYPE_CHECKING:
     from keymix.train.recipe import Recipe
 
+_FOUND: dict[str, Callable[[], Recipe]] = {}
 
-def _files() -> dict[str, str]:
-    here = Path(__file__).parent
-    return {
-        file.stem: ".".join(file.relative_to(here).with_suffix("").parts)
-        for file in sorted(here.glob("*/*.py"))
-        if not file.stem.startswith("_")
-    }
+
+def add(name: str, notebook: str, make: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """Add a recipe, of which what is made takes the name."""
+
+    def named() -> Recipe:
+        return replace(make(), name=name)
+
+    named.__doc__ = cleandoc(notebook)
+    _FOUND[name] = named
+    return named
+
+
+def recipe(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """Mark a function as a recipe, by its name and with its docstring as notebook."""
+    return add(make.__name__, make.__doc__ or "", make)
+
+
+@cache
+def _all() -> dict[str, Callable[[], Recipe]]:
+    for family in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{family.name}")
+    return dict(sorted(_FOUND.items()))
 
 
 def names() -> list[str]:
     """The names of all recipes, sorted."""
-    return sorted(_files())
+    return list(_all())
+
+
+def notebook(name: str) -> str:
+    """What a recipe's docstring says: paper, commands, settings, and what it measured."""
+    return _known(name).__doc__ or ""
 
 
 def summary(name: str) -> str:
-    """The first line of a recipe's notebook head."""
-    module = importlib.import_module(f"{__name__}.{_known(name)}")
-    return (module.__doc__ or "").strip().splitlines()[0]
+    """The first line of a recipe's notebook."""
+    return notebook(name).splitlines()[0]
 
 
 def get(name: str) -> Recipe:
-    """The recipe of this name.
-
-    Raises:
-        UserError: If there is none; it names the nearest.
-    """
-    module = importlib.import_module(f"{__name__}.{_known(name)}")
-    made: Recipe = module.recipe()
-    return made
+    """The recipe of this name; an unknown one is refused, with the nearest."""
+    return _known(name)()
 
 
 def resolve(text: str) -> Recipe:
-    """A recipe from what a person typed: a recipe's name, a YAML or JSON file, a run's folder.
-
-    Raises:
-        UserError: If it is none of these, or the file is no recipe.
-    """
+    """A recipe from what a person typed: a recipe's name, a YAML or JSON file, a run's folder."""
     from keymix.train.recipe import read_recipe
 
-    if text in _files():
+    if text in _all():
         return get(text)
     path = Path(text).expanduser()
     if path.is_dir() and not (path / "recipe.json").exists():
@@ -66,8 +81,8 @@ def resolve(text: str) -> Recipe:
     raise unknown("recipe", text, names())
 
 
-def _known(name: str) -> str:
-    known = _files()
-    if name not in known:
-        raise unknown("recipe", name, known)
-    return known[name]
+def _known(name: str) -> Callable[[], Recipe]:
+    found = _all()
+    if name not in found:
+        raise unknown("recipe", name, found)
+    return found[name]

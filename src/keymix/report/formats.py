@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keymix.task import Score
@@ -93,6 +94,11 @@ def energy(picojoules: float | None) -> str:
     return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
 
 
+def ratio(value: float) -> str:
+    """Write a multiple with three digits: 1.25, 12.5, 1,250."""
+    return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
+
+
 def duration(seconds: float) -> str:
     """Write a duration: 8 s, 2 min 05 s, 1 h 12 min."""
     whole = round(seconds)
@@ -101,3 +107,8 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def listing(names: Sequence[str]) -> str:
+    """Write names in a sentence: a, b and c."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

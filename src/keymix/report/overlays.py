@@ -38,14 +38,11 @@ _CHARACTER = 0.075  # inches of a character at 8 points
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One map.
+    """One map: weights as multiples of even attention, rows and columns; None where there is none.
 
-    Attributes:
-        values: Weights as multiples of even attention, rows and columns; None where there is none.
-        mark: Where the query lies, as shares of height and width; None for none.
-        apart: Whether it is of another kind than the others, such as rollout: a shared scale of
-            colours is then shared with its own kind alone.
-        why: What is written where there is none.
+    `mark` is where the query lies, as shares of height and width. A cell that stands `apart`, such
+    as rollout, shares a scale of colours with its own kind alone. `why` is written where there is
+    no map.
     """
 
     values: FloatArray | None
@@ -56,12 +53,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Maps beside one another.
+    """Maps next to one another, as many as the figure has columns, and what they have in common.
 
-    Attributes:
-        label: What they have in common.
-        cells: As many as the figure has columns.
-        photo: What the model was shown, uint8 ``[C, H, W]``; None draws the maps as they are.
+    `photo` is what the model was shown, uint8 ``[C, H, W]``; None draws the maps as they are.
     """
 
     label: str
@@ -73,9 +67,8 @@ class Row:
 class Range:
     """The weights that a scale of colours runs over.
 
-    Attributes:
-        low: Drawn transparent; where weights run below nought, the end of their colour.
-        high: Drawn opaque, as all above it.
+    `low` is drawn transparent, or the end of its colour where weights run below 0; `high` is drawn
+    opaque, as all above it.
     """
 
     low: float
@@ -114,17 +107,9 @@ class Range:
 def draw(
     rows: Sequence[Row], columns: Sequence[str], *, title: str, note: str, scale: Scale = "shared"
 ) -> bytes:
-    """Draw a grid of maps.
+    """Draw rows of maps as a PNG, a title in bold and a note above, headings over the columns.
 
-    Args:
-        rows: One below the other.
-        columns: What stands above the columns.
-        title: In bold, above all.
-        note: A line below it: whose rows these are, which weights.
-        scale: ``"shared"``, one for all cells; ``"each"`` lets every cell end at its own maximum.
-
-    Returns:
-        A PNG.
+    One scale is ``"shared"`` by all cells, or ``"each"`` cell ends at its own maximum.
     """
     from matplotlib.figure import Figure
 
@@ -207,15 +192,9 @@ def _own(rows: Sequence[Row]) -> list[Range]:
 
 
 def overlaid(photo: npt.NDArray[np.uint8], values: FloatArray, over: Range) -> FloatArray:
-    """Lay a map over a photo, bilinear, the more opaque the larger the weight.
+    """Lay a map over a photo, uint8 ``[C, H, W]``, the more opaque the larger the weight.
 
-    Args:
-        photo: uint8 ``[C, H, W]``.
-        values: The map, of any grid.
-        over: What the colours run over.
-
-    Returns:
-        ``[H, W, 3]``, 0..1.
+    The map, of any grid, is interpolated bilinearly. Returns ``[H, W, 3]``, 0..1.
     """
     height, width = photo.shape[1:]
     small = Image.fromarray(over.share(values).astype(np.float32))

@@ -19,6 +19,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from keymix.records import to_json
 from keymix.report import formats
 
 Script = str | tuple[str, str]
@@ -29,34 +30,40 @@ def render_page(
     template: str,
     view: Mapping[str, Any],
     *,
-    payload: Markup,
-    scripts: Sequence[Script],
+    payload: object = None,
+    scripts: Sequence[Script] = ("core", "tables"),
     package: str = "",
 ) -> str:
-    """Render a template that extends ``page.html.j2``.
+    """Render a template that extends ``page.html.j2`` as an HTML document.
 
-    Args:
-        template: Its name in the folder of templates.
-        view: What it reads.
-        payload: The JSON that its script reads.
-        scripts: The script's files, in the order they are joined.
-        package: A package whose ``templates`` the page includes as ``own/…``; empty for none.
-
-    Returns:
-        The HTML document.
+    It reads `view`, and its script, the files of which are joined in order, reads `payload` as
+    JSON: the colours of the view's ``looks``, if none is given. The ``templates`` of a `package`
+    can be included as ``own/…``.
     """
     code = script(scripts)
-    shared = {"script": Markup(code), "digest": digest(code), "payload": payload}
-    return environment(package).get_template(template).render({**view, **shared})
+    shown = {"looks": {}, **view}
+    if payload is None:
+        colours = ((label, look.colour) for label, look in shown["looks"].items())
+        payload = {"mixers": [{"label": label, "colour": colour} for label, colour in colours]}
+    shared = {
+        "script": Markup(code),
+        "digest": digest(code),
+        "payload": as_element_text(payload),
+    }
+    return environment(package).get_template(template).render({**shown, **shared})
+
+
+def as_element_text(content: object) -> Markup:
+    """Write JSON that is safe inside a script element: ``<``, ``>`` and ``&`` as escapes."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)
 
 
 @functools.cache  # a template is compiled once a process, which takes longer than a page
 def environment(package: str = "") -> jinja2.Environment:
-    """Make the environment of the templates, with the filters that write quantities.
-
-    Args:
-        package: A package with ``templates`` of its own; empty for none.
-    """
+    """Make the environment of the templates, with the filters that write quantities."""
     loader: jinja2.BaseLoader = jinja2.PackageLoader("keymix.report", "templates")
     if package:
         own = jinja2.PrefixLoader({"own": jinja2.PackageLoader(package, "templates")})
@@ -72,21 +79,16 @@ def environment(package: str = "") -> jinja2.Environment:
         "percent": formats.percent,
         "points": formats.points,
         "scored": formats.scored,
-        "changed": formats.changed,
         "distance": formats.distance,
         "count": formats.count,
         "ms": formats.milliseconds,
-        "rate": formats.rate,
-        "mib": formats.mib,
         "energy": formats.energy,
         "duration": formats.duration,
         "breakable": _breakable,
-        "by_reason": _by_reason,
-        "no_spread": formats.no_spread,
-        "nice_json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+        "by_reason": by_reason,
+        "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)
-    env.globals["span"] = formats.span
     return env
 
 
@@ -108,12 +110,12 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
-def _by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Tell each reason once, with the labels it holds for."""
-    told: dict[str, list[str]] = {}
+def by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Give each reason once, with the labels that it holds for."""
+    found: dict[str, list[str]] = {}
     for label, reason in missing.items():
-        told.setdefault(reason, []).append(label)
-    return list(told.items())
+        found.setdefault(reason, []).append(label)
+    return list(found.items())
 
 
 def _breakable(label: str) -> Markup:

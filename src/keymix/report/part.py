@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+from markupsafe import Markup
 
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.records import Own
-from keymix.report.plots import Look
+from keymix.report.charts import Look
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow
+from keymix.report.tables import Table
 from keymix.task import Score, Task
 
 if TYPE_CHECKING:
@@ -21,30 +24,42 @@ Output = Any
 """What a task's model returns: a tensor, a list, a mapping."""
 
 
+Notes = Sequence[tuple[Sequence[str], str]]
+"""Labels of mixers and what is said of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of a task.
+    """A section of a report: by its fields alone, or by a template of its own.
 
     Args:
-        template: Its template, in the ``templates`` of the task's package.
+        heading: Its heading; so are the next ones left out where it has a template.
+        about: A paragraph below.
+        legend: Labels of the mixers that the charts show.
+        charts: The charts.
+        layout: How they stand: two or three next to each other, or narrow.
+        tables: The tables.
+        notes: What is said at the end.
+        template: Its template, in the ``templates`` of the task's package; empty for none.
         view: What the template reads, under the name ``view``.
         styles: Template of rules that it adds to the page's style sheet, with the same view.
     """
 
-    template: str
-    view: object
+    heading: str = ""
+    about: str = ""
+    legend: Collection[str] = ()
+    charts: Sequence[Markup] = ()
+    layout: Literal["grid2", "grid3", "narrow"] = "grid2"
+    tables: Sequence[Table] = ()
+    notes: Notes = ()
+    template: str = ""
+    view: object = None
     styles: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswers:
-    """A finished run, as a task reads it for the record.
-
-    Args:
-        mixer: Label of its mixer.
-        answers: What the weights of the last epoch answered on the test split.
-        details: What the task recorded of that evaluation next to its scores.
-    """
+    """A finished run: what its last weights answered on the test split, and the details of it."""
 
     mixer: str
     answers: Answers
@@ -222,6 +237,15 @@ class Page:
         """What the script reads of the comparison as a whole, likewise."""
         del record
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What sections are made from: a comparison's record, how its mixers look, the task's page."""
+
+    record: ComparisonRecord
+    looks: Mapping[str, Look]
+    page: Page
 
 
 def page_of(task: Task) -> Page:

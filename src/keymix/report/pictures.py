@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,9 @@ OPACITY = 240
 
 MAX_SIDE = 128
 
+PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+"""What `png_uri` makes."""
+
 
 def png_uri(picture: Image.Image) -> str:
     """Encode a picture as the data URI of a PNG."""
@@ -31,12 +35,7 @@ def png_uri(picture: Image.Image) -> str:
 
 
 def image_uri(pixels: npt.NDArray[np.uint8], *, most: int = MAX_SIDE) -> str:
-    """Encode an image.
-
-    Args:
-        pixels: ``[C, H, W]`` with one or three channels.
-        most: Most pixels wide or high; a larger image is made smaller.
-    """
+    """Encode an image, ``[C, H, W]`` of one or three channels, at most so many pixels a side."""
     grey = pixels.shape[0] == 1
     picture = Image.fromarray(
         pixels[0] if grey else np.ascontiguousarray(pixels.transpose(1, 2, 0))
@@ -50,9 +49,6 @@ def heat_uri(values: Sequence[Sequence[float]]) -> str:
     """Encode an attention map as one colour whose opacity is weight over even attention.
 
     All maps share this scale: even attention is faint, `FULL` times as much is opaque.
-
-    Args:
-        values: Weights by row and column, not negative.
     """
     weights = np.asarray(values, dtype=np.float64)
     even = weights.mean()

@@ -44,11 +44,7 @@ class Sparse:
 
 
 def check_finite(record: Any) -> None:
-    """Refuse a number that is not finite, which no file takes.
-
-    Raises:
-        UserError: Naming the field.
-    """
+    """Refuse with a `UserError` a number that is not finite, which no file takes."""
     for each in fields(record):
         value = getattr(record, each.name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -60,12 +56,9 @@ def check_finite(record: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The scores of a run at one epoch, by the names of its task's scores.
+    """The scores of a run on validation and test at an epoch, by the names of its task's scores.
 
-    Args:
-        epoch: Counted from 1; None where it is not known.
-        val: On validation.
-        test: On the test split.
+    Epochs are counted from 1; None where it is not known.
     """
 
     epoch: int | None
@@ -83,21 +76,11 @@ class HistoryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class DoneRun(Sparse):
-    """A run that is finished.
+    """A finished run: training time, scores of the last epoch and of that best on validation.
 
-    Args:
-        mixer: Label of its mixer.
-        seed: Its seed.
-        folder: Its folder, in that of the comparison.
-        status: ``done``.
-        reason: None: there is nothing to explain.
-        seconds: Training time.
-        last: Scores of the last epoch.
-        best: Scores of the epoch that was best on validation.
-        notes: What its files lack, a sentence each.
-        history: Its epochs.
-        trained_with: Position of its environment in the record's ``trained_with``.
-        own: What the task keeps of it: its page's ``run``.
+    `reason` is None, since there is nothing to explain; `notes` say what its files lack, and
+    `trained_with` is the position of its environment in the record's. The task's page's ``run`` is
+    `own`.
     """
 
     mixer: str
@@ -134,16 +117,11 @@ class OpenRun:
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeRow:
-    """A mixer's scores over seeds, and how it stands to the baseline.
+    """A mixer's scores over seeds, and how it compares with the baseline.
 
-    Args:
-        mixer: Its label.
-        scores: By name, as its task has them: those of the test split, and that on validation.
-        seeds: Difference from the baseline over seeds; None without a pair of runs.
-        images: Difference over test images, or cases.
-        verdict: None of the baseline.
-        headline: The verdict in a sentence.
-        detail: The evidence in a sentence or two.
+    `scores` are by name: those of the test split, and that on validation. The difference from the
+    baseline is over `seeds`, None without a pair of runs, and over `images` or cases. The baseline
+    has no verdict; `headline` is the verdict in a sentence, `detail` the evidence.
     """
 
     mixer: str
@@ -170,18 +148,9 @@ class Outcome:
 class CostRow(Sparse):
     """What a mixer's model costs; None where it is not known.
 
-    Args:
-        params: Trainable parameters.
-        macs: Multiply-adds of an image.
-        activation_bytes: Activations kept to train, bytes an image.
-        latency_ms: Median latency at batch 1, ms; the next two are its quartiles.
-        latency_low_ms: Lower quartile.
-        latency_high_ms: Upper quartile.
-        images_per_s: Throughput.
-        peak_mib: Peak memory of a training step, MiB.
-        note: What is out of the ordinary, in words.
-        time_steps: Of spiking models, the steps that ``macs`` counts.
-        measured: When it was measured.
+    Multiply-adds are of an image, and of spiking models of all `time_steps`; activations are those
+    kept to train, bytes an image; latency is at batch 1, its median and quartiles; `peak_mib` that
+    of a training step. `note` says what is out of the ordinary, `measured` when it was measured.
     """
 
     params: int
@@ -240,19 +209,10 @@ class Measured(Sparse):
 class RunSpikes(Sparse):
     """What the spikes of one run's last weights cost; energies in µJ an image.
 
-    Args:
-        weights: Hash of the weights; so are the next two, None of a network without spikes.
-        images: Validation images that it was read from.
-        time_steps: Steps of the network.
-        firing_rate: Spikes per neuron and step.
-        silent: Share of neurons that never fired.
-        sops: Synaptic operations of an image.
-        macs: Multiply-adds that are left.
-        energy_uj: Energy; the next two are its bounds.
-        energy_low_uj: Lower bound.
-        energy_high_uj: Upper bound.
-        dense_energy_uj: Energy of the network without spikes.
-        notes: What is out of the ordinary.
+    `weights` is their hash, `images` how many of validation were read; None, as the steps, of a
+    network without spikes. `firing_rate` is spikes per neuron and step, `silent` the share of
+    neurons that never fired, `sops` the synaptic operations of an image, `macs` the multiply-adds
+    that are left.
     """
 
     weights: str | None = None
@@ -313,11 +273,8 @@ class MapImage:
 class PackedMaps:
     """A mixer's maps, ``[image, layer, 1 + heads, H, W]``, the mean over heads first.
 
-    Args:
-        heads: Number of heads.
-        grid: H and W.
-        weights: Base64 of little-endian uint16.
-        scale: The weight that 65535 stands for.
+    `weights` are base64 of little-endian uint16, of which 65535 stands for `scale`; `grid` is
+    (H, W).
     """
 
     heads: int
@@ -328,14 +285,9 @@ class PackedMaps:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Where the trained models look, on the same test images.
+    """Where the trained models look, on the same test images, by mixer's label.
 
-    Args:
-        images: The images.
-        layers: Names of the layers.
-        query: Whose attention it is, in a sentence.
-        maps: By mixer's label.
-        missing: Why there are none, by label.
+    `query` says in a sentence whose attention it is, `missing` why a mixer has no maps.
     """
 
     images: tuple[MapImage, ...]
@@ -347,14 +299,9 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Collapse:
-    """How alike the maps of neighbouring blocks are.
+    """How alike the maps of neighbouring blocks are: the mean of each pair, by mixer's label.
 
-    Args:
-        pairs: Names of the neighbours.
-        images: Number of test images.
-        seed: Whose weights they are.
-        similarity: Mean similarity of each pair, by mixer's label.
-        missing: Why there is none, by label.
+    Of the weights of a seed, on so many test images; `missing` says why a mixer has none.
     """
 
     pairs: tuple[str, ...]
@@ -414,13 +361,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What the check of the data found.
+    """What the check of the data found, and what there was no time for.
 
-    Args:
-        findings: What is wrong.
-        too_narrow: Whether intervals over test images are too narrow.
-        looked_at: Number of images, and of how many.
-        not_looked_at: What there was no time for.
+    `looked_at` are the numbers of images and of all; `too_narrow` says that intervals over test
+    images are.
     """
 
     findings: tuple[Finding, ...]
@@ -526,6 +470,27 @@ class ComparisonRecord(Sparse):
     def task_kind(self) -> Task:
         """The task, with its scores."""
         return self.data.task_kind
+
+    @property
+    def time_steps(self) -> dict[str, int]:
+        """Time steps T of each spiking model by label, all of which its multiply-adds count.
+
+        In a record of before costs had T, the spikes do.
+        """
+        if not self.spikes:
+            return {}
+        of_costs = {label: row.time_steps for label, row in self.costs.items()}
+        read = {label: row.time_steps for label, row in self.spikes.mixers.items()}
+        both = {label: of_costs.get(label) or steps for label, steps in read.items()}
+        return {label: steps for label, steps in both.items() if steps}
+
+    def finished(self, mixer: str) -> list[DoneRun]:
+        """Return a mixer's finished runs."""
+        return [run for run in self.runs if isinstance(run, DoneRun) and run.mixer == mixer]
+
+    def unfinished(self, status: str) -> list[OpenRun]:
+        """Return the runs that failed, or are missing."""
+        return [run for run in self.runs if isinstance(run, OpenRun) and run.status == status]
 
     @property
     def labels(self) -> list[str]:

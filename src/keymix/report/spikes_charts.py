@@ -1,58 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of a study of spikes: rates along blocks and steps, and where energy goes."""
+"""The charts of a study of spikes: rates along blocks and steps, energy, rasters of spikes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from keymix.analysis.spikes_record import Firing, SpikesStudy
-from keymix.report import formats, plots
-from keymix.report.plots import Line, Look
-from keymix.report.spikes_tables import parts
-from keymix.report.svg import Scale, canvas, el, shorten, text, ticks
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart.
-
-    Attributes:
-        key: Part of its file's name.
-        svg: The drawing.
-        caption: What it shows.
-    """
-
-    key: str
-    svg: Markup
-    caption: str
+from keymix.analysis.spikes_record import Firing, RasterReading, SpikesStudy, parts
+from keymix.report import charts, formats
+from keymix.report.charts import Chart, Line, Look, raster
+from keymix.report.labels import shorten
+from keymix.report.svg import Drawing, Scale, lower_axis, marker, ticks
 
 
 def along_blocks(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw the rate of each part along the blocks, models overlaid, where there are several."""
-    charts = []
+    drawn = []
     for role in _roles(studies):
         lines = _lines(studies, looks, role, _by_block)
         if any(len(line.xs) > 1 for line in lines):
             told = f"{role}: rate along the blocks."
-            charts.append(_chart(f"block-{_word(role)}", lines, "block", told))
-    return charts
+            drawn.append(_chart(f"block-{_word(role)}", lines, "block", told))
+    return drawn
 
 
 def along_steps(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw the rate at each time step, of all neurons and of each part, models overlaid."""
     if all(study.time_steps == 1 for study in studies.values()):
         return []
-    charts = []
+    drawn = []
     for role in (None, *_roles(studies)):
         lines = _lines(studies, looks, role, _by_step)
         key = "step" if role is None else f"step-{_word(role)}"
         told = "All neurons" if role is None else f"{role}, mean over blocks"
-        charts.append(_chart(key, lines, "time step", f"{told}: rate at each time step."))
-    return charts
+        drawn.append(_chart(key, lines, "time step", f"{told}: rate at each time step."))
+    return drawn
 
 
 def _roles(studies: Mapping[str, SpikesStudy]) -> list[str]:
@@ -90,7 +74,7 @@ def _by_step(firings: list[Firing]) -> list[tuple[float, float]]:
 def _chart(key: str, lines: list[Line], x_label: str, caption: str) -> Chart:
     whole = sorted({x for line in lines for x in line.xs})
     every = -(-len(whole) // 8)
-    svg = plots.curves(
+    svg = charts.curves(
         lines,
         x_label=x_label,
         y_label="spikes per neuron and step",
@@ -112,39 +96,27 @@ def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]
     block = row * len(studies) + 8
     foot = 8 + block * len(names)
     x = Scale(0.0, most / size, left, wide - 12)
-    drawn: list[Markup] = []
-    for value in ticks(0.0, most / size, 6):
-        drawn.append(el("line", x1=x(value), x2=x(value), y1=4.0, y2=foot, class_="grid"))
-        drawn.append(text(x(value), foot + 15, f"{value:g}", anchor="middle", class_="tick"))
+    drawing = Drawing()
+    at = [(value, f"{value:g}") for value in ticks(x.low, x.high, 6)]
+    lower_axis(drawing, x, 4.0, foot, at, (wide / 2, f"energy of one image, {unit}"))
     for i, name in enumerate(names):
         top = 8 + i * block
-        drawn.append(
-            text(left - 8, top + block / 2, shorten(name, left), anchor="end", class_="tick")
-        )
+        drawing.text(left - 8, top + block / 2, shorten(name, left), "tick", "end")
         for j, (label, found) in enumerate(every.items()):
             if name not in found:
                 continue
-            part, at, colour = found[name], top + (j + 0.5) * row, looks[label].colour
+            part, y, colour = found[name], top + (j + 0.5) * row, looks[label].colour
             low, middle, high = (x(value / size) for value in (part.low, part.middle, part.high))
             told = f"{label}, {name}: {formats.energy(part.middle)}"
             if part.high > part.low:
                 told += f" ({formats.energy(part.low)} to {formats.energy(part.high)})"
-            drawn += [
-                el("line", x1=low, x2=high, y1=at, y2=at, class_=f"images {colour}"),
-                el(
-                    "g",
-                    el("title", told),
-                    el("circle", cx=middle, cy=at, r=4.0, class_=f"dot {colour}"),
-                ),
-            ]
-    drawn.append(
-        text(wide / 2, foot + 33, f"energy of one image, {unit}", anchor="middle", class_="title")
-    )
+            drawing.line((low, high), (y, y), f"images {colour}")
+            drawing.add(marker("circle", middle, y, class_=f"dot {colour}", size=4.0), told)
     caption = (
         "Energy by part of the model. The dot counts every spike as one addition. Where inputs "
         "exceed 1 the bar runs from one addition to one multiply-add for each that is not 0."
     )
-    return Chart("energy", canvas(wide, foot + 40, caption, *drawn), caption)
+    return Chart("energy", drawing.svg(wide, foot + 40, caption), caption)
 
 
 def _unit(most: float) -> tuple[str, float]:
@@ -156,3 +128,53 @@ def _word(role: str) -> str:
     """Make a role's name fit for a file's name."""
     plain = role.replace("''", "-second").replace("'", "-masked").replace(" ", "-")
     return plain.lower()
+
+
+def title(found: RasterReading) -> str:
+    """Say which head of which block at which step a raster shows."""
+    stage = f"stage {found.stage}, " if found.stage else ""
+    block = f"block {found.block}" if found.block else found.path
+    return (
+        f"{stage}{block}, head {found.head + 1} of {found.heads}, "
+        f"step {found.step + 1} of {len(found.attention)}"
+    )
+
+
+WIDTH, LEFT = 430.0, 34.0
+
+
+def of_tokens(found: RasterReading) -> Markup:
+    """Draw A_t, K and X' of a segment of tokens, a column a token, a row a channel."""
+    channels, count = len(found.keys), len(found.keys[0])
+    cell = (WIDTH - LEFT - 4) / count
+    start, height = found.start, min(cell, 180 / channels)
+    segment = found.attention[found.step][start : start + count]
+    drawing, top, gap = Drawing(), 6.0, 12.0
+    panels = (("A_t", [segment], 10.0), ("K", found.keys, height), ("X'", found.masked, height))
+    for name, rows, row in panels:
+        high = row * len(rows)
+        raster(drawing, rows, (LEFT, top, cell * count, high))
+        drawing.text(LEFT - 8, top + high / 2 + 4, name, "tick", "end")
+        top += high + gap
+    foot = top - gap
+    for i in sorted({0, count // 2, count - 1}):
+        drawing.text(LEFT + (i + 0.5) * cell, foot + 14, str(start + i), "tick", "middle")
+    drawing.text(LEFT + (WIDTH - LEFT) / 2, foot + 30, "token", "title", "middle")
+    return drawing.svg(WIDTH, foot + 36, title(found))
+
+
+def on_image(found: RasterReading, photo: str | None) -> Markup:
+    """Lay A_t on the image, a data URI, a picture a time step; None draws the spikes alone."""
+    rows, columns = found.grid
+    most, side, apart = 4, 100.0, 8.0
+    across = min(most, len(found.attention))
+    side_y = side * rows / columns
+    drawing = Drawing()
+    for step, bits in enumerate(found.attention):
+        left, top = (step % across) * (side + apart), 6.0 + (step // across) * (side_y + 26)
+        lines = [bits[i * columns : (i + 1) * columns] for i in range(rows)]
+        raster(drawing, lines, (left, top, side, side_y), kind="lit", photo=photo)
+        told = f"step {step + 1}: {bits.count('1') / len(bits) * 100:.0f} %"
+        drawing.text(left + side / 2, top + side_y + 15, told, "tick", "middle")
+    foot = 6.0 + -(-len(found.attention) // across) * (side_y + 26)
+    return drawing.svg(most * (side + apart) - apart, foot, f"A_t on the image, {title(found)}")

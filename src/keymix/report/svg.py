@@ -1,40 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inline SVG: elements with escaped text, axis scales with round ticks, labels that keep apart."""
+"""Marks and axes as inline SVG: elements with escaped text, straight and logarithmic scales."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-CHAR_WIDTH = 7.0
-"""Mean width of a character of 11.5 px label text, px; a little generous."""
+from keymix.report.labels import text_width
+
+LEFT = 54.0
+"""Least room for the labels of a y axis, px."""
+
+TICK = 0.92
+"""Width of a tick label over that of the same text in a label."""
 
 
-def text_width(content: str) -> float:
-    """Estimate the width of label text, px; wide characters (CJK, emoji) count double."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in content)
-    return CHAR_WIDTH * (len(content) + wide)
-
-
-def shorten(content: str, room: float) -> str:
-    """Cut a label's middle out so that it fits into so many px; its ends tell it apart best."""
-    if text_width(content) <= room:
-        return content
-    head, tail = content[: len(content) // 2], content[len(content) // 2 :]
-    while (head or tail) and text_width(f"{head}…{tail}") > room:
-        if len(head) > len(tail):
-            head = head[:-1]
-        else:
-            tail = tail[1:]
-    return f"{head}…{tail}"
-
-
-Box = tuple[float, float, float, float]
-"""Left, top, right, bottom."""
+# ---- elements -------------------------------------------------------------------------------
 
 
 def number(value: float) -> str:
@@ -44,13 +28,10 @@ def number(value: float) -> str:
 
 
 def el(tag: str, *children: object, **attributes: object) -> Markup:
-    """Make one element. Text children and attribute values are escaped.
+    """Make one element; text children and attribute values are escaped.
 
-    Args:
-        tag: Element name.
-        children: Elements (as they are) and texts (escaped).
-        attributes: ``stroke_width=1`` becomes ``stroke-width="1"``, ``class_`` becomes ``class``;
-            ``None`` leaves the attribute out.
+    ``stroke_width=1`` becomes ``stroke-width="1"``, ``class_`` becomes ``class``, and None leaves
+    an attribute out.
     """
     words = [tag]
     for name, value in attributes.items():
@@ -62,27 +43,118 @@ def el(tag: str, *children: object, **attributes: object) -> Markup:
     return Markup(f"<{' '.join(words)}>{inner}</{tag}>")
 
 
-def text(x: float, y: float, content: str, *, anchor: str = "start", class_: str = "") -> Markup:
-    """Make a text element whose baseline starts, is centred or ends at (x, y)."""
-    return el("text", content, x=x, y=y, text_anchor=anchor, class_=class_ or None)
-
-
-def path(points: Iterable[tuple[float, float]], *, close: bool = False) -> str:
+def path(points: Sequence[tuple[float, float]], *, close: bool = False) -> str:
     """Make path data for a polyline through the points."""
     steps = [f"{'L' if i else 'M'}{number(x)} {number(y)}" for i, (x, y) in enumerate(points)]
     return "".join(steps) + ("Z" if close else "")
 
 
-def canvas(width: float, height: float, label: str, *children: object) -> Markup:
-    """Wrap children into an SVG that scales with its column; `label` is read to the blind."""
-    return el(
-        "svg",
-        *children,
-        viewBox=f"0 0 {number(width)} {number(height)}",
-        role="img",
-        aria_label=label,
-        xmlns="http://www.w3.org/2000/svg",
-    )
+def marker(kind: str, x: float, y: float, *, class_: str, size: float = 4.5) -> Markup:
+    """Draw a data point: circle, ring, square, diamond, triangle, or one that points down."""
+    if kind in ("circle", "ring"):
+        r, more = (size, "") if kind == "circle" else (size - 0.5, " ring")
+        return el("circle", cx=x, cy=y, r=r, class_=f"{class_}{more}")
+    if kind == "square":
+        side = 2 * size
+        return el("rect", x=x - size, y=y - size, width=side, height=side, class_=class_)
+    corners = {
+        "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+        "triangle": ((0, -1.25), (1.2, 1), (-1.2, 1)),
+        "down": ((0, 1.25), (1.2, -1), (-1.2, -1)),
+    }[kind]
+    d = path([(x + dx * size, y + dy * size) for dx, dy in corners], close=True)
+    return el("path", d=d, class_=class_)
+
+
+class Drawing:
+    """Marks on a canvas, px from its top left, each over those before it.
+
+    A hint is shown when the pointer rests on a mark.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Markup] = []
+
+    def add(self, mark: Markup, hint: str | None = None) -> None:
+        """Add a mark."""
+        self.parts.append(mark if hint is None else el("g", el("title", hint), mark))
+
+    def line(
+        self, x: tuple[float, float], y: tuple[float, float], class_: str, hint: str | None = None
+    ) -> None:
+        """Draw a straight line between two points, given as both x and both y."""
+        self.add(el("line", x1=x[0], x2=x[1], y1=y[0], y2=y[1], class_=class_), hint)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        content: str,
+        class_: str,
+        anchor: str = "start",
+        hint: str | None = None,
+    ) -> None:
+        """Write a text whose baseline starts, is centred (middle) or ends at (x, y)."""
+        self.add(el("text", content, x=x, y=y, text_anchor=anchor, class_=class_), hint)
+
+    def box(self, left: float, top: float, width: float, height: float, class_: str) -> None:
+        """Draw a rectangle."""
+        self.add(el("rect", x=left, y=top, width=width, height=height, class_=class_))
+
+    def rising(self, y: float, content: str) -> None:
+        """Write the title of a y axis, upwards and centred at y."""
+        turned = f"translate(11 {number(y)}) rotate(-90)"
+        shared = {"text_anchor": "middle", "class_": "title"}
+        self.add(el("text", content, x=0, y=0, **shared, transform=turned))
+
+    def svg(self, width: float, height: float, label: str) -> Markup:
+        """Make an SVG that scales with its column; `label` is read to the blind."""
+        return el(
+            "svg",
+            *self.parts,
+            viewBox=f"0 0 {number(width)} {number(height)}",
+            role="img",
+            aria_label=label,
+            xmlns="http://www.w3.org/2000/svg",
+        )
+
+
+# ---- axes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis: values low..high onto pixels start..end, straight or logarithmic."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        if self.high == self.low:
+            return (self.start + self.end) / 2
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    @property
+    def middle(self) -> float:
+        """The pixel between its ends."""
+        return (self.start + self.end) / 2
+
+    @classmethod
+    def around(
+        cls, values: Sequence[float], start: float, end: float, *, pad: float = 0.08
+    ) -> Scale:
+        """Make an axis that holds the values with room (a share of their range) on both sides."""
+        low, high = min(values), max(values)
+        room = (high - low) * pad or abs(high) * 0.05 or 1.0
+        return cls(low - room, high + room, start, end)
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -96,151 +168,6 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A straight axis: values low..high onto pixels start..end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """Return the pixel of a value."""
-        if self.high == self.low:
-            return (self.start + self.end) / 2
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
-
-    @classmethod
-    def around(
-        cls, values: Sequence[float], start: float, end: float, *, pad: float = 0.08
-    ) -> Scale:
-        """Make an axis that holds the values with room (a share of their range) on both sides."""
-        low, high = min(values), max(values)
-        room = (high - low) * pad or abs(high) * 0.05 or 1.0
-        return cls(low - room, high + room, start, end)
-
-
-def marker(kind: str, x: float, y: float, *, class_: str, size: float = 4.5) -> Markup:
-    """Draw a data point: circle, square, diamond, triangle, down, cross-less ring."""
-    s = size
-    shapes: dict[str, Callable[[], Markup]] = {
-        "circle": lambda: el("circle", cx=x, cy=y, r=s, class_=class_),
-        "ring": lambda: el("circle", cx=x, cy=y, r=s - 0.5, class_=f"{class_} ring"),
-        "square": lambda: el("rect", x=x - s, y=y - s, width=2 * s, height=2 * s, class_=class_),
-        "diamond": lambda: el(
-            "path",
-            d=path(
-                [(x, y - 1.3 * s), (x + 1.3 * s, y), (x, y + 1.3 * s), (x - 1.3 * s, y)], close=True
-            ),
-            class_=class_,
-        ),
-        "triangle": lambda: el(
-            "path",
-            d=path([(x, y - 1.25 * s), (x + 1.2 * s, y + s), (x - 1.2 * s, y + s)], close=True),
-            class_=class_,
-        ),
-        "down": lambda: el(
-            "path",
-            d=path([(x, y + 1.25 * s), (x + 1.2 * s, y - s), (x - 1.2 * s, y - s)], close=True),
-            class_=class_,
-        ),
-    }
-    return shapes[kind]()
-
-
-def _overlap(a: Box, b: Box) -> float:
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Where a label went: its baseline, its anchor, and whether it needs a line to its point."""
-
-    x: float
-    y: float
-    anchor: str
-    leader: bool
-
-
-def place_labels(
-    points: Sequence[tuple[float, float]],
-    labels: Sequence[str],
-    frame: Box,
-    obstacles: Sequence[Box] = (),
-) -> list[Placed]:
-    """Put each label beside its point so that labels cover neither each other nor the points.
-
-    Every label tries places around its point, the near ones first, and takes the first with the
-    least overlap; the most crowded points choose first.
-
-    Args:
-        points: Pixel positions.
-        labels: Their texts.
-        frame: Labels stay inside it.
-        obstacles: Further boxes to keep clear of, error bars for instance.
-    """
-    blocked = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(obstacles)
-    placed: dict[int, Placed] = {}
-
-    def crowd(i: int) -> float:
-        return sum(math.dist(points[i], p) < 60 for p in points)
-
-    for i in sorted(range(len(points)), key=crowd, reverse=True):
-        (x, y), width = points[i], text_width(labels[i])
-        best: tuple[float, Placed, Box] | None = None
-        for rank, (dx, dy, anchor) in enumerate(_places()):
-            left = {"start": x + dx, "middle": x + dx - width / 2, "end": x + dx - width}[anchor]
-            box = (left, y + dy - 9, left + width, y + dy + 3)
-            outside = (width * 12) - _overlap(box, frame)
-            cost = sum(_overlap(box, other) for other in blocked) + 4 * outside + rank * 0.5
-            if best is None or cost < best[0] - 1e-9:
-                leader = math.hypot(dx, dy - 3) > 20
-                best = (cost, Placed(x + dx, y + dy, anchor, leader), box)
-        assert best is not None  # _places is never empty
-        placed[i] = best[1]
-        blocked.append(best[2])
-    return [placed[i] for i in range(len(points))]
-
-
-def _places() -> list[tuple[float, float, str]]:
-    near: list[tuple[float, float, str]] = [
-        (10, 4, "start"),
-        (-10, 4, "end"),
-        (0, -11, "middle"),
-        (0, 19, "middle"),
-        (9, -7, "start"),
-        (9, 15, "start"),
-        (-9, -7, "end"),
-        (-9, 15, "end"),
-    ]
-    far: list[tuple[float, float, str]] = []
-    for reach in (22, 34, 46, 60, 76):
-        for dy in (-reach, reach):
-            far += [(14, dy + 4, "start"), (-14, dy + 4, "end"), (0, dy + 4, "middle")]
-        far += [(reach, 4, "start"), (-reach, 4, "end")]
-    return near + far
-
-
-@dataclass(frozen=True)
-class LogScale:
-    """A logarithmic axis: values low..high, both above 0, onto pixels start..end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """Return the pixel of a value."""
-        if self.high == self.low:
-            return (self.start + self.end) / 2
-        share = math.log(value / self.low) / math.log(self.high / self.low)
-        return self.start + share * (self.end - self.start)
-
-
 def log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten within the range, and 2 and 5 times them where those are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -252,37 +179,51 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move places along an axis apart, each as little as its neighbours let it.
-
-    Args:
-        wanted: Where they would stand.
-        gap: Least distance of two.
-        low: None stands before it, unless there is no room.
-        high: None stands behind it.
-    """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    placed = [0.0] * len(wanted)
-    groups: list[list[int]] = []
-    for i in order:
-        groups.append([i])
-        # a group stands around the mean of what its members want
-        while len(groups) > 1:
-            above, below = (_start(group, wanted, gap, low, high) for group in groups[-2:])
-            if above + gap * len(groups[-2]) <= below + 1e-9:
-                break
-            last = groups.pop()
-            groups[-1] += last
-    for group in groups:
-        start = _start(group, wanted, gap, low, high)
-        for rank, i in enumerate(group):
-            placed[i] = start + rank * gap
-    return placed
+Ticks = Sequence[tuple[float, str]]
+"""Values on an axis and what stands at them."""
 
 
-def _start(
-    group: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float
-) -> float:
-    length = gap * (len(group) - 1)
-    middle = sum(wanted[i] for i in group) / len(group)
-    return max(low, min(high - length, middle - length / 2))
+def written(values: Sequence[float], *, percent: bool = False) -> list[tuple[float, str]]:
+    """Write the values of an axis with as many decimals as tell them apart."""
+    times = 100 if percent else 1
+    step = times * (values[1] - values[0] if len(values) > 1 else 1.0)
+    places = next((d for d in range(6) if abs(round(step, d) - step) < 1e-9), 6)
+    return [(value, f"{value * times:.{places}f}") for value in values]
+
+
+def y_ticks(y: Scale, *, percent: bool) -> list[tuple[float, str]]:
+    """Return the round values of a y axis."""
+    return written(ticks(y.low, y.high, 5), percent=percent)
+
+
+def left_of(y: Scale, *, percent: bool) -> float:
+    """Return where a chart begins, so that its tick labels keep clear of the axis title."""
+    widest = max((text_width(label) for _, label in y_ticks(y, percent=percent)), default=0.0)
+    return max(LEFT, 28 + TICK * widest)
+
+
+def draw_frame(
+    drawing: Drawing, x: Scale, y: Scale, titles: tuple[str, str], at: Sequence[Ticks]
+) -> None:
+    """Draw grid lines, tick labels and titles of both axes; an empty label leaves its tick."""
+    for value, label in at[1]:
+        drawing.line((x.start, x.end), (y(value), y(value)), "grid")
+        drawing.text(x.start - 6, y(value) + 4, label, "tick", "end")
+    for value, label in at[0]:
+        drawing.line((x(value), x(value)), (y.start, y.start + 4), "axis")
+        if label:
+            drawing.text(x(value), y.start + 17, label, "tick", "middle")
+    drawing.line((x.start, x.end), (y.start, y.start), "axis")
+    drawing.text(x.middle, y.start + 36, titles[0], "title", "middle")
+    drawing.rising(y.middle, titles[1])
+
+
+def lower_axis(
+    drawing: Drawing, x: Scale, top: float, foot: float, at: Ticks, title: tuple[float, str]
+) -> None:
+    """Draw the axis of a chart of rows: lines from top to foot, the one at 0 in ink, a title."""
+    for value, label in at:
+        kind = "zero" if abs(value) < 1e-12 and x.low < 0 else "grid"
+        drawing.line((x(value), x(value)), (top, foot), kind)
+        drawing.text(x(value), foot + 15, label.replace("-", "−"), "tick", "middle")
+    drawing.text(title[0], foot + 33, title[1], "title", "middle")

@@ -10,15 +10,12 @@ from typing import Any
 from markupsafe import Markup
 
 from keymix.analysis.timing import WORDS, Verdict
-from keymix.report import csv_cells
+from keymix.report.charts import Line, Look, curves
 from keymix.report.formats import points
 from keymix.report.page import render_page
-from keymix.report.plots import Line, Look, curves
-from keymix.report.views.payload import as_element_text
+from keymix.report.tables import csv_text
 from keymix.surgery.search_record import Search, Step
 from keymix.surgery.swap_record import SwapRecord
-
-SCRIPTS = ("core", "tables")
 
 _Value = Callable[["StepRow"], Any]
 
@@ -106,7 +103,7 @@ def _row(search: Search, number: int) -> StepRow:
 
 def steps_csv(search: Search) -> str:
     """Write a search's steps as CSV."""
-    return csv_cells.write(STEPS, [[getattr(row, name) for name in STEPS] for row in steps(search)])
+    return csv_text(STEPS, [[getattr(row, name) for name in STEPS] for row in steps(search)])
 
 
 def shows_times(step: Step) -> bool:
@@ -142,9 +139,8 @@ def render(record: SwapRecord) -> str:
         "timed": shows_times(record.after),
         "words": WORDS,
         "charts": [] if search is None else _charts(search),
-        "looks": {},
     }
-    return render_page("swap.html.j2", view, payload=as_element_text({}), scripts=SCRIPTS)
+    return render_page("swap.html.j2", view)
 
 
 def _charts(search: Search) -> list[tuple[Markup, str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keymix.analysis import layer_choice
-from keymix.analysis.layer_choice import chosen_numbers
+from keymix.analysis import capture
+from keymix.analysis.capture import chosen_numbers
 from keymix.errors import UserError
 from keymix.hosts.layers import Layer
 
-Layers = layer_choice.Layers | None
+Layers = capture.Layers | None
 
 
 def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
@@ -18,7 +18,7 @@ def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
 
     Args:
         found: All layers of the model.
-        layers: As :func:`keymix.analysis.layer_choice.chosen_numbers` takes them.
+        layers: As :func:`keymix.analysis.capture.chosen_numbers` takes them.
 
     Raises:
         UserError: If one of them matches nothing; it names the nearest paths.

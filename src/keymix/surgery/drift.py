@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a swap moves logits, maps and outputs; and the norm that keeps re-attention in place."""
+"""How far a swap moves logits, maps and outputs; and norms of maps settled at the identity."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.outputs import Varies
+from keymix.analysis.passes import Varies
 from keymix.errors import NoAttentionMap
 from keymix.hosts.layers import Layer, by_name
 from keymix.mixers.base import TokenMixer, take_rows
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.re_attention import ReMixing
 from keymix.surgery.beside import Call, Pair, beside
-from keymix.surgery.images import CalibrationImages, run
+from keymix.surgery.images import CalibrationImages, of_hook, run
 from keymix.surgery.report import LayerDrift, OutputDrift
 from keymix.surgery.transfer import Fate
 
@@ -158,69 +157,75 @@ def settle_norms(
     images: CalibrationImages | None,
     fates: Mapping[str, Fate],
 ) -> None:
-    r"""Make the norm of new re-attentions the identity at inference.
+    r"""Make new norms of maps (`MapMixer.map_norm`) the identity at inference.
 
     With mean m and variance v of each head's maps on the calibration images as BatchNorm's running
     statistics, weight :math:`\sqrt{v + \epsilon}` and bias m, a map leaves the norm as it came.
-
-    Args:
-        model: The original.
-        copy: The same with ``mixers``, their keys in place, in the places of ``layers``.
-        layers: Layers of the original.
-        mixers: The new ones by path of their place.
-        images: Whose maps are measured; without them a norm starts as a new model's.
-        fates: What was copied; what is estimated here is added.
+    Without images a norm starts as a new model's. Mixers have their keys by now.
     """
-    norms = {}
+    norms: dict[str, tuple[MapMixer, nn.BatchNorm2d]] = {}
     for path, mixer in mixers.items():
-        if not isinstance(mixer, ReMixing) or "norm.weight" in fates[path].copied:
+        name = mixer.map_norm if isinstance(mixer, MapMixer) else None
+        if name is None or f"{name}.weight" in fates[path].copied:
             continue
-        if not isinstance(mixer.norm, nn.BatchNorm2d):
-            fates[path].notes.append("norm='layer' over heads has no identity and starts afresh")
+        norm = mixer.get_submodule(name)
+        if not isinstance(mixer, MapMixer) or not isinstance(norm, nn.BatchNorm2d):
+            kind = type(norm).__name__
+            fates[path].notes.append(f"{kind} of maps has no identity and starts afresh")
         elif images is None:
             fates[path].notes.append(
                 "the norm of maps starts afresh; calibration images would settle it at the identity"
             )
         else:
-            norms[path] = mixer
+            norms[path] = (mixer, norm)
     if not norms or images is None:
         return
-    totals = {path: torch.zeros(3, m.num_heads, dtype=torch.float64) for path, m in norms.items()}
+    totals = {
+        path: torch.zeros(3, m.num_heads, dtype=torch.float64) for path, (m, _) in norms.items()
+    }
+    centres: dict[str, float] = {}
 
     def look(pair: Pair) -> None:
         path = pair.layer.place.path
         if path not in norms:
             return
-        mixer, named = norms[path], by_name(*pair.after)
-        for rows in _parts(mixer, named["x"]):
-            maps = mixer.attention_map(**named, queries=rows)
-            maps = MapMixer.mix_after(mixer, maps, track=False)
+        mixer, norm = norms[path]
+
+        def add(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            maps = args[0]  # [*, h, Q, M]
             # centred at 1/M, the mean of rows that sum to one, lest digits are lost
-            flat = (maps.movedim(-3, 0).flatten(1).double() - 1.0 / maps.shape[-1]).cpu()
+            centres[path] = 1.0 / maps.shape[-1]
+            flat = (maps.movedim(-3, 0).flatten(1).double() - centres[path]).cpu()
             number = torch.full((mixer.num_heads,), float(flat.shape[1]), dtype=torch.float64)
             totals[path] += torch.stack((number, flat.sum(1), flat.square().sum(1)))
-            centres[path] = 1.0 / maps.shape[-1]
 
-    centres: dict[str, float] = {}
+        hook = norm.register_forward_pre_hook(of_hook(add))
+        named = by_name(*pair.after)
+        try:
+            for rows in _parts(mixer, named["x"]):
+                mixer.attention_map(**named, queries=rows, stage="final")
+        finally:
+            hook.remove()
+
     with torch.no_grad():
         for batch in images.batches(model):
             beside(model, copy, layers, mixers, batch, look)
-        for path, mixer in norms.items():
+        for path, (mixer, norm) in norms.items():
             number, first, second = totals[path]
             shift = first / number
-            _identity(mixer, shift + centres[path], second / number - shift.square())
+            _identity(norm, mixer.map_gain, shift + centres[path], second / number - shift.square())
             fates[path].estimated |= {
-                f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var")
+                f"{mixer.map_norm}.{name}"
+                for name in ("weight", "bias", "running_mean", "running_var")
             }
 
 
-def _identity(mixer: ReMixing, mean: Tensor, variance: Tensor) -> None:
-    norm = mixer.norm
-    if not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None:
-        raise TypeError("re-attention's BatchNorm has running statistics")
-    assert norm.running_var is not None  # the two go together
+def _identity(norm: nn.BatchNorm2d, gain: float, mean: Tensor, variance: Tensor) -> None:
+    """Let a norm, and the factor behind it, leave what has these statistics as it is."""
+    if norm.running_mean is None or norm.running_var is None:
+        raise TypeError("a BatchNorm of maps needs running statistics")
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
     # from the rounded statistics, so that both cancel to the last digit
-    norm.weight.copy_((norm.running_var.double() + norm.eps).sqrt() / mixer.map_gain)
-    norm.bias.copy_(norm.running_mean.double() / mixer.map_gain)
+    norm.weight.copy_((norm.running_var.double() + norm.eps).sqrt() / gain)
+    norm.bias.copy_(norm.running_mean.double() / gain)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.errors import UserError, WriteError
-from keymix.layers.shifted_patch import shifted_in, take_recorded_shifts
+from keymix.layers.patches import shifted_in, take_recorded_shifts
 from keymix.layers.shifts import BEFORE, SHIFTS
 from keymix.models.preprocessing import describe, described
 from keymix.surgery.plans import Plan, install, plans_in, shadow

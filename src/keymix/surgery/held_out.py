@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import count
 from keymix.analysis.measure import measure_paired
-from keymix.analysis.outputs import Varies
+from keymix.analysis.passes import Varies
 from keymix.analysis.statistics import bonett_price
 from keymix.errors import UserError
 from keymix.surgery.attention_cost import ROUNDS

@@ -14,7 +14,6 @@ from keymix.analysis.capture import cannot_take
 from keymix.analysis.counting import default_input_size
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
-from keymix.mixers.resize import GridBound
 
 MIN_IMAGES = 8
 """With fewer images a mean over them says little."""
@@ -100,9 +99,9 @@ class CalibrationImages:
 
 
 def _bound(model: nn.Module) -> bool:
-    """Whether a model is known to serve one image size: its patches say so, or a mixer's keys."""
+    """Whether a model is known to serve one image size: its patches say so, or a mixer."""
     strict = getattr(getattr(model, "patch_embed", None), "strict_img_size", False)  # timm's
-    tied = any(isinstance(m, GridBound) and m.tied_to_grid for m in find_mixers(model).values())
+    tied = any(mixer.tied_to_grid for mixer in find_mixers(model).values())
     return bool(strict) or tied
 
 

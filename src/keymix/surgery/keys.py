@@ -15,34 +15,36 @@ than it on the same images, and is the mean key exactly where keys do not depend
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.mixers.conv_static_key import ConvStaticKeyAttention
-from keymix.mixers.static_key import LearnedKeys
+from keymix.mixers.map_mixer import MapMixer
 from keymix.ops import resample
-from keymix.surgery.statistics import PLAIN, PREFIX, Estimate, Moments
+from keymix.surgery.plans import PREFIX
+from keymix.surgery.statistics import Estimate, Moments, unfolded
 from keymix.surgery.transfer import Fate
 
 RIDGE = 1e-4
 """The ridge, relative to the mean square of a feature summed over all queries."""
 
 
-def estimate_keys(mixer: LearnedKeys, moments: Moments, estimate: Estimate, fate: Fate) -> None:
-    """Set what a mixer learns in place of keys, unless it was copied.
-
-    Args:
-        mixer: The new mixer, its other weights in place.
-        moments: Sums of the layer in whose place it comes.
-        estimate: ``"mean"`` or ``"least_squares"``.
-        fate: What was copied; what is estimated here is added.
+def estimate_keys(
+    mixer: MapMixer,
+    keys: Mapping[str, tuple[str, ...]],
+    moments: Moments,
+    estimate: Estimate,
+    fate: Fate,
+) -> None:
+    """Set what a mixer learns in place of keys, where it was not copied, and note it in ``fate``.
 
     Raises:
         UserError: If the sums are those of another mixer.
     """
-    if {"key", "key_conv.weight"} & dict(mixer.named_parameters()).keys() <= fate.copied:
+    if fate.copied.issuperset(chain.from_iterable(keys.values())):
         return
     if moments.why_not is not None or moments.keys is None:
         fate.notes.append(f"keys start afresh: {moments.why_not}")
@@ -50,16 +52,19 @@ def estimate_keys(mixer: LearnedKeys, moments: Moments, estimate: Estimate, fate
     if moments.keys.shape[-3] != mixer.num_heads or moments.keys.shape[-1] != mixer.head_dim:
         return  # told already: other heads
     with torch.no_grad():
-        if isinstance(mixer, ConvStaticKeyAttention):
-            _convolution(mixer, moments, estimate, fate)
-        elif "key" not in fate.copied and mixer.key is not None:
-            mixer.key.copy_(_solve(mixer, moments, PLAIN, estimate))
-            fate.estimated.add("key")
+        for queries, names in keys.items():
+            if fate.copied.isdisjoint(names):
+                rows = _solve(mixer, moments, queries, estimate).flatten(0, -2)  # one a key
+                targets = [mixer.get_parameter(name) for name in names]
+                widths = [target.numel() // len(rows) for target in targets]
+                for target, part in zip(targets, torch.split(rows, widths, -1), strict=True):
+                    target.copy_(part.reshape(target.shape))
+                fate.estimated |= set(names)
     if estimate == "least_squares":
         fate.notes += _thin(mixer, moments)
 
 
-def _thin(mixer: LearnedKeys, moments: Moments) -> list[str]:
+def _thin(mixer: MapMixer, moments: Moments) -> list[str]:
     """Say where there are fewer queries than unknowns, so that a fit says little of others."""
     told = []
     for name, gram in moments.gram.items():
@@ -74,25 +79,7 @@ def _thin(mixer: LearnedKeys, moments: Moments) -> list[str]:
     return told
 
 
-def _convolution(
-    mixer: ConvStaticKeyAttention, moments: Moments, estimate: Estimate, fate: Fate
-) -> None:
-    """Set the filters, ``[groups * M, d, k, k]`` with a bias, and the prefix queries' key."""
-    if "key_conv.weight" not in fate.copied:
-        weight, bias = mixer.key_conv.weight, mixer.key_conv.bias
-        if bias is None:
-            raise UserError("a convolution of queries without a bias cannot be estimated")
-        side = mixer.key_conv.kernel_size[0]
-        solved = _solve(mixer, moments, f"unfolded {side}", estimate)
-        weight.copy_(solved[..., :-1].reshape(weight.shape))
-        bias.copy_(solved[..., -1].reshape(bias.shape))
-        fate.estimated |= {"key_conv.weight", "key_conv.bias"}
-    if mixer.key is not None and "key" not in fate.copied:
-        mixer.key.copy_(_solve(mixer, moments, PREFIX, estimate))
-        fate.estimated.add("key")
-
-
-def _solve(mixer: LearnedKeys, moments: Moments, name: str, estimate: Estimate) -> Tensor:
+def _solve(mixer: MapMixer, moments: Moments, name: str, estimate: Estimate) -> Tensor:
     """Return the weights of a set of features for every key, ``[*, h, M, F]``."""
     gain = mixer.gain()
     gain = gain.double() if isinstance(gain, Tensor) else gain
@@ -117,16 +104,16 @@ def _solve(mixer: LearnedKeys, moments: Moments, name: str, estimate: Estimate) 
 
 def _embedded(mean: Tensor, name: str) -> Tensor:
     """Write mean keys as weights of a set of features: the centre of a window, and no bias."""
-    if not name.startswith("unfolded"):
+    side = unfolded(name)
+    if side is None:
         return mean
-    side = int(name.split()[1])
     filters = mean.new_zeros(*mean.shape, side * side)
     filters[..., side * side // 2] = mean
     flat = filters.flatten(-2)
     return torch.cat((flat, flat.new_zeros(*flat.shape[:-1], 1)), -1)
 
 
-def _mean(mixer: LearnedKeys, moments: Moments) -> Tensor:
+def _mean(mixer: MapMixer, moments: Moments) -> Tensor:
     """Mean key by position, ``[(nW,) h, M, d]``, as the mixer's windows are."""
     keys = moments.keys
     assert keys is not None  # asked by estimate_keys
@@ -134,17 +121,17 @@ def _mean(mixer: LearnedKeys, moments: Moments) -> Tensor:
     return _shared(mixer, keys) / (moments.images * windows)
 
 
-def _shared(mixer: LearnedKeys, sums: Tensor) -> Tensor:
+def _shared(mixer: MapMixer, sums: Tensor) -> Tensor:
     """Sum over windows where the mixer's windows share their keys."""
     return sums.sum(0) if sums.ndim > 3 and mixer.site.windows == 1 else sums
 
 
-def _laid(mixer: LearnedKeys, moments: Moments, rows: Tensor) -> Tensor:
+def _laid(mixer: MapMixer, moments: Moments, rows: Tensor) -> Tensor:
     """Average rows, one a key, onto the grid of the mixer's keys, where it is another.
 
     Logits are linear in the keys, so those of an averaged key are the averaged logits.
     """
-    old, new = moments.key_grid, mixer.home
+    old, new = moments.key_grid, mixer.site.key_grid or mixer.site.grid or (1, 1)
     windows = rows.shape[0] if rows.ndim > 3 else 1
     made, there = (windows, rows.shape[-2]), (mixer.site.windows, moments.prefix + old[0] * old[1])
     if made != there:

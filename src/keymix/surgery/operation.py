@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 from torch import nn
@@ -11,14 +12,20 @@ from torch import nn
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerOptions, find_host
 from keymix.hosts.layers import Layer, find_layers
-from keymix.mixers.base import TokenMixer
-from keymix.mixers.static_key import LearnedKeys
+from keymix.mixers.map_mixer import MapMixer
 from keymix.surgery.account import account
 from keymix.surgery.choose import Layers, choose
 from keymix.surgery.drift import measure, settle_norms
 from keymix.surgery.images import CalibrationImages, Images
 from keymix.surgery.keys import estimate_keys
-from keymix.surgery.plans import Plan, install, plans_for, refuse_shared, shadow
+from keymix.surgery.plans import (
+    Plan,
+    install,
+    learned_keys_of,
+    plans_for,
+    refuse_shared,
+    shadow,
+)
 from keymix.surgery.report import SwapReport
 from keymix.surgery.saving import keep_from_loss
 from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
@@ -94,10 +101,16 @@ def swap(
             original, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
         )
         fates = {plan.path: Fate() for plan in plans}
+        keys = {
+            path: learned_keys_of(type(mixer), mixer.site, mixer.built_with)
+            for path, mixer in mixers.items()
+        }
         for layer in chosen if init == "transfer" else ():
             path = layer.place.path
             fates[path] = transfer(layer, mixers[path])
-            _estimate(mixers[path], path, statistics, estimate, fates[path])
+            made = mixers[path]
+            if isinstance(made, MapMixer) and keys[path]:
+                _estimate(made, keys[path], path, statistics, estimate, fates[path])
         if init == "transfer":
             settle_norms(original, copy, chosen, mixers, images, fates)
         for layer in chosen:
@@ -107,7 +120,10 @@ def swap(
             if images is not None and drift
             else None
         )
-        learned = any("key" in name for fate in fates.values() for name in fate.estimated)
+        learned = any(
+            not fates[path].estimated.isdisjoint(chain.from_iterable(each.values()))
+            for path, each in keys.items()
+        )
         report = SwapReport(
             model=type(model).__name__,
             host=chosen[0].host.name,
@@ -140,13 +156,16 @@ def _read(
 
 
 def _estimate(
-    mixer: TokenMixer, path: str, statistics: Statistics | None, estimate: Estimate, fate: Fate
+    mixer: MapMixer,
+    keys: Mapping[str, tuple[str, ...]],
+    path: str,
+    statistics: Statistics | None,
+    estimate: Estimate,
+    fate: Fate,
 ) -> None:
-    """Estimate the keys that a mixer learns, if it does and none were copied."""
-    if not isinstance(mixer, LearnedKeys):
-        return
+    """Estimate those of the keys that a mixer learns that were not copied."""
     if statistics is None:
-        if "key" not in fate.copied:
+        if not fate.copied.issuperset(chain.from_iterable(keys.values())):
             fate.notes.append("keys start at random; calibration images would set them")
         return
     moments = statistics.layers.get(path)
@@ -155,7 +174,7 @@ def _estimate(
             f"the statistics hold nothing of {path} for mixer {mixer.mixer_name!r}; gather them "
             "with the mixer and layers of the swap"
         )
-    estimate_keys(mixer, moments, estimate, fate)
+    estimate_keys(mixer, keys, moments, estimate, fate)
 
 
 def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:

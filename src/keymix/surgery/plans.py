@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from keymix.errors import GridNeeded, UserError
 from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, find_mixers, known_of
 from keymix.hosts.layers import Layer
-from keymix.mixers.base import TokenMixer
-from keymix.mixers.conv_static_key import ConvStaticKeyAttention
-from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.re_attention import ReMixing
+from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.kinds import accepted
+from keymix.mixers.map_mixer import MapMixer, scale_options
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import spec_of
 
-KEPT = ("resize", "activation", "pos_dim")  # options that mixers hold under their own names
+PREFIX = "prefix queries"  # in `TokenMixer.learned_keys`
 PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
 
 
@@ -37,6 +36,14 @@ class Plan:
     path: str
     mixer: str
     options: dict[str, Any]
+
+
+def learned_keys_of(
+    cls: type[TokenMixer], site: Site, options: Mapping[str, Any]
+) -> Mapping[str, tuple[str, ...]]:
+    """Return what :meth:`TokenMixer.learned_keys` says of a mixer with options, and defaults."""
+    defaults = {name: parameter.default for name, (parameter, _) in accepted(cls).items()}
+    return cls.learned_keys(site, {**defaults, **options})
 
 
 def plans_for(
@@ -62,7 +69,14 @@ def plans_for(
 
 
 def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
-    shared = _of_mixer(layer, name) if layer.mixer is not None else _of_native(layer)
+    mixer, site = layer.mixer, layer.place.site
+    if mixer is None:
+        shared = scale_options(scale_of(layer), head_width(layer), site.dim)
+    else:
+        built = mixer.built_with if mixer.mixer_name == name else {}
+        shared = {**built, **mixer.transfer_options()}
+        if isinstance(mixer, MapMixer) and mixer.num_heads != site.num_heads:
+            shared["num_heads"] = mixer.num_heads
     if {"scale", "temperature"} & own.keys():
         shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
     if "num_heads" in own:  # of the width that there is, unless told
@@ -86,62 +100,12 @@ def scale_of(layer: Layer) -> float:
     return float(head_width(layer) ** -0.5)
 
 
-def _of_native(layer: Layer) -> dict[str, Any]:
-    """The options that give a mixer the scale of the host's attention."""
-    return _scaled(scale_of(layer), head_width(layer), layer.place.site.dim)
-
-
 def head_width(layer: Layer) -> int:
     """Return the width of a head of what sits at a layer."""
     if isinstance(layer.mixer, MapMixer):
         return layer.mixer.head_dim
     site = layer.place.site
     return int(layer.place.defaults.get("head_dim") or site.dim // site.num_heads)
-
-
-def _of_mixer(layer: Layer, name: str) -> dict[str, Any]:
-    """The options that a mixer was built with and the one of a name in its place shall have too."""
-    mixer = layer.mixer
-    own = dict(mixer.built_with) if mixer is not None and mixer.mixer_name == name else {}
-    if not isinstance(mixer, MapMixer):
-        return own
-    made: dict[str, Any] = {
-        **own,
-        "head_dim": mixer.head_dim,
-        "qkv_bias": any(m.bias is not None for m in mixer.projections if m is not mixer.proj),
-        "proj_bias": mixer.proj.bias is not None,
-        "attn_drop": mixer.attn_drop_p,
-        "proj_drop": mixer.proj_drop.p,
-        "mask_diagonal": mixer.mask_diagonal,
-        "talking_heads": _talks(mixer),
-        **{name: getattr(mixer, name) for name in KEPT if hasattr(mixer, name)},
-    }
-    if isinstance(mixer, ConvStaticKeyAttention):
-        made["kernel_size"] = mixer.key_conv.kernel_size[0]
-    if isinstance(mixer, ReMixing):
-        made["norm"] = "layer" if isinstance(mixer.norm, nn.LayerNorm) else "batch"
-        made["theta_bias"] = mixer.theta_bias is not None
-        made["map_scale"] = mixer.map_gain != 1.0
-    if mixer.num_heads != layer.place.site.num_heads:
-        made["num_heads"] = mixer.num_heads
-    made |= _scaled(mixer.scale, mixer.head_dim, mixer.site.dim)
-    if mixer.temperature is not None:
-        made["temperature"] = True
-    return made
-
-
-def _talks(mixer: MapMixer) -> bool | str:
-    if mixer.talking_post is None:
-        return False
-    return "bias" if mixer.talking_post.bias is not None else True
-
-
-def _scaled(scale: float, head_dim: int, dim: int) -> dict[str, Any]:
-    """Say a scale in a mixer's words; the default needs none."""
-    names: dict[float, Any] = {1.0: False, dim**-0.5: "dim", head_dim**-0.5: "head_dim"}
-    if scale in names:
-        return {} if names[scale] == "head_dim" else {"scale": names[scale]}
-    return {"scale": False, "temperature": 1.0 / scale}
 
 
 def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:

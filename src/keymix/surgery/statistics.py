@@ -13,24 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import Layer, find_layers
-from keymix.hosts.reading import Reading
 from keymix.mixers.base import Grid, to_image
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
-from keymix.mixers.registry import mixer_options as options_of
-from keymix.mixers.static_key import LearnedKeys
 from keymix.surgery.beside import twice
 from keymix.surgery.choose import Layers, choose
 from keymix.surgery.images import CalibrationImages, Images, of_hook, run
-from keymix.surgery.plans import Plan, plans_for, refuse_shared, shadow
+from keymix.surgery.plans import (
+    PREFIX,
+    Plan,
+    learned_keys_of,
+    plans_for,
+    refuse_shared,
+    shadow,
+)
 
 Estimate = Literal["least_squares", "mean"]
 NEAR = 5e-3
 """Marks of the same weights differ by less, in half precision too."""
 ESTIMATES = ("least_squares", "mean")
-PLAIN, PREFIX = "queries", "prefix queries"
+PLAIN = "queries"
 
 
 def unfolded(name: str) -> int | None:
@@ -243,18 +248,6 @@ def check_estimate(estimate: str) -> None:
         raise unknown("estimate", estimate, ESTIMATES)
 
 
-def wanted_features(plan: Plan, layer: Layer) -> tuple[str, ...]:
-    """Return which sets of features the learned keys of a plan meet; none if it learns none."""
-    if not issubclass(get_mixer_class(plan.mixer), LearnedKeys):
-        return ()
-    known = options_of(plan.mixer)
-    if "kernel_size" not in known:
-        return (PLAIN,)
-    side = plan.options.get("kernel_size", known["kernel_size"].default)
-    prefix = (PREFIX,) if layer.place.site.num_prefix_tokens else ()
-    return (f"unfolded {side}", *prefix)
-
-
 def summed(
     model: nn.Module,
     layers: Sequence[Layer],
@@ -267,10 +260,10 @@ def summed(
     marks = {}
     hooks = []
     for layer, plan in zip(layers, plans, strict=True):
-        wanted = wanted_features(plan, layer)
+        site = layer.place.site
+        wanted = tuple(learned_keys_of(get_mixer_class(plan.mixer), site, plan.options))
         if not wanted:
             continue
-        site = layer.place.site
         moments = sums[plan.path] = Moments(prefix=site.num_prefix_tokens, key_grid=_home(layer))
         take = partial(_take, layer, moments, wanted if estimate == "least_squares" else ())
         hooks.append(layer.module.register_forward_pre_hook(of_hook(take), with_kwargs=True))

@@ -13,9 +13,7 @@ from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.re_attention import ReMixing
-from keymix.mixers.static_key import LearnedKeys
-from keymix.surgery.plans import head_width, scale_of
+from keymix.surgery.plans import PREFIX, head_width, learned_keys_of, scale_of
 
 PER_HEAD = ("q", "k", "v", "proj")
 COUNTER = "num_batches_tracked"  # of a BatchNorm, no weight and no table
@@ -83,16 +81,18 @@ def _of_keys_alone(mixer: TokenMixer) -> bool:
 def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
     """Copy into a new mixer what has the same meaning in the layer's present attention.
 
-    Projections are copied by role, everything else by name where the shapes agree. Theta of a
-    re-attention starts at the identity. Where the mixer scales its logits otherwise than the layer
-    does, the ratio goes into the queries (into queries and keys alike, by its root, where these
-    are one; into learned keys), so that logits keep their size.
+    Projections are copied by role, everything else by name where the shapes agree; what the mixer
+    adds starts where it changes nothing. Where it scales its logits otherwise than the layer does,
+    the ratio goes into the queries (into queries and keys alike, by its root, where these are one;
+    into learned keys), so that logits keep their size.
 
     Args:
         layer: What sits there now; it is not changed.
         mixer: The new one.
     """
     fate, source, parts = Fate(), source_of(layer), parts_of(mixer)
+    met_before = {} if layer.mixer is None else _meets(layer.mixer)
+    met_now = _meets(mixer)
     alike = _heads_fit(layer, mixer, fate)
     taken = set()
     with torch.no_grad():
@@ -105,13 +105,12 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
                 continue
             if role in PER_HEAD and not alike:
                 continue
-            if name == "key" and "key_conv.weight" in source and "key_conv.weight" not in parts:
-                continue  # of prefix queries alone
+            if met_before.get(name) == PREFIX != met_now.get(name):
+                continue  # a key that prefix queries alone met
             target.copy_(given)
             fate.copied.add(name)
             taken.add(name)
-        if isinstance(mixer, ReMixing):
-            _neutral(mixer, fate)
+        fate.estimated |= mixer.neutralize(fate.copied)
         if isinstance(mixer, MapMixer):
             _rescale(layer, mixer, parts, fate)
     own = set(source) if layer.mixer is None else set(parts_of(layer.mixer))
@@ -122,6 +121,12 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
     if _of_keys_alone(mixer) and "q.weight" in fate.dropped:
         fate.notes.append("the keys were kept; they are the queries too, and the old ones dropped")
     return fate
+
+
+def _meets(mixer: TokenMixer) -> dict[str, str]:
+    """Return which queries each parameter in place of computed keys meets."""
+    learned = learned_keys_of(type(mixer), mixer.site, mixer.built_with)
+    return {name: queries for queries, names in learned.items() for name in names}
 
 
 def _heads_fit(layer: Layer, mixer: TokenMixer, fate: Fate) -> bool:
@@ -140,16 +145,6 @@ def _heads_fit(layer: Layer, mixer: TokenMixer, fate: Fate) -> bool:
     return False
 
 
-def _neutral(mixer: ReMixing, fate: Fate) -> None:
-    """Let the heads' mixing start at the identity, unless it was copied."""
-    if "theta" not in fate.copied:
-        nn.init.eye_(mixer.theta)
-        fate.estimated.add("theta")
-        if mixer.theta_bias is not None:
-            nn.init.zeros_(mixer.theta_bias)
-            fate.estimated.add("theta_bias")
-
-
 def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: Fate) -> None:
     """Let logits keep their size under another scale."""
     before = scale_of(layer)
@@ -158,8 +153,9 @@ def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: F
         fate.copied.add("temperature")
     ratio = before / float(mixer.gain())
     factor = ratio**0.5 if _of_keys_alone(mixer) else ratio
-    if isinstance(mixer, LearnedKeys):
-        bearers = {"key", "key_conv.weight", "key_conv.bias"}
+    learned = set(_meets(mixer))
+    if learned:
+        bearers = learned
     elif "q" in mixer.roles:
         bearers = {"q.weight", "q.bias"}
     else:

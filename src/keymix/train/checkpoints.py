@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 import torch
 
 from keymix.errors import KeymixWarning
+from keymix.records import from_json
 from keymix.train import files
+from keymix.train.record import EpochsDone
 
 KEPT = 2
 VERSION = 2
@@ -40,13 +42,7 @@ _NAME = re.compile(r"epochs_(\d+)(?:_step_(\d+))?\.ckpt")
 
 
 class Checkpoint(NamedTuple):
-    """Where a run stood.
-
-    Args:
-        epochs: Epochs done.
-        steps: Steps done in the epoch after them; 0 at the end of an epoch.
-        path: The file.
-    """
+    """Where a run stood: epochs done, and steps of the epoch after them (0 at an epoch's end)."""
 
     epochs: int
     steps: int
@@ -82,13 +78,8 @@ def prune(folder: Path) -> None:
         old.path.unlink(missing_ok=True)
 
 
-def standing(folder: Path, *, overwrite: bool = False) -> str:
-    """Say what a run goes on from, and how.
-
-    Args:
-        folder: The run's folder.
-        overwrite: Whether the command that began it throws away what is there.
-    """
+def resume_hint(folder: Path, *, overwrite: bool = False) -> str:
+    """Say what a run resumes from, and how; `overwrite` is what the command that began it did."""
     newest = next(iter(checkpoints(folder)), None)
     if newest is None:
         return "no checkpoint was written yet; the same command starts anew"
@@ -96,20 +87,18 @@ def standing(folder: Path, *, overwrite: bool = False) -> str:
     return f"{str(newest.path)!r} stands ({newest.told}); {how} goes on from there"
 
 
-def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint | None, dict[str, Any]]:
-    """The newest whole checkpoint with its content; None where there is none.
+def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint, EpochsDone] | None:
+    """The newest whole checkpoint, with what it keeps of the epochs before it; None without one.
 
-    A damaged one is named in a `KeymixWarning` and passed over.
-
-    Args:
-        folder: The run's folder.
-        resumes: Whether a run resumes from it, which the warning says then.
+    A damaged one is named in a `KeymixWarning`, which says what a run `resumes` from, and passed
+    over.
     """
     there = checkpoints(folder)
     for place, checkpoint in enumerate(there):
         content = _read(checkpoint.path)
         if isinstance(content, dict):
-            return checkpoint, content
+            where = f"the checkpoint {str(checkpoint.path)!r}"
+            return checkpoint, from_json(EpochsDone, content["record"], where=where)
         older = place + 1 < len(there)
         remedy = "resuming from the one before" if older else "there is no other; starting again"
         warnings.warn(
@@ -118,7 +107,7 @@ def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint | None, d
             KeymixWarning,
             stacklevel=2,
         )
-    return None, {}
+    return None
 
 
 def _read(path: Path) -> dict[str, Any] | str:
@@ -167,15 +156,7 @@ def _under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint into a run's folder, whole or not at all.
-
-    Args:
-        folder: The run's folder.
-        state: The content, but for its version.
-
-    Raises:
-        WriteError: If the disk does not take it.
-    """
+    """Write a checkpoint, given but for its version, into a run's folder, whole or not at all."""
     content = io.BytesIO()  # torch.save itself hides the error of a full disk behind its own
     torch.save({"version": VERSION, **state}, content)
     path = checkpoint_path(folder, state["epoch"], state["batch"])

@@ -19,18 +19,15 @@ from torch import nn
 from keymix.errors import UserError, WriteError
 from keymix.task import Task
 from keymix.train import files
-from keymix.train.checkpoints import read, standing
-from keymix.train.damage import read_environment
-from keymix.train.distill import make_teacher
+from keymix.train.checkpoints import read, resume_hint
 from keymix.train.environment import environment
-from keymix.train.epochs import EpochRecord, Report
-from keymix.train.fits import check_recipe, training_batches
-from keymix.train.folder import clear, is_done, recorded_in
-from keymix.train.lock import locked
-from keymix.train.loop import Saver, fit
-from keymix.train.memory import enough_memory
+from keymix.train.evaluation import eval_loader, record_of, score_split
+from keymix.train.files import locked
+from keymix.train.folder import clear, is_done, read_environment, recorded_in
+from keymix.train.loop import EpochRecord, Report, Saver, fit
 from keymix.train.model import (
     device_of_this_machine,
+    enough_memory,
     find_weights,
     load_data,
     mixer_label,
@@ -44,13 +41,11 @@ from keymix.train.nonfinite import Losses
 from keymix.train.parts import Evaluated, training_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
-from keymix.train.resume import Progress, mend, progress_of, tell_lost, weights_told
-from keymix.train.runs import Run, load_run
-from keymix.train.score_split import eval_loader, record_of, score_split
+from keymix.train.resume import Progress, mend, progress_of, tell_lost, validated
+from keymix.train.runs import Run
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
-from keymix.train.task import TrainingTask
-from keymix.train.teacher import Teacher
+from keymix.train.validate import check_recipe, make_teacher, training_batches
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -94,57 +89,65 @@ def train(
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
     recipe = settled(recipe, None if overwrite else partial(recorded_in, folder))
+    run = Run(folder, recipe)
     if is_done(folder, recipe, overwrite=overwrite):
-        return load_run(folder)
+        return run
     check_recipe(recipe)
     check_precision(recipe.precision)
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (
         torch.random.fork_rng(devices=cuda),
         deterministic(recipe.deterministic),
-        interruptible(lambda: standing(folder, overwrite=overwrite)) as interrupts,
+        interruptible(lambda: resume_hint(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
         locked(folder, "run"),
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
-            return load_run(folder)
-        if not overwrite and mend(folder, recipe):
-            return load_run(folder)
+            return run
+        if not overwrite and mend(run):
+            return run
         if overwrite or not _has_begun(folder):
             find_weights(recipe.model)  # or refuse, before the data is read
         images = data if data is not None else _opened(recipe)
         model = model_for(recipe, images.record())
-        _refuse_deaf(model)
+        _check_readout(model)
         params = sum(p.numel() for p in model.parameters() if p.requires_grad)
         batches = training_batches(recipe, images)  # or refuse, before anything is written
-        before = Progress() if overwrite else progress_of(folder, recipe, images, model)
+        before = Progress() if overwrite else progress_of(run, images, model)
         fresh = before.checkpoint is None and not before.trained
         weights = find_weights(recipe.model) if fresh else None
         if weights is not None:  # before anything is written, and before the average of weights
             start_from(model, weights)
-        teacher = None
-        if not before.trained:
-            teacher = make_teacher(recipe.loss, images, device_of_this_machine())
+        training = None
+        if not before.trained:  # or refuse, before anything is written
+            training = make_training(recipe, images, model, folder, steps=len(batches))
         if overwrite:
             clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
         try:
-            _start(folder, recipe, before)
-            report = progress if callable(progress) else None
-            record = _record(recipe, folder, images, before, report)
-            if not before.trained:
-                steps, bar = len(batches), progress == "bar"
-                task = make_task(recipe, images, model, teacher, folder, steps=steps)
-                training = Training(task, make_fabric(recipe.precision), steps=steps)
+            _start(run, before)
+            record = EpochRecord(
+                folder,
+                images=len(images.train),
+                facts=WeightsFacts(recipe=recipe, data=images.record()),
+                before=before,
+                report=progress if callable(progress) else None,
+            )
+            if training is not None:
                 saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
                 with interrupts.held():
-                    _restore(training, record, before)
-                    fit(training, batches, eval_loader(recipe, images, "val"), saver, bar=bar)
+                    if before.checkpoint is not None:
+                        content = read(before.checkpoint.path)
+                        training.restore(content)
+                        record.start(content["record"]["seconds"])
+                    validation = eval_loader(recipe, images, "val")
+                    fit(training, batches, validation, saver, bar=progress == "bar")
                 interrupts.look()
-                model = _keep_last(recipe, record, task)
-            _finish(recipe, folder, images, record, model, params=params)
+                record.keep_last(training.task)
+                model = training.task.evaluated
+            _finish(run, images, record, model, params=params)
         except WriteError as error:
-            raise WriteError(f"{error}; {standing(folder, overwrite=overwrite)}.") from error
-    return load_run(folder)
+            raise WriteError(f"{error}; {resume_hint(folder, overwrite=overwrite)}.") from error
+    return run
 
 
 def _opened(recipe: Recipe) -> ImageData:
@@ -152,7 +155,7 @@ def _opened(recipe: Recipe) -> ImageData:
     return warn_of_unlisted(warn_of_data(load_data(recipe.data)))
 
 
-def _refuse_deaf(model: nn.Module) -> None:
+def _check_readout(model: nn.Module) -> None:
     """Refuse to train a model that reads out where nothing of the image arrives."""
     from keymix.hosts import find_mixers, hears_image
 
@@ -171,11 +174,14 @@ def _has_begun(folder: Path) -> bool:
     return ended or (there.is_dir() and any(there.iterdir()))
 
 
-def _start(folder: Path, recipe: Recipe, before: Progress) -> None:
+def _start(run: Run, before: Progress) -> None:
+    folder = run.folder
     environment_now = _environment(folder, resumed=before.trained or before.checkpoint is not None)
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
-    files.write_json(folder / files.RECIPE, recipe.to_dict())  # first: it makes the folder a run's
+    files.write_json(
+        folder / files.RECIPE, run.recipe.to_dict()
+    )  # first: it makes the folder a run's
     files.make_folder(folder / files.CHECKPOINTS)
     files.write_json(folder / files.ENVIRONMENT, environment_now)
     files.write_metrics(folder / files.METRICS, list(before.lines))
@@ -197,43 +203,12 @@ def _environment(folder: Path, *, resumed: bool) -> Environment:
     return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))
 
 
-def _record(
-    recipe: Recipe,
-    folder: Path,
-    data: ImageData,
-    before: Progress,
-    report: Report | None,
-) -> EpochRecord:
-    return EpochRecord(
-        folder,
-        images=len(data.train),
-        facts=WeightsFacts(recipe=recipe, data=data.record()),
-        lines=before.lines,
-        best=before.best,
-        lost=before.lost,
-        report=report,
-    )
+def make_training(
+    recipe: Recipe, data: ImageData, model: nn.Module, folder: Path | None, *, steps: int
+) -> Training:
+    """Make a training of a model, by the task that the data set, with `steps` batches an epoch.
 
-
-def make_task(
-    recipe: Recipe,
-    data: ImageData,
-    model: nn.Module,
-    teacher: Teacher | None,
-    folder: Path | None,
-    *,
-    steps: int,
-) -> TrainingTask:
-    """Make what a run trains, by the task that its data set.
-
-    Args:
-        recipe: The run.
-        data: Its images.
-        model: Built by the recipe.
-        teacher: Whose answers are learned too.
-        folder: The run's folder, for the record of a loss that is not finite; None for a trial,
-            which goes on with any.
-        steps: Batches of an epoch.
+    The folder takes the record of a loss that is not finite; a trial has none and ignores it.
     """
     losses = Losses(
         model,
@@ -243,41 +218,21 @@ def make_task(
         scaled=recipe.precision == "16",
         items=data.kind.nouns,
     )
-    return training_of(data.task).make(
-        recipe, model, data, steps=steps, losses=losses, teacher=teacher
-    )
-
-
-def _restore(training: Training, record: EpochRecord, before: Progress) -> None:
-    """Bring a training to where its checkpoint stands."""
-    if before.checkpoint is not None:
-        content = read(before.checkpoint.path)
-        training.restore(content)
-        record.start(content["record"]["seconds"])
-
-
-def _keep_last(recipe: Recipe, record: EpochRecord, task: TrainingTask) -> nn.Module:
-    """Write the weights of the last epoch; return the model that is evaluated."""
-    last = recipe.schedule.epochs - 1
-    known = (line.validated for line in record.lines if line.epoch == last)
-    record.write_weights("last", task, next(known, Validated(epoch=last, val={})))
-    return task.evaluated
+    teacher = make_teacher(recipe.loss, data, device_of_this_machine())
+    part = training_of(data.task)
+    task = part.make(recipe, model, data, steps=steps, losses=losses, teacher=teacher)
+    return Training(task, make_fabric(recipe.precision), steps=steps)
 
 
 def _finish(
-    recipe: Recipe,
-    folder: Path,
-    data: ImageData,
-    record: EpochRecord,
-    model: nn.Module,
-    *,
-    params: int,
+    run: Run, data: ImageData, record: EpochRecord, model: nn.Module, *, params: int
 ) -> None:
     """Touch the test set, once: with the last and with the best-on-validation weights.
 
     Their epochs and validation scores are those that the weights themselves tell.
     """
-    last = weights_told("last", folder, recipe, data, model)
+    folder, recipe = run.folder, run.recipe
+    last = validated("last", run, data, model)
     if last.epoch is None:
         last = replace(last, epoch=recipe.schedule.epochs - 1)
     if record.best is None:  # it was lost, and no epoch was left to take its place
@@ -287,13 +242,7 @@ def _finish(
 
     def test(which: str) -> Evaluated:
         model.load_state_dict(files.read_weights(folder / files.weights_file(which))[0])
-        return score_split(
-            model,
-            eval_loader(recipe, data, "test"),
-            data.test,
-            data,
-            precision=recipe.precision,
-        )
+        return score_split(recipe, model, data, "test")
 
     scored = {"last": test("last")}
     mine, other = (folder / files.weights_file(which) for which in ("last", "best"))

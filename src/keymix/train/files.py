@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder: written whole or not at all, read with one clear error."""
+"""Files that are written whole or not at all, read with one clear error, in a locked folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from filelock import BaseFileLock, FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -27,11 +28,14 @@ from keymix.train.record import EpochLine, WeightsFacts, facts_from_json
 
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
-NONFINITE, SWAP = "nonfinite.json", "swap.json"
+NONFINITE, SWAP, LOCK = "nonfinite.json", "swap.json", ".lock"
 
 _PART = ".part"
 _DEEPEST = 64
 """Levels of a record; the deepest of keymix's own has about ten."""
+
+_TRIES = 100
+"""Whoever has the lock removes its file, and perhaps the folder, while another wants it."""
 
 _BAD_ARRAYS = (
     OSError,
@@ -63,14 +67,9 @@ def weights_file(which: str) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it.
+    """Write a file so that a crash, or a full disk, leaves the old one or the new one whole.
 
-    Args:
-        path: The file.
-        write: Puts the content into the open file it is given.
-
-    Raises:
-        WriteError: If the disk does not take it. The old file is whole then.
+    `write` puts the content into the open file that it is given. Raises `WriteError`.
     """
     part = part_of(path)
     try:
@@ -101,11 +100,7 @@ def clear_parts(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it.
-
-    Raises:
-        WriteError: If the disk does not take it.
-    """
+    """Make a folder and those above it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,11 +144,7 @@ def write_json(path: Path, record: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON mapping.
-
-    Raises:
-        UserError: If the file is missing, damaged or no mapping.
-    """
+    """Read a JSON mapping."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # that it is no UTF-8, and huge numbers, included
@@ -189,14 +180,9 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor], facts: WeightsFacts) -> None:
-    """Write weights with the facts they need to be used: how to build the model, its classes.
+    """Write weights, with facts as JSON in the file's metadata.
 
-    Equal weights and facts make equal files.
-
-    Args:
-        path: The ``.safetensors`` file.
-        state: The model's state; tensors that share memory are written out apart.
-        facts: Kept as JSON in the file's metadata.
+    Equal weights and facts make equal files; tensors that share memory are written out apart.
     """
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     data = save(tensors, metadata={"format": "pt", "keymix": json.dumps(to_json(facts))})
@@ -214,11 +200,7 @@ def _in_order(data: bytes) -> bytes:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
-    """Read weights and their facts.
-
-    Raises:
-        UserError: If the file is missing, truncated or not one of keymix's.
-    """
+    """Read weights and their facts."""
     return _weights(
         path,
         tensors=True,
@@ -228,11 +210,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
 
 
 def read_facts(path: Path) -> WeightsFacts:
-    """Read the facts of weights alone; the file is seen to be as long as it should be.
-
-    Raises:
-        UserError: As `read_weights` does.
-    """
+    """Read the facts of weights alone; the file is seen to be as long as it should be."""
     return _weights(path, tensors=False)[1]
 
 
@@ -263,11 +241,7 @@ def _weights(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Read all arrays of a ``.npz``.
-
-    Raises:
-        UserError: If the file is missing or damaged.
-    """
+    """Read all arrays of a ``.npz``."""
     try:
         with zipfile.ZipFile(path) as archive:  # np.load takes other files, too
             members = archive.namelist()
@@ -281,15 +255,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def read_metrics(
     path: Path, *, epochs: int | None = None, task: Task | None = None
 ) -> list[EpochLine]:
-    """The lines of ``metrics.jsonl``, one an epoch, in the order of the epochs: `epoch_lines`.
+    """The `epoch_lines` of ``metrics.jsonl``, of the first `epochs`; a missing file has none.
 
-    Args:
-        path: The file; a missing one has no lines.
-        epochs: Only the first so many epochs.
-        task: Leave out lines without the scores that it ranks epochs by.
-
-    Raises:
-        UserError: If it cannot be read at all.
+    With a task, lines without the scores that it ranks epochs by are left out.
     """
     try:
         content = path.read_bytes() if path.exists() else b""
@@ -330,3 +298,52 @@ def line_text(line: EpochLine) -> str:
 def write_metrics(path: Path, lines: Sequence[EpochLine]) -> None:
     """Write all epochs' lines."""
     write_text(path, "".join(line_text(line) + "\n" for line in lines))
+
+
+class InUse(UserError):
+    """Another process works in the folder."""
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Lock a folder, made if need be, against another process; `what` works there, for the message.
+
+    The lock ends with the process, however that ends. A folder that was made for this and is left
+    empty goes again. Raises `InUse`, or `WriteError` if the folder cannot be made or written to.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    lock = _acquired(folder, what)
+    try:
+        yield
+    finally:
+        if lock.is_locked:  # not in a forked child
+            with suppress(OSError):  # a folder that became read-only: the lock itself goes with us
+                (folder / LOCK).unlink(missing_ok=True)
+            lock.release()
+            with suppress(OSError):
+                for place in made:
+                    place.rmdir()
+
+
+def _acquired(folder: Path, what: str) -> BaseFileLock:
+    path = folder / LOCK
+    lock = FileLock(path)
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout:
+            if path.exists() or tries == _TRIES:
+                raise InUse(
+                    f"another {what} is at work in {str(folder)!r}. Wait for it, or name another "
+                    "folder with --out."
+                ) from None
+        except FileNotFoundError as error:  # whoever had the lock has just removed the folder,
+            if tries == _TRIES:  # or no folder can be made there
+                raise write_error(folder, error) from None
+        except OSError as error:
+            raise write_error(path, error) from None
+        else:
+            return lock

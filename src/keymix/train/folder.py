@@ -1,30 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose folder is it: whether a run may start, must resume, or is done there."""
+"""A run's folder: whose it is, what it says of the run, and which of its files are damaged.
+
+A run with a damaged file is not done: `keymix.train` writes it again from the run's checkpoint or
+weights. Weights that were taken away are missed only where they are read: what came out of the run
+holds without them.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from keymix.errors import UserError
+from keymix.analysis.answers import Answers
+from keymix.data.record import DataRecord
+from keymix.errors import KeymixWarning, UserError
+from keymix.records import from_json
+from keymix.task import Task
 from keymix.train import files
-from keymix.train.damage import RETESTED, damage, holds_run, recorded_recipe
-from keymix.train.lock import LOCK
-from keymix.train.recipe import Recipe
+from keymix.train.checkpoints import usable
+from keymix.train.parts import answers_of
+from keymix.train.recipe import Recipe, from_record
+from keymix.train.record import Environment, RunRecord, run_from_json
+
+Which = Literal["last", "best"]
+WEIGHTS: tuple[Which, ...] = ("last", "best")
+"""Of which epochs a run keeps weights and answers."""
+RETESTED = (files.SUMMARY, files.PREDICTIONS, files.weights_file("last"))
+"""Files that only another test of the weights can give; the others are records of the training."""
 
 
 def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
-    """See whether a run may have a folder, and whether it is done there. Nothing is touched.
+    """Whether a run is done in a folder, which it may have: else it is refused. Nothing is touched.
 
-    Args:
-        folder: The run's folder; it need not exist.
-        recipe: The run that wants it.
-        overwrite: Whether a run that is there may be thrown away; then nothing is done.
-
-    Raises:
-        UserError: If the folder holds another run, or files that are no run's.
+    With `overwrite` a run that is there may be thrown away; then nothing is done.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {str(folder)!r} is a file: name a folder.")
@@ -54,14 +67,7 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run is done and its files are whole.
-
-    Args:
-        folder: The run's folder.
-
-    Raises:
-        UserError: If what came out of it is damaged, and nothing is left to write it from.
-    """
+    """Whether a run is done and its files are whole; refuses damage that nothing can mend."""
     if not (folder / files.SUMMARY).exists():
         return False
     found = damage(folder)
@@ -75,35 +81,23 @@ def is_finished(folder: Path) -> bool:
 
 
 def can_be_tested(folder: Path) -> bool:
-    """Whether a finished run has something left that can be tested again.
-
-    Args:
-        folder: The run's folder.
-    """
+    """Whether a finished run has something left that can be tested again."""
     left = [*(folder / files.CHECKPOINTS).glob("*.ckpt"), folder / files.weights_file("last")]
     return any(path.exists() for path in left)
 
 
 def recorded_in(folder: Path) -> Recipe | None:
-    """Return the recipe of the run in a folder; None where there is none.
-
-    Raises:
-        UserError: If its record is damaged, and no weights keep it.
-    """
+    """Return the recipe of the run in a folder; None where there is none."""
     return recorded_recipe(folder) if holds_run(folder) else None
 
 
 def _is_content(path: Path) -> bool:
     """Whether a file is more than what a run leaves that was killed before its first one."""
-    return path not in (path.parent / LOCK, files.part_of(path.parent / files.RECIPE))
+    return path not in (path.parent / files.LOCK, files.part_of(path.parent / files.RECIPE))
 
 
 def run_folder(path: Path) -> Path:
-    """A run's folder, given itself or a file in it.
-
-    Raises:
-        UserError: If there is no run.
-    """
+    """A run's folder, given itself or a file in it."""
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise UserError(f"there is no run {str(path)!r}: name the folder given as --out to train.")
@@ -113,12 +107,7 @@ def run_folder(path: Path) -> Path:
 
 
 def clear(folder: Path, *, recipe: bool = True) -> None:
-    """Remove a run's own files from its folder.
-
-    Args:
-        folder: The run's folder.
-        recipe: Remove the recipe, too, last of all.
-    """
+    """Remove a run's own files from its folder, the recipe last of all."""
     shutil.rmtree(folder / files.CHECKPOINTS, ignore_errors=True)
     names = [
         files.SUMMARY,
@@ -144,3 +133,127 @@ def _items(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _items(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def damage(folder: Path) -> dict[str, str]:
+    """Say of each damaged file of a finished run what is wrong with it."""
+    found: dict[str, str] = {}
+
+    def look(name: str, read: Callable[[], object]) -> Any:
+        try:
+            return read()
+        except UserError as error:
+            found[name] = str(error)
+        return None
+
+    summary: RunRecord | None = look(files.SUMMARY, partial(read_summary, folder, whole=True))
+    look(files.RECIPE, partial(_own_recipe, folder))
+    if summary is not None:
+        look(
+            files.PREDICTIONS,
+            partial(read_answers, folder / files.PREDICTIONS, summary.data),
+        )
+        if not summary.lost:  # which says what metrics cannot be had any more
+            task = summary.task_kind
+            look(files.METRICS, partial(check_metrics, folder, summary.epochs, task))
+    look(files.ENVIRONMENT, partial(read_environment, folder))
+    wrong = _last_weights(folder)
+    return found | ({files.weights_file("last"): wrong} if wrong else {})
+
+
+def _last_weights(folder: Path) -> str:
+    """What is wrong with the last epoch's weights, where a checkpoint can give them again.
+
+    Not so without the best epoch's: a test of the others would lose what came out of those.
+    """
+    last, best = (folder / files.weights_file(which) for which in ("last", "best"))
+    try:
+        if last.exists():
+            files.read_facts(last)
+    except UserError as error:
+        with suppress(UserError):
+            files.read_facts(best)
+            return str(error) if usable(folder) else ""
+    return ""
+
+
+def read_summary(folder: Path, *, whole: bool = False) -> RunRecord:
+    """Read what came out of a run, with every key of this version, or those of a comparison."""
+    path = folder / files.SUMMARY
+    return run_from_json(files.read_json(path), where=repr(str(path)), whole=whole)
+
+
+def read_answers(path: Path, data: DataRecord) -> Mapping[Which, Answers]:
+    """Read what a run answered on the test split, by whose weights, in the order of the index."""
+    stored, part = files.read_arrays(path), answers_of(data.task_kind)
+    wrong = next(part.faults(stored, data), "")
+    if wrong:
+        raise UserError(f"cannot read {str(path)!r}: {wrong}")
+    return {which: part.read(stored, which, data) for which in WEIGHTS}
+
+
+def read_environment(folder: Path) -> Environment:
+    """Read what a run was computed with; nothing is known where there is no such file."""
+    path = folder / files.ENVIRONMENT
+    if not path.exists():
+        return Environment()
+    return from_json(Environment, files.read_json(path), where=repr(str(path)))
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder is a run's: it has a recipe, or weights that keep theirs."""
+    return (folder / files.RECIPE).exists() or bool(_of_weights(folder))
+
+
+def recorded_recipe(folder: Path) -> Recipe:
+    """Read the recipe of a run; that of its weights where the file is missing or damaged."""
+    try:
+        return _own_recipe(folder)
+    except UserError as error:
+        damaged = str(error).rstrip(".")
+    kept = _of_weights(folder)
+    if not kept:
+        raise UserError(
+            f"{damaged}. No weights of the run keep the recipe: restore the file, or train into "
+            "the folder with --overwrite."
+        )
+    text = f"{damaged}; the recipe that the run's weights keep is taken instead"
+    warnings.warn(text, KeymixWarning, stacklevel=2)
+    return kept[0]
+
+
+def _own_recipe(folder: Path) -> Recipe:
+    path = folder / files.RECIPE
+    values = files.read_json(path)
+    try:
+        return from_record(values)
+    except UserError as error:
+        raise UserError(f"{str(path)!r} holds no recipe: {error}") from None
+
+
+def _of_weights(folder: Path) -> list[Recipe]:
+    """The recipes that a run's weights keep."""
+    found = []
+    for which in ("last", "best"):
+        with suppress(UserError):
+            found.append(files.read_facts(folder / files.weights_file(which)).recipe)
+    return found
+
+
+def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
+    """Refuse metrics that lack an epoch, or tell of one that was not trained."""
+    path = folder / files.METRICS
+    there = {line.epoch for line in files.read_metrics(path, task=task)}
+    planned = set(range(epochs))
+    for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
+        if wrong:
+            told = epochs_told(sorted(wrong))
+            raise UserError(f"{str(path)!r} is damaged: it {verb} {told} of {epochs}")
+
+
+def epochs_told(epochs: list[int]) -> str:
+    """Name epochs, counted from one, a few of many."""
+    numbers = [str(epoch + 1) for epoch in epochs[:5]]
+    more = ", …" if len(epochs) > len(numbers) else ""
+    lines = "the line of epoch" if len(epochs) == 1 else "the lines of epochs"
+    return f"{lines} {', '.join(numbers)}{more}"

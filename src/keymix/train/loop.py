@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: epochs of batches, a validation after each, and when to save.
+"""The training loop: epochs of batches, a validation after each, what it leaves, when to save.
 
 A signal ends a step and saves; it ends a wait for data at once, with the steps before it saved.
 """
@@ -7,18 +7,25 @@ A signal ends a step and saves; it ends a wait for data at once, with the steps 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from rich import progress as rich
+from rich.console import Console
 
 from keymix.errors import Interrupted
+from keymix.records import to_json
+from keymix.train import files
 from keymix.train.checkpoints import prune, save
-from keymix.train.epochs import EpochRecord, ProgressBar
 from keymix.train.parts import answers_of
+from keymix.train.record import EpochLine, EpochsDone, SameData, Validated, WeightsFacts
+from keymix.train.resume import Progress
 from keymix.train.scoring import ImageBatch, Metrics
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training
+from keymix.train.task import TrainingTask
 
 if TYPE_CHECKING:
     from keymix.data.loaders import Loader
@@ -27,16 +34,124 @@ GRACE = 10.0
 """Seconds that a wait for data may last after a signal while gradients are being accumulated."""
 
 
-class Saver:
-    """Save a run's checkpoints: at the end of an epoch, from time to time, and before it stops.
+Report = Callable[[Mapping[str, float | None]], None]
 
-    Args:
-        training: What is saved.
-        record: The run's record, which is saved with it.
-        interrupts: Knows of signals.
-        minutes: Time between checkpoints within an epoch.
-        clock: Seconds that pass.
+
+class EpochRecord:
+    """Write what an epoch leaves behind, in an order that a crash at any moment survives.
+
+    Weights of a better epoch come first, then the line, then the checkpoint: a run that resumes
+    from a checkpoint drops later lines and makes them again. `facts` stand in the files of weights.
     """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        images: int,
+        facts: WeightsFacts,
+        before: Progress,
+        report: Report | None = None,
+    ) -> None:
+        self.folder, self.images, self.facts, self.report = folder, images, facts, report
+        self.lines, self.best, self.lost = list(before.lines), before.best, list(before.lost)
+        self._trained = self._before = 0.0
+        self._start = time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        """The epochs' lines, the seconds of the unfinished epoch, and whose images it saw."""
+        done = EpochsDone(
+            seconds=self._elapsed(),
+            data=SameData.of(self.facts.data),
+            lines=tuple(self.lines),
+            lost=tuple(self.lost),
+        )
+        state: dict[str, Any] = to_json(done)
+        return state
+
+    def start(self, seconds: float = 0.0) -> None:
+        """Start the clock of an epoch, on which so many seconds were spent before a stop."""
+        self._start, self._before = time.perf_counter(), seconds
+
+    def trained(self, device: torch.device) -> None:
+        """Stop the training clock: validation is not throughput, steps still on the GPU are."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self._trained = self._elapsed()
+
+    def end(self, task: TrainingTask, scores: Mapping[str, float | None]) -> None:
+        """Write the epoch down, with the scores of its validation."""
+        line = EpochLine(
+            epoch=task.current_epoch,
+            train=task.losses.means(),
+            val=dict(scores),
+            lr=task.last_lr,
+            seconds=self._elapsed(),
+            images_per_s=self.images / max(self._trained, 1e-9),
+        )
+        found, kind = line.validated, task.kind
+        if self.best is None or found.rank(kind) > self.best.rank(kind):
+            self.best = found
+            self.write_weights("best", task, found)
+        self.lines.append(line)
+        files.write_metrics(self.folder / files.METRICS, self.lines)
+        self.start()
+
+    def announce(self, epochs: int) -> None:
+        """Report the last line, once its epoch is saved, and how many epochs are planned."""
+        if self.report is not None and self.best is not None:
+            planned = {"epochs": epochs, "best_epoch": self.best.epoch}
+            self.report({**to_json(self.lines[-1]), **planned})
+
+    def write_weights(self, which: str, task: TrainingTask, validated: Validated) -> None:
+        """Write the weights as they are now, as ``last`` or ``best``, with epoch and scores."""
+        path = self.folder / files.weights_file(which)
+        files.write_weights(path, task.evaluated.state_dict(), self.facts.of(validated))
+
+    def keep_last(self, task: TrainingTask) -> None:
+        """Write the weights of the last epoch."""
+        last = self.facts.recipe.schedule.epochs - 1
+        known = (line.validated for line in self.lines if line.epoch == last)
+        self.write_weights("last", task, next(known, Validated(epoch=last, val={})))
+
+    def _elapsed(self) -> float:
+        return self._before + time.perf_counter() - self._start
+
+
+class ProgressBar:
+    """A bar over all steps of the run at a terminal, drawn a few times a second, in a ``with``."""
+
+    def __init__(self, steps: int, epochs: int, *, done: int = 0, shown: bool = True) -> None:
+        self._bar = rich.Progress(
+            rich.TextColumn("epoch {task.fields[epoch]} of {task.fields[epochs]}"),
+            rich.BarColumn(),
+            rich.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+            transient=True,
+            disable=not shown,
+        )
+        self._steps = steps
+        epoch = done // steps + 1
+        self._task = self._bar.add_task(
+            "train", total=steps * epochs, completed=done, epoch=epoch, epochs=epochs
+        )
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def step(self, done: int) -> None:
+        """Show how many steps of the run are done."""
+        if not self._bar.disable:
+            self._bar.update(self._task, completed=done, epoch=(done - 1) // self._steps + 1)
+
+
+class Saver:
+    """Save a run's checkpoints: at ends of epochs, every so many minutes, and before it stops."""
 
     def __init__(
         self,
@@ -96,19 +211,7 @@ def fit(
     *,
     bar: bool = False,
 ) -> None:
-    """Train the epochs that are left of a run.
-
-    Args:
-        training: What is trained, at the place where it starts.
-        train: The training batches.
-        val: The batches of the validation.
-        saver: Saves the run's checkpoints, and knows of signals.
-        bar: Draw a bar.
-
-    Raises:
-        Interrupted: On a signal, with what was done saved if it can be.
-        UserError: If a loss was not finite, or (`WriteError`) the disk does not take a file.
-    """
+    """Train the epochs that are left of a run; a signal ends it, with what can be saved saved."""
     epochs = training.task.recipe.schedule.epochs
     record, interrupts = saver.record, saver.interrupts
     drawn = ProgressBar(training.steps, epochs, done=training.done, shown=bar)
@@ -140,16 +243,10 @@ def fit(
 def served(
     loader: Loader, interrupts: Interrupts, *, start: int = 0, accumulate: int = 1
 ) -> Iterator[ImageBatch]:
-    """Serve batches; a signal ends the wait for one.
+    """Serve the batches of an epoch after `start`; a signal ends the wait for one.
 
     Where gradients are being accumulated it does so only if the batch does not come soon: a run is
     saved between two updates.
-
-    Args:
-        loader: Serves the epoch that it was set to.
-        interrupts: Knows of signals.
-        start: Batches of the epoch that are done.
-        accumulate: Batches of an update.
     """
     batches, done = loader.batches(start=start), start
     while True:
@@ -162,17 +259,7 @@ def served(
 
 
 def validate(training: Training, batches: Loader, interrupts: Interrupts) -> Metrics:
-    """Score the validation split; an epoch that diverged is refused before.
-
-    Args:
-        training: Whose weights are scored, the averaged ones where they are kept.
-        batches: The split's.
-        interrupts: Knows of signals: a validation has nothing to save.
-
-    Raises:
-        UserError: If a loss was not finite.
-        Interrupted: On a signal.
-    """
+    """Score the validation split; an epoch that diverged is refused before."""
     task = training.task
     task.losses.look()
     with training.evaluating():

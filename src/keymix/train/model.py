@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,38 @@ from torch import nn
 
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.layers.shifts import SHIFTS, embedder, recorded_shifts
+from keymix.models.memory import memory_of_this_machine, ran_out
 from keymix.train import files
 from keymix.train.folder import run_folder
-from keymix.train.memory import enough_memory
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, replace_path
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.data.record import DataRecord
+
+
+_FLOAT = 4  # bytes
+
+
+@contextmanager
+def enough_memory(
+    image_size: int | tuple[int, int] | None, batch_size: int | None = None
+) -> Iterator[None]:
+    """Say in one line that memory ran out within, or cannot hold the pixels of a single image."""
+    sides = (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
+    height, width = sides
+    pixels = "" if image_size is None else f" for images of {height}x{width} pixels"
+    told = f"out of memory{pixels}: name a smaller image size"
+    if batch_size is not None:
+        told = f"{told}, data.batch_size ({batch_size}) or data.eval_batch_size"
+    if _FLOAT * height * width > memory_of_this_machine():
+        raise UserError(f"{told}.")
+    try:
+        yield
+    except (MemoryError, RuntimeError, UserError) as error:
+        if ran_out(error):
+            raise UserError(f"{told}.") from error
+        raise
 
 
 def load_data(
@@ -30,15 +55,9 @@ def load_data(
     image_size: int | tuple[int, int] | None = None,
     crop_pct: float | None = None,
 ) -> ImageData:
-    """Load the images of a recipe.
+    """Load the images of a recipe, perhaps at another size, in pixels.
 
-    Args:
-        config: Which.
-        image_size: Side, or height and width, in place of the recipe's, pixels.
-        crop_pct: Share of an image that evaluation shows; None for what suits the data.
-
-    Raises:
-        UserError: If the spec names no data, or the data is unfit.
+    `crop_pct` is the share of an image that evaluation shows; None for what suits the data.
     """
     from keymix import data
 
@@ -116,22 +135,10 @@ def build_model(
     image_size: Sequence[int],
     time_steps: int | None = None,
 ) -> nn.Module:
-    """Build a recipe's model, with weights drawn from the recipe's seed.
-
-    Args:
-        recipe: The run.
-        num_classes: Outputs of the classifier.
-        in_chans: Channels of the images.
-        image_size: Height and width of the images, pixels.
-        time_steps: Frames of a recording, where the data are events.
-
-    Raises:
-        UserError: If the model is unknown, does not take its options, takes images where the data
-            has frames, or has not the attention maps that the recipe's loss compares.
-    """
+    """Build a recipe's model, with weights drawn from the recipe's seed."""
     from keymix.mixers.spec import parse_mixer
     from keymix.models.factory import create_model
-    from keymix.train.similarity import MapSimilarity
+    from keymix.train.losses import MapSimilarity
 
     config = recipe.model
     options: dict[str, Any] = dict(config.options)
@@ -186,12 +193,7 @@ def build_model(
 
 
 def model_for(recipe: Recipe, data: DataRecord) -> nn.Module:
-    """Build a recipe's model for data: its head as the data's task wants it; see `build_model`.
-
-    Args:
-        recipe: The run.
-        data: The record of the data.
-    """
+    """Build a recipe's model for data: its head as the data's task wants it; see `build_model`."""
     return build_model(
         recipe,
         num_classes=data.task_kind.load("training").outputs(data),
@@ -215,13 +217,6 @@ def settled(recipe: Recipe, recorded: Callable[[], Recipe | None] | None = None)
 
     As in the run that is resumed, else as in the run that wrote the weights to start from, else as
     in new models.
-
-    Args:
-        recipe: The recipe.
-        recorded: Reads what the folder records that it goes into; it may have no record.
-
-    Raises:
-        UserError: If the weights to start from are not there, or damaged.
     """
     from keymix.models.factory import list_models
     from keymix.models.family import family_of
@@ -241,11 +236,7 @@ def settled(recipe: Recipe, recorded: Callable[[], Recipe | None] | None = None)
 
 
 def find_weights(config: ModelConfig) -> Path | None:
-    """Return the file of weights that a recipe starts from; None where it starts afresh.
-
-    Raises:
-        UserError: If there is no such file, or the folder is no finished run.
-    """
+    """Return the file of weights that a recipe starts from; None where it starts afresh."""
     if config.weights is None:
         return None
     path = Path(config.weights).expanduser()
@@ -264,9 +255,6 @@ def start_from(model: nn.Module, path: Path) -> None:
 
     A run's weights tell the size of their images, by which what is learned a position is
     resampled.
-
-    Raises:
-        UserError: If the file is damaged, holds infinities or NaN, or is another model's.
     """
     from keymix.models import load_weights
 

@@ -31,16 +31,10 @@ _REMEDY = "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.cl
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What tells of a training step should its loss turn out not to be finite.
+    """What is known of a training step should its loss turn out not to be finite.
 
-    Args:
-        epoch: Its epoch.
-        step: Its number in the epoch.
-        rate: Learning rate.
-        loss: The loss, 0-dimensional.
-        each: Makes the loss of each image, ``[B]``; None where images have none of their own.
-        index: The images' positions in the split, ``[B]``.
-        terms: What else the loss has, by name and without weights, each 0-dimensional.
+    The loss and its terms, by name and without weights, are 0-dimensional. `each` makes the loss of
+    each input ``[B]``, None where they have none; `index` has their positions in the split ``[B]``.
     """
 
     epoch: int
@@ -55,13 +49,10 @@ class Step:
 class Losses:
     """Sum up the training losses of an epoch and look for one that is not finite.
 
-    Args:
-        model: Whose gradients to tell of.
-        name: Names an image by its position in the training split.
-        folder: Where ``nonfinite.json`` goes; None for a trial, which goes on with any loss.
-        late: Look at several losses together, for a device that each look would hold up.
-        scaled: A loss scaler skips updates whose gradients are not finite, so they may be so.
-        items: What the data are, for the message.
+    `name` names an input by its position in the training split. ``nonfinite.json`` goes into the
+    folder; a trial has none, and ignores any loss. `late` looks at several losses together, for a
+    device that each look would hold up. With a loss scaler (`scaled`), which skips such updates,
+    gradients may be not finite.
     """
 
     def __init__(
@@ -116,11 +107,7 @@ class Losses:
             self._gradients = self._largest()
 
     def take(self, step: Step) -> None:
-        """Take in the loss of a step.
-
-        Raises:
-            UserError: If a loss was not finite.
-        """
+        """Take in the loss of a step."""
         if self._late:
             each = None if step.each is None else step.each()
             self._seen.append((step, each, self._gradients))
@@ -130,11 +117,7 @@ class Losses:
             self.look()
 
     def means(self) -> dict[str, float]:
-        """The mean loss since the last call, which ends an epoch, and the mean of each term.
-
-        Raises:
-            UserError: If a loss was not finite.
-        """
+        """The mean loss since the last call, which ends an epoch, and the mean of each term."""
         self.look()
         steps = max(1, self._steps)
         means = {"loss": self._sum / steps}
@@ -143,11 +126,7 @@ class Losses:
         return means
 
     def look(self) -> None:
-        """Look at the losses and gradients that were not looked at yet.
-
-        Raises:
-            UserError: If one is not finite; it names step, learning rate, largest gradient, images.
-        """
+        """Look at the losses and gradients that were not looked at yet."""
         seen, self._seen = self._seen, []
         if seen:
             self._look_at(seen)

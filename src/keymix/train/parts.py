@@ -22,25 +22,31 @@ from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.records import to_json
 from keymix.task import Task, get_task
-from keymix.train._checks import require
+from keymix.train.config import require
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
+    from keymix.train.losses import Teacher
     from keymix.train.nonfinite import Losses
     from keymix.train.recipe import Recipe
     from keymix.train.record import SplitScores
     from keymix.train.task import TrainingTask
-    from keymix.train.teacher import Teacher
 
 
 OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "similarity", "distill")
 """Losses of a recipe, or what softens their targets, of classes of whole images."""
 
 
-class TrainingPart(ABC):
-    """How a task is trained; ``losses`` are those of `OF_CLASSES` that it takes."""
+class TrainingPart:
+    """How a task is trained.
 
+    Attributes:
+        module: The `keymix.train.task.TrainingTask` that says what the loss of a step is.
+        losses: Those of `OF_CLASSES` that it takes.
+    """
+
+    module: type[TrainingTask]
     losses: frozenset[str] = frozenset()
 
     def outputs(self, data: DataRecord) -> int:
@@ -60,7 +66,6 @@ class TrainingPart(ABC):
             value = getattr(recipe.loss, name)
             require(not value or name in self.losses, f"loss.{name}", value, remedy)
 
-    @abstractmethod
     def make(
         self,
         recipe: Recipe,
@@ -71,7 +76,7 @@ class TrainingPart(ABC):
         losses: Losses,
         teacher: Teacher | None,
     ) -> TrainingTask:
-        """Make what a run trains.
+        """Make what a run trains: a `module`.
 
         Args:
             recipe: The run.
@@ -81,6 +86,8 @@ class TrainingPart(ABC):
             losses: Keeps the training losses.
             teacher: Whose answers are learned too, where the recipe has that term.
         """
+        del teacher
+        return self.module(recipe, model, data=data, steps_per_epoch=steps, losses=losses)
 
     def example(self, shape: tuple[int, ...], batch_size: int) -> Inputs:
         """Make a batch of inputs for counting and measuring: standard normal numbers.

@@ -8,6 +8,8 @@ Unknown keys and values of the wrong type are refused with the nearest names.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -15,17 +17,23 @@ from typing import Any, TypeVar
 
 from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
-from keymix.data.specs import built_in, task_name
+from keymix.data.specs import FRAMES_BY, SPLIT_BY, built_in, task_name
 from keymix.errors import UserError, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.task import DEFAULT, Task, get_task, list_tasks
-from keymix.train._checks import require
-from keymix.train._convert import build, leaves, parse
-from keymix.train.data_config import DataConfig as DataConfig  # noqa: PLC0414
-from keymix.train.names import as_name, is_name
+from keymix.train.config import (
+    DERIVED,
+    build,
+    check_plain,
+    leaves,
+    parse,
+    read_file,
+    require,
+)
 
 T = TypeVar("T")
 
+_MOST = 200  # bytes of a name; file systems take 255, and endings are added
 _NAME = "give letters, digits, -, _ and inner spaces or dots: it becomes a folder's name"
 PRECISIONS = ("auto", "32", "bf16", "16")
 SCHEDULES = ("cosine", "constant", "poly", "step", "tanh", "wsd", "none")
@@ -33,6 +41,112 @@ RECORD = "recipe.json"  # of a run's folder
 FREE = ("model.options.", "task.options.")
 """Keys below are those of the model and of the task."""
 _TEMPERATURE = 2.0  # of distillation
+
+
+def is_name(text: object) -> bool:
+    """Whether a text names a file or folder on any system, and shows as it is."""
+    return (
+        isinstance(text, str)
+        and is_part(text)
+        and text.isprintable()
+        and text == text.strip()
+        and not text.startswith(".")
+        and not any(mark in text for mark in "/\\")
+        and len(text.encode("utf-8", errors="replace")) <= _MOST
+    )
+
+
+def as_name(text: str) -> str:
+    """Make a name of a text that is none: ``runs/softmax`` becomes ``runs_softmax``."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("._")[:100] or "run"
+
+
+def is_part(text: object) -> bool:
+    """Whether a text is one part of a path on this system, which stays in the folder above it."""
+    marks = [mark for mark in (os.sep, os.altsep, "\0") if mark]
+    return (
+        isinstance(text, str)
+        and text not in ("", os.curdir, os.pardir)
+        and not any(mark in text for mark in marks)
+    )
+
+
+def _sides(size: int | tuple[int, int]) -> int | tuple[int, int]:
+    """Check an image size; equal sides become one, so that equal settings are equal records."""
+    pair = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    ok = len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
+    require(ok, "data.image_size", size, "give a side in pixels, such as 48, or height,width")
+    height, width = pair
+    return height if height == width else (height, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The images and how they are served.
+
+    Args:
+        spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
+        image_size: Side of the images the model sees, pixels, or their height and width
+            (``32,48``); None keeps the data's own. Events are gathered in so many pixels.
+        limit: Use only this many training images, a stratified choice; None for all.
+        val_fraction: Share of the training images carved off for validation, in (0, 1).
+        split_seed: Seed of that split, apart from the training seed.
+        batch_size: Training images a step; a run uses one device.
+        eval_batch_size: Images a step in validation and test.
+        workers: Loader processes; 0 loads in the training process.
+        skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first
+            one is an error.
+        time_steps: Frames made of each recording of events; None for 10. Like the next two, for
+            data of events alone.
+        frames_by: ``number`` for equally many events a frame, ``time`` for equally long frames;
+            None for ``number``.
+        event_split: A published split by its name (``first90`` or ``tebn`` of CIFAR10-DVS); None
+            for the first.
+        stack: Neighbouring slices of a scan that become the channels of an image (2.5-D), an odd
+            number; None for the image alone. Like the next two, for data with masks alone.
+        split_by: ``case`` keeps all images of a case in one split, ``slice`` does not, and leaks;
+            None for ``case``.
+        test_fraction: Share of a set without a test split of its own that becomes test, in (0, 1);
+            None for 0.04.
+        cell_mib: Most MiB that an encoded image of a parquet file may take, against files that
+            would fill the memory; None for 64. For ``parquet:PATH`` and ``hf:OWNER/NAME`` alone.
+        task_options: Those of ``task.options`` that loading takes; a recipe sets them.
+    """
+
+    spec: str
+    image_size: int | tuple[int, int] | None = None
+    limit: int | None = None
+    val_fraction: float = 0.1
+    split_seed: int = 0
+    batch_size: int = 128
+    eval_batch_size: int = 512
+    workers: int = 0
+    skip_corrupt: bool = False
+    time_steps: int | None = None
+    frames_by: str | None = None
+    event_split: str | None = None
+    stack: int | None = None
+    split_by: str | None = None
+    test_fraction: float | None = None
+    cell_mib: int | None = None
+    task_options: Mapping[str, str | int | float] = field(default_factory=dict, metadata=DERIVED)
+
+    def __post_init__(self) -> None:
+        require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")
+        if self.image_size is not None:
+            object.__setattr__(self, "image_size", _sides(self.image_size))
+        check_numbers(self, "data.")
+        if self.frames_by is not None and self.frames_by not in FRAMES_BY:
+            raise unknown("data.frames_by", self.frames_by, FRAMES_BY)
+        if self.stack is not None:
+            odd = self.stack % 2 == 1
+            require(odd, "data.stack", self.stack, "must be an odd number of slices, such as 3")
+        if self.split_by is not None and self.split_by not in SPLIT_BY:
+            raise unknown("data.split_by", self.split_by, SPLIT_BY)
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that are not written: those that follow from the rest of a recipe."""
+        return ("task_options",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,8 +450,6 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     Raises:
         UserError: On an unknown or missing key, or a value of the wrong type or range.
     """
-    from keymix.train._plain import check_plain
-
     check_plain(values)
     return build(Recipe, _with_new_keys(values))
 
@@ -432,19 +544,8 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         UserError: If it cannot be read, is no mapping, holds what no recipe does, or a record is
             damaged.
     """
-    from keymix.train._plain import check_plain, read_file
-
     file = Path(path)
-    try:
-        values = read_file(file)
-    except UserError as error:
-        raise UserError(f"cannot read the recipe {str(file)!r}: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{str(file)!r} holds no recipe: expected keys such as `optim:`.")
-    try:
-        check_plain(values)
-    except UserError as error:
-        raise UserError(f"{str(file)!r}: {error}") from None
+    values = read_file(file)
     if file.name != RECORD or not {"name", "data", "model"} <= values.keys():
         return values
     require(is_name(values["name"]), "name", values["name"], _NAME)  # a run's folder is named by it

@@ -21,11 +21,10 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.task import Task, get_task
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
-from keymix.train.damage import RETESTED, damage, epochs_told, read_summary
-from keymix.train.epochs import best_of, epochs_done
-from keymix.train.recipe import Recipe
+from keymix.train.evaluation import score_split
+from keymix.train.folder import RETESTED, damage, epochs_told, read_summary
 from keymix.train.record import Environment, EpochLine, SameData, Validated, WeightsFacts
-from keymix.train.score_split import eval_loader, score_split
+from keymix.train.runs import Run
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -35,12 +34,9 @@ if TYPE_CHECKING:
 class Progress:
     """How far a run is.
 
-    Args:
-        checkpoint: Where it goes on; None to start from the first step, or to test alone.
-        trained: Whether its weights of the last epoch are there and only the test is to be done.
-        lines: The epochs' lines, those that are known.
-        best: The best epoch so far, with the scores of the weights that are kept as best.
-        lost: What of the record cannot be rebuilt, a sentence each.
+    Without a checkpoint it starts from the first step, or, if the last epoch is trained, is tested.
+    `best` has the scores of the weights that are kept as best, `lost` a sentence on each part of
+    the record that cannot be rebuilt.
     """
 
     checkpoint: Checkpoint | None = None
@@ -50,31 +46,21 @@ class Progress:
     lost: tuple[str, ...] = ()
 
 
-def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module) -> Progress:
-    """Find what is done of a run, and hold its metrics against its checkpoint.
+def progress_of(run: Run, data: ImageData, model: nn.Module) -> Progress:
+    """Find what is done of a run, by its checkpoint, and compare its metrics with that.
 
-    Args:
-        folder: The run's folder.
-        recipe: The run.
-        data: Its images.
-        model: Built by the recipe; weights without scores of their own are scored with it.
-
-    Raises:
-        UserError: If the run began with other images, or it is finished, a file of it is damaged,
-            and nothing is left that the file could be written from.
+    Weights that have no scores of their own are scored with the model.
     """
-    checkpoint, content = usable(folder, resumes=not (folder / files.SUMMARY).exists())
-    before = None
-    if checkpoint is not None:
-        before = epochs_done(content, checkpoint.path)
-        del content  # it holds all weights
-    ended = checkpoint is not None and checkpoint.epochs == recipe.schedule.epochs
+    folder, epochs = run.folder, run.recipe.schedule.epochs
+    found = usable(folder, resumes=not run.done)
+    checkpoint, before = found or (None, None)
+    ended = checkpoint is not None and checkpoint.epochs == epochs
     trained = None if ended else _facts(folder, "last")
     if trained is not None:  # written once, after the last epoch, whose checkpoint is gone
-        began, done = SameData.of(trained.data), recipe.schedule.epochs
+        began, done = SameData.of(trained.data), epochs
     elif checkpoint is not None and before is not None:
         began, done = before.data, checkpoint.epochs
-    elif (folder / files.SUMMARY).exists():
+    elif run.done:
         raise UserError(
             f"the run in {str(folder)!r} is finished, but neither a whole checkpoint nor whole "
             "weights are left to test it again. Restore its files, or train again from the start "
@@ -85,8 +71,8 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
     _same_data(folder, data, began)
     lost = list(before.lost) if before is not None else []
     kept = before.lines if before is not None else ()
-    lines, lacking = _lines(folder, done, kept, lost, data.task)
-    best = _best(folder, recipe, data, model, done, lines, lacking, lost) if done else None
+    lines, lacking = _lines(run, done, kept, lost, data.task)
+    best = _best(run, data, model, done, lines, lacking, lost) if done else None
     return Progress(
         checkpoint=None if trained is not None else checkpoint,
         trained=trained is not None,
@@ -96,35 +82,28 @@ def progress_of(folder: Path, recipe: Recipe, data: ImageData, model: nn.Module)
     )
 
 
-def mend(folder: Path, recipe: Recipe) -> bool:
+def mend(run: Run) -> bool:
     """Write again what is damaged of a finished run and can be had without its images.
 
-    Args:
-        folder: The run's folder.
-        recipe: The run.
-
-    Returns:
-        Whether the run is whole now; else it must be tested again.
-
-    Raises:
-        WriteError: If the disk does not take a file.
+    Returns whether the run is whole now; else it must be tested again.
     """
-    found = damage(folder) if (folder / files.SUMMARY).exists() else {}
+    folder = run.folder
+    found = damage(folder) if run.done else {}
     for name, wrong in found.items():
         text = f"{wrong.rstrip('.')}; {name} of the finished run is written again"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     if not found or any(name in found for name in RETESTED):
         return False
     if files.RECIPE in found:
-        files.write_json(folder / files.RECIPE, recipe.to_dict())
+        files.write_json(folder / files.RECIPE, run.recipe.to_dict())
     if files.ENVIRONMENT in found:
         files.write_json(folder / files.ENVIRONMENT, Environment())  # nobody knows it any more
     if files.METRICS in found:
-        checkpoint, content = usable(folder)
-        kept = () if checkpoint is None else epochs_done(content, checkpoint.path).lines
+        checkpoint = usable(folder)
+        kept = () if checkpoint is None else checkpoint[1].lines
         lost: list[str] = []
-        task = get_task(task_name(recipe.data.spec))
-        lines, _ = _lines(folder, recipe.schedule.epochs, kept, lost, task)
+        task = get_task(task_name(run.recipe.data.spec))
+        lines, _ = _lines(run, run.recipe.schedule.epochs, kept, lost, task)
         files.write_metrics(folder / files.METRICS, lines)
         if lost:
             summary = replace(read_summary(folder, whole=True), lost=tuple(lost))
@@ -139,22 +118,9 @@ def tell_lost(folder: Path, lost: Iterable[str]) -> None:
         warnings.warn(f"run {str(folder)!r}: {text}", KeymixWarning, stacklevel=4)
 
 
-def weights_told(
-    which: str, folder: Path, recipe: Recipe, data: ImageData, model: nn.Module
-) -> Validated:
-    """Return the epoch and the validation scores of weights: their own, or scored now.
-
-    Args:
-        which: ``last`` or ``best``.
-        folder: The run's folder.
-        recipe: The run.
-        data: Its images.
-        model: Built by the recipe; a copy takes the weights if they have no scores of their own.
-
-    Raises:
-        UserError: If the weights are damaged.
-    """
-    path = folder / files.weights_file(which)
+def validated(which: str, run: Run, data: ImageData, model: nn.Module) -> Validated:
+    """The epoch and validation scores of weights: their own, or scored now in a copy of a model."""
+    path = run.folder / files.weights_file(which)
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
     own = Validated(epoch=facts.epoch, val=known)
@@ -162,14 +128,7 @@ def weights_told(
         return own
     model = copy.deepcopy(model)  # training goes on with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
-    scored = score_split(
-        model,
-        eval_loader(recipe, data, "val"),
-        data.val,
-        data,
-        precision=recipe.precision,
-    )
-    return Validated(epoch=None, val=scored.scores)
+    return Validated(epoch=None, val=score_split(run.recipe, model, data, "val").scores)
 
 
 def _facts(folder: Path, which: str) -> WeightsFacts | None:
@@ -181,23 +140,18 @@ def _facts(folder: Path, which: str) -> WeightsFacts | None:
 
 
 def _lines(
-    folder: Path, done: int, kept: Sequence[EpochLine], lost: list[str], task: Task
+    run: Run, done: int, kept: Sequence[EpochLine], lost: list[str], task: Task
 ) -> tuple[list[EpochLine], list[int]]:
-    """The lines of the epochs that are done, and the epochs that no line tells of.
+    """The lines of the epochs that are done, and the epochs that have none, which `lost` takes in.
 
-    Args:
-        folder: The run's folder.
-        done: Epochs that are done.
-        kept: The checkpoint's.
-        lost: Takes in what cannot be rebuilt.
-        task: By whose scores epochs are ranked.
+    Those that the checkpoint kept count before those of the file.
     """
-    path = folder / files.METRICS
+    path = run.folder / files.METRICS
     told = {line.epoch: line for line in files.read_metrics(path, epochs=done, task=task)}
     sure = {line.epoch: line for line in kept}
     texts = {epoch: files.line_text(line) for epoch, line in told.items()}
     differs = any(texts.get(epoch) != files.line_text(line) for epoch, line in sure.items())
-    if differs and not (folder / files.SUMMARY).exists():  # of a finished run it was said before
+    if differs and not run.done:  # of a finished run it was said before
         text = f"{str(path)!r} was damaged; it is written again from the checkpoint"
         warnings.warn(text, KeymixWarning, stacklevel=4)
     lines = told | sure
@@ -210,8 +164,7 @@ def _lines(
 
 
 def _best(
-    folder: Path,
-    recipe: Recipe,
+    run: Run,
     data: ImageData,
     model: nn.Module,
     done: int,
@@ -220,14 +173,15 @@ def _best(
     lost: list[str],
 ) -> Validated | None:
     """The epoch and the scores of the weights that are kept as best; None if they are gone."""
-    name, facts = files.weights_file("best"), _facts(folder, "best")
+    name, facts = files.weights_file("best"), _facts(run.folder, "best")
     if facts is None:
         text = f"{name} of epochs 1 to {done} was missing or damaged"
         lost.append(f"{text}: the best of later epochs, or else the last, is used as the best")
         return None
     if facts.val is None and not lacking:  # of a version that kept no scores with the weights
-        return best_of(lines, data.task)
-    found = weights_told("best", folder, recipe, data, model)
+        known = (line.validated for line in lines)
+        return max(known, key=lambda epoch: epoch.rank(data.task), default=None)
+    found = validated("best", run, data, model)
     if found.epoch is None:
         found = replace(found, epoch=_epoch_of(found, lines, lacking, data.task))
     if found.epoch is None:

@@ -7,37 +7,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from keymix.data.decode import checked_size
+from keymix.data.decode import (
+    checked_size,
+    convert,
+    open_image,
+    read_image,
+    reading,
+    to_array,
+)
+from keymix.data.events.files import is_recording, read_frames
+from keymix.data.files import is_image
 from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
 from keymix.errors import UserError
-from keymix.models.image_size import set_image_size
+from keymix.models.image_size import set_image_size, take_time_steps
 from keymix.models.preprocessing import describe, preprocessing_of
-from keymix.models.time_steps import take_time_steps
 from keymix.records import to_json
 from keymix.task import LOSS, get_task
-from keymix.train import files, predictions
-from keymix.train.damage import Which, read_summary, recorded_recipe
-from keymix.train.degenerate_predictions import warn_of_degenerate
-from keymix.train.folder import run_folder
-from keymix.train.memory import enough_memory
-from keymix.train.model import device_of_this_machine, model_for
+from keymix.train import files
+from keymix.train.evaluation import (
+    SplitName,
+    data_for,
+    eval_loader,
+    record_of,
+    relabelled,
+    warn_of_degenerate,
+)
+from keymix.train.folder import Which, read_summary, recorded_recipe, run_folder
+from keymix.train.model import device_of_this_machine, enough_memory, model_for
 from keymix.train.parts import Prediction, answers_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Evaluation, RunRecord, WeightsFacts
-from keymix.train.run_data import data_for, relabelled
-from keymix.train.score_split import record_of, score_split
-from keymix.train.scoring import ImageBatch, autocast, device_of
+from keymix.train.scoring import Inputs, autocast, device_of
 
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
-
-SplitName = Literal["train", "val", "test"]
 _PREDICT_BATCH = 64
 
 
@@ -169,17 +176,21 @@ def evaluate(
             the model, or the memory, cannot take the image size or the time steps.
     """
     refuse_lone(resize, image_size)
+    if split not in ("train", "val", "test"):
+        raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
         model, seen, size = at_size(run, which, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, classes = data_for(run.recipe.data, seen, data_spec, size, time_steps)
-        scored = score_split(
+        batches = eval_loader(run.recipe, data, split)
+        scored = answers_of(data.task).evaluate(
             model,
-            relabelled(_loader(run, data, split), classes),
-            getattr(data, split),
+            relabelled(batches, classes),
+            batches.split,
             replace(data, classes=seen.classes),
+            device=device_of_this_machine(),
             precision=run.recipe.precision,
         )
     inputs = f"{split} {data.kind.nouns}"
@@ -218,32 +229,11 @@ def at_size(
     return model, seen, checked_size(image_size)
 
 
-def _loader(run: Run, data: ImageData, split: SplitName) -> Iterable[ImageBatch]:
-    from keymix.data.loaders import Loader
-
-    if split not in ("train", "val", "test"):
-        raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
-    return Loader(
-        getattr(data, split),
-        data,
-        batch_size=run.recipe.data.eval_batch_size,
-        train=False,
-        workers=run.recipe.data.workers,
-        device=device_of_this_machine(),
-    )
-
-
 def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Path]:
     """The image files that paths mean: files as they are, folders searched with all below.
 
     Hidden files in folders are left out, as in training. ``events`` looks for recordings of events.
-
-    Raises:
-        UserError: If a path does not exist, or a folder holds no image.
     """
-    from keymix.data.events.files import is_recording
-    from keymix.data.files import is_image
-
     fits, what = (is_recording, "recording") if events else (is_image, "image")
     found: list[Path] = []
     for path in map(Path, paths):
@@ -324,12 +314,12 @@ def _answers(
     precision: str,
 ) -> Iterator[Prediction]:
     """Answer a batch of files; one that cannot be read gets its error as an answer."""
-    part, read = answers_of(seen.task_kind), [predictions.read(path, seen, size) for path in paths]
+    part, read = answers_of(seen.task_kind), [_read(path, seen, size) for path in paths]
     pairs = list(zip(map(str, paths), read, strict=True))
     whole = [(path, pixels) for path, pixels in pairs if isinstance(pixels, Tensor)]
     found: Iterator[Prediction] = iter(())
     if whole:
-        inputs = predictions.inputs_of([pixels for _, pixels in whole], seen)
+        inputs = _inputs([pixels for _, pixels in whole], seen)
         with torch.inference_mode():
             with autocast(device_of(inputs), precision):
                 outputs = model(inputs)
@@ -337,3 +327,33 @@ def _answers(
             found = iter(list(part.predictions(outputs, names, seen, top=top)))
     for path, pixels in pairs:
         yield part.prediction(path=path, error=pixels) if isinstance(pixels, str) else next(found)
+
+
+def _read(path: Path, seen: DataRecord, size: tuple[int, int]) -> Tensor | str:
+    """Read an image as the run's model sees it, or a recording's frames; or why it cannot be."""
+    frames = seen.events
+    if frames and is_image(path.name):
+        return f"{path}: is an image; the run was trained on recordings of events (.npz, .aedat)."
+    if not frames and is_recording(path.name):
+        return f"{path}: is a recording of events; the run was trained on images."
+    try:
+        if frames:
+            return read_frames(path, seen, size)
+        if seen.task_kind.whole_images:
+            with reading(str(path)), open_image(path) as image:
+                return torch.from_numpy(to_array(convert(image, seen.in_chans)).copy())
+        return read_image(path, size, seen.in_chans, crop_pct=seen.crop_pct)
+    except UserError as error:
+        return str(error)
+
+
+def _inputs(read: Sequence[Tensor], seen: DataRecord) -> Inputs:
+    """Make a batch of what `_read` gave of some files: a list where images keep their own size."""
+    device = device_of_this_machine()
+    if seen.events:  # counts of events, as they are
+        return torch.stack(list(read)).float().to(device)
+    mean = torch.tensor(seen.mean).view(-1, 1, 1)
+    std = torch.tensor(seen.std).view(-1, 1, 1)
+    if seen.task_kind.whole_images:
+        return [((pixels.float() / 255 - mean) / std).to(device) for pixels in read]
+    return ((torch.stack(list(read)).float() / 255 - mean) / std).to(device)

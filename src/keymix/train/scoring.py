@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +39,17 @@ def device_of(inputs: Inputs) -> torch.device:
     return inputs.device if isinstance(inputs, Tensor) else inputs[0].device
 
 
+def answered(
+    model: nn.Module, batches: Iterable[ImageBatch], *, device: torch.device, precision: str
+) -> Iterator[tuple[ImageBatch, Any]]:
+    """Put a model in eval mode on a device, and yield each batch with what it returns for it."""
+    model = model.to(device).eval()
+    for batch in batches:
+        with autocast(device, precision):
+            outputs = model(batch.images)
+        yield batch, outputs
+
+
 class ValidationScores(nn.Module):
     """Scores of an evaluation, summed up batch by batch; a module, so that its sums move along."""
 
@@ -51,12 +63,7 @@ class ValidationScores(nn.Module):
 
 
 def effective_precision(precision: str, device: torch.device) -> str:
-    """Return ``32``, ``bf16`` or ``16``: what a recipe's precision means on a device.
-
-    Args:
-        precision: As in a recipe; ``auto`` is bfloat16 on CUDA, else 32 bits.
-        device: Where to compute.
-    """
+    """Return ``32``, ``bf16`` or ``16``: a recipe's ``auto`` is bfloat16 on CUDA, else 32 bits."""
     if precision == "auto":
         return "bf16" if device.type == "cuda" else "32"
     return precision
@@ -65,11 +72,8 @@ def effective_precision(precision: str, device: torch.device) -> str:
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> torch.autocast:
     """The context that a recipe's precision means on a device, see `effective_precision`.
 
-    Args:
-        device: Where to compute.
-        precision: As in a recipe.
-        cache: Convert a weight that is used twice once; its gradients are then summed in the low
-            precision.
+    `cache` converts a weight that is used twice once; its gradients are then summed in the low
+    precision.
     """
     bits = effective_precision(precision, device)
     dtype = torch.float16 if bits == "16" else torch.bfloat16

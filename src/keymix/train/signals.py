@@ -16,16 +16,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """What a piece of work knows of signals.
+    """What a piece of work knows of signals; `hint` says in one line what stands, how to resume."""
 
-    Args:
-        told: Says what stands and how to go on, in one line, when a signal ends the work.
-    """
-
-    def __init__(self, told: Callable[[], str]) -> None:
+    def __init__(self, hint: Callable[[], str]) -> None:
         self.signum: int | None = None
         self.ended_wait: Interrupted | None = None
-        self._told = told
+        self._hint = hint
         self._held = False
         self._grace = 0.0
         self._timer: threading.Timer | None = None
@@ -45,10 +41,8 @@ class Interrupts:
         """Let a first signal end the block, within `held` too: it only waits for data.
 
         The exception is kept as ``ended_wait``: whoever meets it may save what was done before.
-
-        Args:
-            grace: Seconds that the wait may go on after a signal, where what was done cannot be
-                saved yet; the next moment that suits then ends the work. 0 ends it at once.
+        Where that cannot be saved yet, the wait may last `grace` seconds more: the next moment that
+        suits then ends the work.
         """
         before, self._held, self._grace = self._held, grace > 0, grace
         try:
@@ -79,7 +73,7 @@ class Interrupts:
     def stopped(self) -> Interrupted:
         """Make the exception that ends the work, with what stands now."""
         signum = self.signum or signal.SIGINT
-        return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {self._told()}")
+        return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {self._hint()}")
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Take a signal, as a handler of Python's."""
@@ -95,15 +89,12 @@ class Interrupts:
 
 
 @contextmanager
-def interruptible(told: Callable[[], str]) -> Iterator[Interrupts]:
+def interruptible(hint: Callable[[], str]) -> Iterator[Interrupts]:
     """Turn SIGINT and SIGTERM into `Interrupted` for as long as the block runs.
 
     Outside the main thread, where Python handles no signals, nothing changes.
-
-    Args:
-        told: As for `Interrupts`.
     """
-    interrupts = Interrupts(told)
+    interrupts = Interrupts(hint)
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return

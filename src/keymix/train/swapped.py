@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
-from keymix.hosts.encoded import encoder_of
+from keymix.hosts.base import encoder_of
 from keymix.hosts.layers import Layer, find_layers
-from keymix.layers.shifted_patch import ShiftedPatchEmbed
+from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.mixers.registry import mixer_options
 from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import list_models, own_mixers
@@ -39,13 +39,7 @@ _NEAR = 1e-3  # of the largest logit: another order of sums in float32, no other
 
 
 def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> Recipe:
-    """Return the recipe that builds a swapped model: the original's with one mixer a block.
-
-    Args:
-        recipe: Of the original, whose mixers the layers that were not swapped keep.
-        model: The swapped model.
-        name: Of the recipe that is returned; the original's with ``_swapped`` behind it if None.
-    """
+    """Return the recipe that builds a swapped model: the original's with one mixer per block."""
     layers = find_layers(model)
     own = _own_mixers(recipe.model, model, layers)
     named = [_named(recipe.model, layer, one) for layer, one in zip(layers, own, strict=True)]
@@ -66,18 +60,8 @@ def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> R
 def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, images: Tensor) -> None:
     """Write a swapped model: ``recipe.json`` and ``weights_last.safetensors``.
 
-    The recipe's model is built, gets the weights, and must give what the swapped model gives.
-
-    Args:
-        folder: Where to.
-        recipe: As `recipe_of` returns it.
-        model: The swapped model.
-        data: The record of the data that it is used with.
-        images: Some that both are shown ``[n, C, H, W]``.
-
-    Raises:
-        UserError: If a recipe cannot describe the model.
-        WriteError: If the disk does not take a file.
+    The recipe's model is built, gets the weights, and must give what the swapped model gives for
+    some images ``[n, C, H, W]``.
     """
     with torch.random.fork_rng(devices=[]):
         twin = model_for(recipe, data)

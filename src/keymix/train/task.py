@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: the loss of a batch, its mixing of images, optimiser, schedule, scores.
+"""What is trained: the loss of a batch, the model's forward pass in a step, validation scores.
 
 All randomness of a step is a function of (seed, epoch, step, rank): dropout and stochastic depth
 are paired between mixers at a seed, and a resumed run has no random state to restore.
@@ -8,34 +8,29 @@ are paired between mixers at a seed, and a resumed run has no random state to re
 from __future__ import annotations
 
 import hashlib
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
-from timm.scheduler.scheduler import Scheduler
-from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError, one_line
+from keymix.ops.own_code import own_code
 from keymix.task import Task
-from keymix.train.forward import TrainingForward
+from keymix.train.batchnorm_warmup import BatchNormWarmup
 from keymix.train.nonfinite import Losses, Step
-from keymix.train.recipe import OptimConfig, Recipe
+from keymix.train.recipe import Recipe
 from keymix.train.scoring import ImageBatch, Inputs, ValidationScores, device_of
-from keymix.train.young_norms import YoungNorms
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-_FUSED = (
-    "adam",
-    "adamw",
-    "sgd",
-)  # torch's own whose fused step is several times faster on small nets
+_BACKEND = "inductor"  # tests take a quicker one
+_NUMBER = itertools.count()
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int = 0) -> int:
@@ -53,65 +48,6 @@ def seed_step(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-
-
-def check_optimizer(config: OptimConfig) -> None:
-    """Refuse an optimiser that there is not, or betas where it has none, before any work."""
-    known = [str(name) for name in list_optimizers(exclude_filters=["bnb*", "apex*"])]
-    if config.name not in known:
-        raise unknown("optimiser", config.name, known)
-    if config.betas is not None and not get_optimizer_info(config.name).has_betas:
-        raise UserError(f"optim.betas: optimiser {config.name!r} has none; leave them out.")
-
-
-def make_optimizer(
-    config: OptimConfig, model: nn.Module, *, fused: bool = True
-) -> torch.optim.Optimizer:
-    """Make timm's optimiser; biases, norms and ``model.no_weight_decay()`` are not decayed.
-
-    Args:
-        config: Name and settings.
-        model: Whose parameters to train.
-        fused: Take torch's fused step where there is one.
-
-    Raises:
-        UserError: On an unknown optimiser, or settings that it does not take.
-    """
-    check_optimizer(config)
-    options: dict[str, Any] = {} if config.betas is None else {"betas": config.betas}
-    if fused and config.name in _FUSED:
-        options["fused"] = True
-    made: torch.optim.Optimizer = create_optimizer_v2(
-        model, opt=config.name, lr=config.lr, weight_decay=config.weight_decay, **options
-    )
-    return made
-
-
-def make_schedule(
-    recipe: Recipe, optimizer: torch.optim.Optimizer, updates_per_epoch: int
-) -> Scheduler | None:
-    """Make timm's schedule of the learning rate, counted in updates; None where it is constant.
-
-    Args:
-        recipe: The run.
-        optimizer: Whose rate it sets.
-        updates_per_epoch: Updates of the weights an epoch.
-    """
-    schedule = recipe.schedule
-    made, _ = create_scheduler_v2(
-        optimizer,
-        sched=schedule.name,
-        num_epochs=schedule.epochs - schedule.cooldown_epochs,
-        cooldown_epochs=schedule.cooldown_epochs,
-        warmup_epochs=schedule.warmup_epochs,
-        warmup_lr=schedule.warmup_lr,
-        min_lr=schedule.min_lr,
-        decay_epochs=None,
-        decay_rate=schedule.power if schedule.name == "poly" else 0.1,
-        step_on_epochs=False,
-        updates_per_epoch=updates_per_epoch,
-    )
-    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +72,49 @@ class StepLoss:
         """Sum up losses that a model returns by name in training; each is recorded as a term."""
         total = torch.stack(list(parts.values())).sum()
         return cls(recorded=total, trained=total, terms=parts)
+
+
+class TrainingForward:
+    """Call a model in a training step, perhaps compiled: for `full` inputs, None for any number.
+
+    What is compiled is this call alone. Full batches have one shape, so that one compilation
+    serves a run. The short batch at the end of an epoch runs without: compiling it would take as
+    long as it saves in thousands of epochs (one step in 88 of CIFAR-10 at batch 512 gains some
+    20 ms, and a compilation takes half a minute). So does evaluation: the forward pass of 5,000
+    validation images is 4 % of the work of an epoch of 45,000, and scores are then those that the
+    weights have elsewhere.
+
+    It is no module, so that a task that holds one neither saves it nor names the weights otherwise.
+    """
+
+    def __init__(self, model: nn.Module, *, compile: bool, full: int | None = None) -> None:
+        self._model, self._full = model, full
+        self._compiled: Any = None
+        if compile:  # each run with code of its own: PyTorch compiles a code object 8 times at most
+            own = own_code(_call, f"training_forward_{next(_NUMBER)}")
+            self._compiled = torch.compile(own, dynamic=False, backend=_BACKEND)
+
+    def __call__(self, images: Inputs, *more: Any) -> Any:
+        """Return the model's answers, or its losses if `more` has the targets.
+
+        Neither such a model nor a list of images is compiled.
+        """
+        plain = self._compiled is None or more or not isinstance(images, Tensor)
+        if plain or (self._full is not None and len(images) != self._full):
+            return self._model(images, *more)
+        try:
+            return self._compiled(self._model, images)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = one_line(" ".join(str(error).split()))[:300]
+            raise UserError(
+                f"compile = True: torch.compile fails on this model and machine ({why}). "
+                "Set --compile false, and name another folder with --out or throw this run away "
+                "with --overwrite."
+            ) from error
+
+
+def _call(model: nn.Module, images: Tensor) -> Any:
+    return model(images)
 
 
 class TrainingTask(nn.Module):
@@ -180,7 +159,7 @@ class TrainingTask(nn.Module):
         self.losses = losses
         full = None if steps_per_epoch == 1 else recipe.data.batch_size
         self.trained = TrainingForward(model, compile=recipe.compile, full=full)
-        self._young_norms = YoungNorms(model)
+        self._warmup = BatchNormWarmup(model)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -192,7 +171,7 @@ class TrainingTask(nn.Module):
         seed = step_seed(self.recipe.seed, self.current_epoch, batch_idx, self.global_rank)
         seed_step(seed, device_of(batch.images))
         images, targets = self.served(batch)
-        with self._young_norms.even():
+        with self._warmup.averaging():
             loss = self.step_loss(images, targets)
         self.losses.take(
             Step(

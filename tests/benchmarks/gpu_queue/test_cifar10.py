@@ -25,7 +25,7 @@ from gpu_queue.jobs.cifar10 import JOB, MIXERS, MODELS
 from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import recipes
 from keymix.tasks.classification.training import ClassificationTask
-from keymix.train import forward
+from keymix.train import task as train_task
 from keymix.train.model import build_model
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import Run
@@ -38,7 +38,7 @@ Results = dict[str, dict[str, Any]]
 def _backend(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> None:
     if shapes_checked:
         pytest.skip("compilers cannot see through the shape checks")
-    monkeypatch.setattr(forward, "_BACKEND", forward._BACKEND)  # as it was, after the test
+    monkeypatch.setattr(train_task, "_BACKEND", train_task._BACKEND)  # as it was, after the test
 
 
 def context(root: Path, name: str, results: Results) -> Context:

@@ -19,7 +19,7 @@ from gpu_queue.jobs import depth
 from gpu_queue.jobs.depth import JOB, PLAIN, RE
 from gpu_queue.training import PREDICTIONS, TEXTS
 from keymix import recipes
-from keymix.train.epochs import EpochRecord
+from keymix.train.loop import EpochRecord
 from keymix.train.recipe import Recipe, parse_value, replace_path
 
 

@@ -18,14 +18,8 @@ def attention(
     r"""Compute :math:`\mathrm{softmax}(s\,Q K^\top + b)\,V`, head by head.
 
     The one formula of all four papers; they differ in what stands for Q and K: SKA (Sec. 4.1)
-    puts a learned tensor for K, KV attention (Eq. 2) puts K for Q.
-
-    Args:
-        q: Queries.
-        k: Keys; leading axes may be missing or 1 and broadcast (a static key has none).
-        v: Values.
-        scale: Factor s of the logits.
-        bias: Added to the scaled logits, broadcastable to ``[*, h, N, M]``.
+    puts a learned tensor for K, KV attention (Eq. 2) puts K for Q. Leading axes of keys may be
+    missing or 1 and broadcast (a static key has none); b broadcasts to ``[*, h, N, M]``.
     """
     logits = (q @ k.transpose(-2, -1)) * scale
     if bias is not None:

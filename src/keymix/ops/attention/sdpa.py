@@ -39,15 +39,8 @@ def attention(
     A learned ``scale`` multiplies the queries, since the fused kernels take a number only. A bias
     or a mask of any broadcastable shape becomes the kernels' additive mask. Values of another
     width than the keys (e != d) are zero-padded to equal widths: the fused CPU kernel serves only
-    those, anything else would build the whole map.
-
-    Args:
-        q: Queries.
-        k: Keys; leading axes may be missing.
-        v: Values.
-        scale: Factor of the logits, a number or a tensor with a gradient.
-        bias: Added to the scaled logits, broadcastable to ``[*, h, N, M]``.
-        dropout: Probability of dropping an entry of the map.
+    those, anything else would build the whole map. ``dropout`` is the probability of dropping an
+    entry of the map.
     """
     lead, d, e = q.shape[:-3], q.shape[-1], v.shape[-1]
     if isinstance(scale, Tensor):

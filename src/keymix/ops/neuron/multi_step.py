@@ -8,17 +8,30 @@ import importlib.util
 import os
 import shutil
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from keymix.errors import UserError, unknown
-from keymix.ops.neuron import blocked, reference
-from keymix.ops.neuron.layout import Dynamics, forward_mode
+from keymix.ops.neuron import autograd, blocked, reference
+from keymix.ops.neuron.autograd import Kernel
+from keymix.ops.neuron.reference import Dynamics
 
-Backend = Literal["auto", "reference", "blocked", "inductor", "triton"]
-BACKENDS = ("auto", "reference", "blocked", "inductor", "triton")
+Backend = Literal["auto", "reference", "blocked", "triton"]
+BACKENDS = get_args(Backend)
+
+
+def check_backend(name: str) -> None:
+    """Refuse the name of a backend that does not exist, or no longer does; list those that do."""
+    if name == "inductor":
+        raise UserError(
+            "unknown backend 'inductor': it was removed, as 'blocked' is faster at every size. "
+            f"Choose from {', '.join(sorted(BACKENDS))}."
+        )
+    if name not in BACKENDS:
+        raise unknown("backend", str(name), BACKENDS)
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class Choice:
     """Which path runs and why.
 
     Attributes:
-        name: ``"reference"``, ``"blocked"``, ``"inductor"`` or ``"triton"``.
+        name: ``"reference"``, ``"blocked"`` or ``"triton"``.
         why: The reason in words.
     """
 
@@ -55,10 +68,9 @@ def _finds_c_compiler() -> bool:
     return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
-def _no_compiler(device: torch.device) -> str | None:
-    from keymix.ops.neuron.inductor import cannot_run
-
-    return cannot_run(device)
+def forward_mode() -> bool:
+    """Whether derivatives are carried along in the forward pass."""
+    return forward_ad._current_level >= 0
 
 
 def _traced(x: Tensor | None) -> str | None:
@@ -75,40 +87,37 @@ def _traced(x: Tensor | None) -> str | None:
 
 
 def choose(asked: str, x: Tensor | None = None, device: torch.device | None = None) -> Choice:
-    """Choose the path.
+    """Choose the path, ``"auto"`` or one by name, for the currents x, or a device if x is None.
 
-    ``auto`` never compiles anything by itself, which takes seconds, so that what a run computes
-    does not hang on what ran before it.
-
-    Args:
-        asked: ``"auto"``, or a path by name.
-        x: The currents; None if they are not known yet.
-        device: Where it will run if ``x`` is None; the CPU by default.
-
-    Raises:
-        UserError: If a path was asked for by name that cannot run; with the reason.
+    Refuses a path that was asked for by name and cannot run; the reason is in the error.
     """
-    if asked not in BACKENDS:
-        raise unknown("backend", str(asked), BACKENDS)
+    check_backend(asked)
     where = x.device if x is not None else device or torch.device("cpu")
-    traced = _traced(x)
     if asked == "reference":
         return Choice("reference", "asked for by name")
+    traced = _traced(x)
     if traced is not None:  # whatever was named: the function is the same
         return Choice("reference", traced)
+    if asked == "auto" and where.type == "cpu":
+        return Choice("blocked", "on CPU, a chunk of neurons stays in cache for all steps")
+    against = None if asked == "blocked" else _no_triton(where)
     if asked == "auto":
-        if where.type == "cpu":
-            return Choice("blocked", "on CPU, a chunk of neurons stays in cache for all steps")
-        against = _no_triton(where)
-        if against is None:
-            return Choice("triton", "on CUDA, one kernel takes all steps")
-        return Choice("reference", against)
-    against = {"blocked": lambda _: None, "inductor": _no_compiler, "triton": _no_triton}[asked](
-        where
-    )
+        if against is not None:
+            return Choice("reference", against)
+        return Choice("triton", "on CUDA, one kernel takes all steps")
     if against is not None:
         raise UserError(f"backend={asked!r} cannot run here: {against}")
     return Choice(asked, "asked for by name")
+
+
+def _kernel(backend: str, x: Tensor) -> Kernel | None:
+    """The kernel of the path that runs; None for the reference."""
+    path = choose(backend, x).name
+    if path == "triton":
+        from keymix.ops.neuron import triton
+
+        return triton
+    return blocked if path == "blocked" else None
 
 
 def _fits(value: float | Tensor | None, shape: torch.Size) -> bool:
@@ -130,24 +139,11 @@ def integrate_and_fire(
     backend: str = "auto",
     last: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run neurons over T steps: what :mod:`keymix.ops.neuron.reference` computes.
+    """Run neurons over T steps: what :mod:`keymix.ops.neuron.reference` computes, by a backend.
 
-    Args:
-        x: Input currents ``[T, ...]``.
-        v: Potential before the first step; at rest if None.
-        keep: Share of the potential above rest that a step keeps; a tensor gets a gradient.
-        gain: Weight of the input; a tensor gets a gradient.
-        how: Threshold, reset and surrogate.
-        backend: ``"auto"``, or a path by name, which runs or raises with the reason.
-        last: Whether the potential after the last step is wanted.
-
-    Returns:
-        Spikes in x's dtype and memory format (steps outermost), and the last potential in float32
-        or better, or None.
-
-    Raises:
-        UserError: If x has no steps or no floating-point numbers, if v, keep or gain do not fit a
-            step, or if the backend cannot run.
+    Spikes have x's dtype and memory format (steps outermost); the potential after the last step,
+    if wanted, is in float32 or better. Refuses currents without steps or of whole numbers, v, keep
+    or gain that do not fit a step, and a backend that cannot run.
     """
     if x.ndim < 1 or x.shape[0] < 1 or not x.is_floating_point():
         raise UserError(
@@ -161,27 +157,10 @@ def integrate_and_fire(
                 f"{name} {tuple(value.shape)} does not fit a step of the currents, "
                 f"{tuple(x.shape[1:])}"
             )
-    path = choose(backend, x).name
-    if path == "blocked":
-        return blocked.integrate_and_fire(x, v, keep, gain, how, last)
-    if path == "inductor":
-        from keymix.ops.neuron import inductor
-
-        return inductor.integrate_and_fire(x, v, keep, gain, how, last)
-    if path == "triton":
-        from keymix.ops.neuron import triton
-
-        return triton.integrate_and_fire(x, v, keep, gain, how, last)
-    spikes, final = reference.integrate_and_fire(
-        x,
-        v,
-        keep=keep,
-        gain=gain,
-        v_threshold=how.v_threshold,
-        v_reset=how.v_reset,
-        detach_reset=how.detach_reset,
-        surrogate=how.surrogate,
-    )
+    kernel = _kernel(backend, x)
+    if kernel is not None:
+        return autograd.run_kernel(kernel, x, v, keep, gain, how, last)
+    spikes, final = reference.integrate_and_fire(x, v, keep=keep, gain=gain, how=how)
     return spikes, final if last else None
 
 
@@ -196,38 +175,18 @@ def gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the gradients of the currents, and of keep and gain where these are tensors.
 
-    They are those of :func:`integrate_and_fire` from rest. Paths that need not run for the spikes
-    do not.
-
-    Args:
-        x: Input currents ``[T, ...]``.
-        grads: Gradients of the spikes.
-        keep: As there.
-        gain: As there.
-        how: As there.
-        backend: As there.
+    They are those of :func:`integrate_and_fire` from rest, for the gradients of its spikes. Paths
+    that need not run for the spikes do not.
     """
-    x = x.detach()
-    path = choose(backend, x).name
-    if path == "blocked":
-        return blocked.gradients(x, grads, keep, gain, how)
-    if path == "triton":
-        from keymix.ops.neuron import triton
-
-        return triton.gradients(x, grads, keep, gain, how)
-    with torch.enable_grad():
-        x = x.requires_grad_()
-        keep, gain = (
-            each.detach().requires_grad_() if isinstance(each, Tensor) else each
-            for each in (keep, gain)
-        )
-        spikes, _ = integrate_and_fire(
-            x, keep=keep, gain=gain, how=how, backend=backend, last=False
-        )
-        learned = [each for each in (keep, gain) if isinstance(each, Tensor)]
-        grad_x, *others = torch.autograd.grad(spikes, [x, *learned], grads)
-    found = iter(others)
-    grad_keep, grad_gain = (
-        next(found) if isinstance(each, Tensor) else None for each in (keep, gain)
+    x = x.detach().requires_grad_()
+    keep, gain = (
+        each.detach().requires_grad_() if isinstance(each, Tensor) else each
+        for each in (keep, gain)
     )
+    needs = (True, False, isinstance(keep, Tensor), isinstance(gain, Tensor))
+    with torch.no_grad():
+        kernel = _kernel(backend, x)
+        found = autograd.gradients(kernel, x, None, keep, gain, how, grads, None, needs)
+    grad_x, _, grad_keep, grad_gain = found
+    assert grad_x is not None  # it was asked for
     return grad_x, grad_keep, grad_gain

@@ -17,13 +17,9 @@ from keymix.errors import UserError, unknown
 class Shape:
     """A family of smooth steps: the slope at x is ``peak alpha bell(stretch alpha x)``.
 
-    Attributes:
-        alpha: Steepness where none is named.
-        stretch: Factor of alpha x within the bell.
-        peak: Factor of alpha before it.
-        primitive: The smooth step of ``stretch alpha x``, rising from 0 to 1.
-        bell: Its derivative but for factors, an even function.
-        bell_: Puts the bell of u into u's place, times a gradient unless that is None.
+    ``primitive``, the smooth step of ``stretch alpha x``, rises from 0 to 1; ``bell`` is its
+    derivative but for factors, an even function. ``bell_`` puts the bell of u into u's place, times
+    a gradient unless that is None. ``alpha`` is the steepness where none is given.
     """
 
     alpha: float

@@ -9,7 +9,8 @@ before this module is first imported, the kernels run on the CPU, slowly, for te
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,20 +18,20 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from keymix.ops.neuron.again import again
-from keymix.ops.neuron.layout import Dynamics, Rows, batched, held_dtype
+from keymix.ops.neuron.autograd import Gradients, Neurons
+from keymix.ops.neuron.reference import potential_dtype
 
 _BLOCK = 512
-_HELD = {torch.float32: tl.float32, torch.float64: tl.float64}
+_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _coefficient(  # type: ignore[no-untyped-def]
-    pointer, at, inside, NUMBER: tl.constexpr, EACH: tl.constexpr, HELD: tl.constexpr
+    pointer, at, inside, NUMBER: tl.constexpr, EACH: tl.constexpr, DTYPE: tl.constexpr
 ):
     # a number goes in as a constant: a tensor of it would be a launch or a copy for each call
     if pointer is None:
-        return tl.full(at.shape, NUMBER, HELD)
+        return tl.full(at.shape, NUMBER, DTYPE)
     elif EACH:  # noqa: RET505 # Triton wants all branches named
         return tl.load(pointer + at, mask=inside, other=0.0)
     else:
@@ -41,6 +42,12 @@ def _coefficient(  # type: ignore[no-untyped-def]
 def _charge(v, x, keep, gain, rest):  # type: ignore[no-untyped-def]
     # rounded as in the reference: the kernels are built without fused multiply-adds
     return rest + keep * (v - rest) + gain * x
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _reset(h, threshold, rest, HARD: tl.constexpr):  # type: ignore[no-untyped-def]
+    fired = h >= threshold
+    return tl.where(fired, rest, h) if HARD else h - tl.where(fired, threshold, 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -59,7 +66,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     GAIN_EACH: tl.constexpr,
     THRESHOLD: tl.constexpr,
     REST: tl.constexpr,
-    HELD: tl.constexpr,
+    DTYPE: tl.constexpr,
     STEPS: tl.constexpr,
     HARD: tl.constexpr,
     STARTS: tl.constexpr,
@@ -69,18 +76,17 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     count, x_stride = tl.cast(count, tl.int64), tl.cast(x_stride, tl.int64)  # T count is larger
-    keep = _coefficient(keep_ptr, at, inside, KEEP, KEEP_EACH, HELD)
-    gain = _coefficient(gain_ptr, at, inside, GAIN, GAIN_EACH, HELD)
-    threshold = tl.full([BLOCK], THRESHOLD, HELD)
-    rest = tl.full([BLOCK], REST, HELD)
+    keep = _coefficient(keep_ptr, at, inside, KEEP, KEEP_EACH, DTYPE)
+    gain = _coefficient(gain_ptr, at, inside, GAIN, GAIN_EACH, DTYPE)
+    threshold = tl.full([BLOCK], THRESHOLD, DTYPE)
+    rest = tl.full([BLOCK], REST, DTYPE)
     v = tl.load(v_ptr + at, mask=inside, other=0.0) if STARTS else rest
     for t in range(STEPS):
         x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
         h = _charge(v, x, keep, gain, rest)
-        fired = h >= threshold
-        spikes = tl.where(fired, 1.0, 0.0).to(spikes_ptr.dtype.element_ty)
+        spikes = tl.where(h >= threshold, 1.0, 0.0).to(spikes_ptr.dtype.element_ty)
         tl.store(spikes_ptr + t * count + at, spikes, mask=inside)
-        v = tl.where(fired, rest, h) if HARD else h - tl.where(fired, threshold, 0.0)
+        v = _reset(h, threshold, rest, HARD)
     if LAST:
         tl.store(final_ptr + at, v, mask=inside)
 
@@ -109,7 +115,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
     REST: tl.constexpr,
     STRETCH: tl.constexpr,
     PEAK: tl.constexpr,
-    HELD: tl.constexpr,
+    DTYPE: tl.constexpr,
     STEPS: tl.constexpr,
     HARD: tl.constexpr,
     DETACH: tl.constexpr,
@@ -125,29 +131,26 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
     inside = at < count
     count, x_stride = tl.cast(count, tl.int64), tl.cast(x_stride, tl.int64)  # T count is larger
     grads_stride = tl.cast(grads_stride, tl.int64)
-    keep = _coefficient(keep_ptr, at, inside, KEEP, KEEP_EACH, HELD)
-    gain = _coefficient(gain_ptr, at, inside, GAIN, GAIN_EACH, HELD)
-    threshold = tl.full([BLOCK], THRESHOLD, HELD)
-    rest = tl.full([BLOCK], REST, HELD)
-    stretch = tl.full([BLOCK], STRETCH, HELD)
-    peak = tl.full([BLOCK], PEAK, HELD)
+    keep = _coefficient(keep_ptr, at, inside, KEEP, KEEP_EACH, DTYPE)
+    gain = _coefficient(gain_ptr, at, inside, GAIN, GAIN_EACH, DTYPE)
+    threshold = tl.full([BLOCK], THRESHOLD, DTYPE)
+    rest = tl.full([BLOCK], REST, DTYPE)
+    stretch = tl.full([BLOCK], STRETCH, DTYPE)
+    peak = tl.full([BLOCK], PEAK, DTYPE)
     start = tl.load(v_ptr + at, mask=inside, other=0.0) if STARTS else rest
     v = start
     for t in range(STEPS):
         x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
         h = _charge(v, x, keep, gain, rest)
         tl.store(room_ptr + t * count + at, h, mask=inside)
-        if HARD:
-            v = tl.where(h >= threshold, rest, h)
-        else:
-            v = h - tl.where(h >= threshold, threshold, 0.0)
+        v = _reset(h, threshold, rest, HARD)
     tl.debug_barrier()  # what was stored is loaded again
     if LAST:
         carry = tl.load(last_ptr + at, mask=inside, other=0.0)
     else:
-        carry = tl.zeros([BLOCK], dtype=HELD)
-    grad_keep = tl.zeros([BLOCK], dtype=HELD)
-    grad_gain = tl.zeros([BLOCK], dtype=HELD)
+        carry = tl.zeros([BLOCK], dtype=DTYPE)
+    grad_keep = tl.zeros([BLOCK], dtype=DTYPE)
+    grad_gain = tl.zeros([BLOCK], dtype=DTYPE)
     for i in range(STEPS):
         t = STEPS - 1 - i
         h = tl.load(room_ptr + t * count + at, mask=inside, other=0.0)
@@ -170,10 +173,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
             before = start
             if t > 0:
                 before = tl.load(room_ptr + (t - 1) * count + at, mask=inside, other=0.0)
-                if HARD:
-                    before = tl.where(before >= threshold, rest, before)
-                else:
-                    before = before - tl.where(before >= threshold, threshold, 0.0)
+                before = _reset(before, threshold, rest, HARD)
             grad_keep += g * (before - rest)
         if GRAD_GAIN:
             x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(h.dtype)
@@ -193,183 +193,85 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
         tl.store(grad_gain_ptr + at, grad_gain, mask=inside)
 
 
-def _learned(value: float | Tensor, rows: Rows, x: Tensor) -> tuple[Tensor | None, float, bool]:
-    """Give a coefficient as a tensor or a number, and say whether each neuron has its own."""
-    if not isinstance(value, Tensor):
-        return None, float(value), False
-    flat = rows.coefficient(value, held_dtype(x))
-    return flat.contiguous(), 0.0, flat.ndim > 0
+def _dense(row: Tensor) -> Tensor:
+    """Make the entries of ``[..., n]`` adjacent in memory."""
+    return row if row.shape[-1] <= 1 or row.stride(-1) == 1 else row.contiguous()
 
 
-def _on_device_of(x: Tensor) -> AbstractContextManager[None]:
-    """Let Triton, which launches on the current device, launch on the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
-def _dense(rows: Rows, x: Tensor) -> Tensor:
-    """Lay steps out as rows whose entries lie side by side."""
-    flat = rows.steps(x)
-    return flat if flat.shape[1] <= 1 or flat.stride(1) == 1 else flat.contiguous()
-
-
-def _start(rows: Rows, v: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if v is None else rows.flat(v.to(held_dtype(x)).expand(rows.shape)).contiguous()
-
-
-def _gradients(
-    x: Tensor,
-    v: Tensor | None,
-    keep: float | Tensor,
-    gain: float | Tensor,
-    how: Dynamics,
-    grads: Tensor | None,
-    last: Tensor | None,
-    wanted: Sequence[bool],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, v, keep and gain; of the last three, those that are wanted."""
-    rows = Rows.of(x)
-    flat, start, held = _dense(rows, x), _start(rows, v, x), held_dtype(x)
-    grads = _dense(rows, torch.zeros_like(x) if grads is None else grads)
-    keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
-    result = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
-    room = result if x.dtype == held else torch.empty_like(result, dtype=held)
-    made = [
-        torch.zeros(rows.count, dtype=held, device=x.device) if need else None for need in wanted
-    ]
-    if rows.count:
-        with _on_device_of(x):
-            _backward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
-                flat,
-                start,
-                keeps[0],
-                gains[0],
-                grads,
-                None if last is None else rows.flat(last).contiguous(),
-                room,
-                result,
-                *made,
-                rows.count,
-                flat.stride(0),
-                grads.stride(0),
-                KEEP=keeps[1],
-                GAIN=gains[1],
-                KEEP_EACH=keeps[2],
-                GAIN_EACH=gains[2],
-                THRESHOLD=float(how.v_threshold),
-                REST=float(how.rest),
-                STRETCH=how.surrogate.stretch,
-                PEAK=how.surrogate.peak,
-                HELD=_HELD[held_dtype(x)],
-                STEPS=x.shape[0],
-                HARD=how.v_reset is not None,
-                DETACH=how.detach_reset,
-                SIGMOID=how.surrogate.name == "sigmoid",
-                STARTS=v is not None,
-                LAST=last is not None,
-                GRAD_V=wanted[0],
-                GRAD_KEEP=wanted[1],
-                GRAD_GAIN=wanted[2],
-                BLOCK=_BLOCK,
-                enable_fp_fusion=False,
-            )
-    grad_v, *learned = made
-    if grad_v is not None and v is not None:
-        grad_v = rows.back(grad_v).sum_to_size(v.shape).to(v.dtype)
-    grad_keep, grad_gain = (
-        rows.coefficient_back(grad if value.numel() > 1 else grad.sum(), value)
-        if grad is not None and isinstance(value, Tensor)
-        else None
-        for grad, value in zip(learned, (keep, gain), strict=True)
-    )
-    return rows.back(result), grad_v, grad_keep, grad_gain
-
-
-class _Triton(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        v: Tensor | None,
-        keep: float | Tensor,
-        gain: float | Tensor,
-        how: Dynamics,
-        last: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        rows = Rows.of(x)
-        tensors = [value if isinstance(value, Tensor) else None for value in (x, v, keep, gain)]
-        ctx.save_for_backward(*tensors)
-        ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
-        ctx.how = how
-        ctx.set_materialize_grads(False)
-        flat, start = _dense(rows, x), _start(rows, v, x)
-        keeps, gains = _learned(keep, rows, x), _learned(gain, rows, x)
-        spikes = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
-        final = torch.empty(rows.count, dtype=held_dtype(x), device=x.device) if last else None
-        if rows.count:
-            with _on_device_of(x):
-                _forward_kernel[(triton.cdiv(rows.count, _BLOCK),)](
-                    flat,
-                    start,
-                    keeps[0],
-                    gains[0],
-                    spikes,
-                    final,
-                    rows.count,
-                    flat.stride(0),
-                    KEEP=keeps[1],
-                    GAIN=gains[1],
-                    KEEP_EACH=keeps[2],
-                    GAIN_EACH=gains[2],
-                    THRESHOLD=float(how.v_threshold),
-                    REST=float(how.rest),
-                    HELD=_HELD[held_dtype(x)],
-                    STEPS=x.shape[0],
-                    HARD=how.v_reset is not None,
-                    STARTS=v is not None,
-                    LAST=last,
-                    BLOCK=_BLOCK,
-                    enable_fp_fusion=False,
-                )
-        return rows.own(spikes), None if final is None else rows.own(final)
-
-    @staticmethod
-    def backward(ctx: Any, grads: Tensor | None, last: Tensor | None) -> tuple[Any, ...]:
-        x, v, *coefficients = ctx.saved_tensors
-        keep, gain = (
-            number if tensor is None else tensor
-            for number, tensor in zip(ctx.numbers, coefficients, strict=True)
+def _launch(kernel: Any, neurons: Neurons, *more: Tensor | int | None, **options: Any) -> None:
+    """Run a kernel on all neurons, its further tensors and strides after x, v, keep and gain."""
+    x, how, coefficients = neurons.x, neurons.how, (neurons.keep, neurons.gain)
+    if not x.shape[1]:
+        return
+    learned = [v.contiguous() if isinstance(v, Tensor) else None for v in coefficients]
+    numbers = [0.0 if isinstance(v, Tensor) else v for v in coefficients]
+    each = [pointer is not None and pointer.ndim > 0 for pointer in learned]
+    # Triton launches on the current device
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        kernel[(triton.cdiv(x.shape[1], _BLOCK),)](
+            x,
+            None if neurons.v is None else neurons.v.contiguous(),
+            *learned,
+            *more,
+            KEEP=numbers[0],
+            GAIN=numbers[1],
+            KEEP_EACH=each[0],
+            GAIN_EACH=each[1],
+            THRESHOLD=float(how.v_threshold),
+            REST=float(how.rest),
+            DTYPE=_DTYPES[potential_dtype(x)],
+            STEPS=x.shape[0],
+            HARD=how.v_reset is not None,
+            STARTS=neurons.v is not None,
+            BLOCK=_BLOCK,
+            enable_fp_fusion=False,
+            **options,
         )
-        how, needs = ctx.how, ctx.needs_input_grad
-        if torch.is_grad_enabled() or batched(grads, last):  # follow every operation
-            return again(x, v, keep, gain, how, grads, last, needs)
-        return (*_gradients(x, v, keep, gain, how, grads, last, needs[1:4]), None, None)
 
 
-def integrate_and_fire(
-    x: Tensor,
-    v: Tensor | None,
-    keep: float | Tensor,
-    gain: float | Tensor,
-    how: Dynamics,
-    last: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute what the reference computes; arguments as those of the blocked path."""
-    spikes, final = _Triton.apply(x, v, keep, gain, how, last)
+def forward(neurons: Neurons, last: bool) -> tuple[Tensor, Tensor | None]:
+    """Spikes ``[T, n]``, and the last potential ``[n]`` if wanted."""
+    x = _dense(neurons.x)
+    count = x.shape[1]
+    spikes = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    final = torch.empty(count, dtype=potential_dtype(x), device=x.device) if last else None
+    neurons = replace(neurons, x=x)
+    _launch(_forward_kernel, neurons, spikes, final, count, x.stride(0), LAST=last)
     return spikes, final
 
 
-def gradients(
-    x: Tensor, grads: Tensor, keep: float | Tensor, gain: float | Tensor, how: Dynamics
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of x, keep and gain, from rest, without running for the spikes.
-
-    Args:
-        x: Input currents ``[T, ...]``.
-        grads: Gradients of the spikes.
-        keep: As the reference has it.
-        gain: As the reference has it.
-        how: The other options.
-    """
-    wanted = (False, isinstance(keep, Tensor), isinstance(gain, Tensor))
-    grad_x, _, grad_keep, grad_gain = _gradients(x, None, keep, gain, how, grads, None, wanted)
-    return grad_x, grad_keep, grad_gain
+def backward(
+    neurons: Neurons, grads: Tensor, last: Tensor | None, wanted: Sequence[bool]
+) -> Gradients:
+    """Gradients of x, v, keep and gain; the last three where wanted."""
+    x, grads, how = _dense(neurons.x), _dense(grads), neurons.how
+    count, dtype = x.shape[1], potential_dtype(x)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    room = grad_x if x.dtype == dtype else torch.empty_like(grad_x, dtype=dtype)
+    found = [torch.zeros(count, dtype=dtype, device=x.device) if each else None for each in wanted]
+    _launch(
+        _backward_kernel,
+        replace(neurons, x=x),
+        grads,
+        None if last is None else last.contiguous(),
+        room,
+        grad_x,
+        *found,
+        count,
+        x.stride(0),
+        grads.stride(0),
+        STRETCH=how.surrogate.stretch,
+        PEAK=how.surrogate.peak,
+        DETACH=how.detach_reset,
+        SIGMOID=how.surrogate.name == "sigmoid",
+        LAST=last is not None,
+        GRAD_V=wanted[0],
+        GRAD_KEEP=wanted[1],
+        GRAD_GAIN=wanted[2],
+    )
+    grad_v, *learned = found
+    grad_keep, grad_gain = (
+        grad if grad is None or (isinstance(value, Tensor) and value.ndim) else grad.sum()
+        for grad, value in zip(learned, (neurons.keep, neurons.gain), strict=True)
+    )
+    return grad_x, grad_v, grad_keep, grad_gain

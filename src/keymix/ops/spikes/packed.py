@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keymix.ops.spikes.anew import refuse_unkept
+from keymix.ops.spikes.recompute import refuse_unkept
 
 _CHUNK = 1 << 20  # numbers that stay in a processor's cache
 _CHUNK_CUDA = 1 << 26  # of a GPU, which is waited for behind each
@@ -27,11 +27,7 @@ class Kept:
         self._packed: Tensor | None = None
 
     def of(self, x: Tensor) -> Tensor:
-        """Pack the tensor, or return what was packed of it.
-
-        Args:
-            x: The same tensor in every call.
-        """
+        """Pack the tensor, which is the same in every call, or return what was packed of it."""
         if self._packed is None:
             self._packed = pack(x)
         return self._packed
@@ -45,11 +41,7 @@ def _dense(x: Tensor) -> Tensor | None:
 
 
 def pack(x: Tensor) -> Tensor:
-    """Return the same numbers as bytes if all are whole and within 0 to 255, else ``x`` itself.
-
-    Args:
-        x: Any floating-point tensor.
-    """
+    """Return the same numbers as bytes if all are whole and within 0 to 255, else ``x`` itself."""
     if x.numel() == 0 or not x.is_floating_point() or torch.is_inference_mode_enabled():
         return x  # in inference mode nothing is kept, and tensors have no version
     packed = _packed(x.detach())
@@ -167,15 +159,9 @@ class _Conv(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept | None = None) -> Tensor:
-    """Compute ``F.linear``; whole numbers 0 to 255 are kept for the backward pass in bytes.
+    """Compute ``F.linear`` of ``[*, N, C]``; whole numbers 0 to 255 are kept in bytes for backward.
 
-    Its backward pass cannot be differentiated and says so.
-
-    Args:
-        x: ``[*, N, C]``, two axes or more.
-        weight: ``[D, C]``.
-        bias: ``[D]``, or None.
-        kept: What other maps of ``x`` keep too; None for this one alone.
+    Its backward pass cannot be differentiated and says so. Maps of the same ``x`` share ``kept``.
     """
     out: Tensor = _Linear.apply(x, weight, bias, kept or Kept())
     return out
@@ -190,16 +176,6 @@ def conv2d(
     dilation: tuple[int, ...],
     groups: int,
 ) -> Tensor:
-    """Compute ``F.conv2d``; whole numbers 0 to 255 are kept for the backward pass in bytes.
-
-    Args:
-        x: ``[*, B, C, H, W]``; all axes before C make one.
-        weight: As PyTorch has it.
-        bias: As PyTorch has it.
-        stride: Of both axes.
-        padding: Of both axes.
-        dilation: Of both axes.
-        groups: As PyTorch has it.
-    """
+    """Compute ``F.conv2d`` of ``[*, B, C, H, W]``, all axes before C as one, kept in bytes too."""
     out: Tensor = _Conv.apply(x, weight, bias, (stride, padding, dilation, groups))
     return out

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What classifiers answered: right or wrong, class by class, mix-ups; and how that is scored."""
+"""What classifiers answered, right or wrong, class by class, and how that is scored."""
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import (
@@ -26,15 +27,16 @@ from keymix.analysis.answers import (
 from keymix.data.balance import Balance
 from keymix.data.record import DataRecord
 from keymix.task import LOSS, Task
-from keymix.tasks.classification.scoring import TOP5_FROM, Scores
 from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows
-from keymix.train.scoring import ImageBatch, autocast
+from keymix.train.scoring import ImageBatch, Metrics, ValidationScores, answered
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
 BoolArray = npt.NDArray[np.bool_]
 
+TOP5_FROM = 6
+"""Classes; with five or fewer, top-5 is always right and recorded as null."""
 FEW = 8
 """Images below which the same answer for all means little."""
 NEARLY = 0.95
@@ -43,14 +45,9 @@ NEARLY = 0.95
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassAnswers(Answers):
-    """The class that a model gave each image of a split.
+    """The class that a model gave each image of a split, all arrays ``[N]``.
 
-    Args:
-        index: Positions in the split, ``[N]``.
-        target: True class numbers, ``[N]``.
-        predicted: Most likely class numbers, ``[N]``.
-        top5: Whether the true class is among the five most likely, ``[N]``; None if unknown.
-        classes: Names of the classes.
+    `top5` says whether the true class is among the five most likely; None if unknown.
     """
 
     index: IntArray
@@ -121,34 +118,70 @@ def counts(labels: IntArray, num_classes: int) -> tuple[int, ...]:
     return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
-def packed(correct: BoolArray) -> str:
-    """Write right and wrong as base64 of one bit per image, the first in the highest bit."""
-    return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
+class Hits(Metric):
+    """Counts images and those whose class is among the k most likely, as whole numbers."""
+
+    right: Tensor
+    images: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+        for name in ("right", "images"):
+            self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch: logits [B, classes], targets [B]."""
+        best = logits.argmax(1, keepdim=True) if self.k == 1 else logits.topk(self.k, dim=1).indices
+        self.right += (best == targets[:, None]).sum()
+        self.images += len(targets)
+
+    def compute(self) -> Tensor:
+        """How many were right, of how many images [2]."""
+        return torch.stack([self.right, self.images])
 
 
-def confusions(runs: Iterable[ClassAnswers]) -> list[tuple[int, int, int]]:
-    """List the mix-ups over some runs as (true, predicted, how often), the commonest first."""
-    seen: Counter[tuple[int, int]] = Counter()
-    for run in runs:
-        wrong = ~run.correct
-        pairs = np.stack([run.target[wrong], run.predicted[wrong]], axis=1)
-        kinds, times = np.unique(pairs, axis=0, return_counts=True)
-        for (true, said), number in zip(kinds.tolist(), times.tolist(), strict=True):
-            seen[true, said] += number
-    ordered = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
-    return [(true, said, number) for (true, said), number in ordered]
+class Scores(ValidationScores):
+    """Mean loss and top-1 and top-5 accuracy over an evaluation, correct under distribution.
+
+    Accuracies are quotients of whole numbers: 21 of 200 is 0.105 and not its float32.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.loss = MeanMetric()
+        self.top1 = Hits(1)
+        self.top5 = Hits(5) if num_classes >= TOP5_FROM else None
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch: logits [B, classes], targets [B]."""
+        logits = logits.float()
+        self.loss.update(F.cross_entropy(logits, targets), len(targets))
+        self.top1.update(logits, targets)
+        if self.top5 is not None:
+            self.top5.update(logits, targets)
+
+    def told(self) -> Metrics:
+        """The scores since the last call: ``loss``, ``top1``, ``top5`` as fractions or None."""
+        scores: Metrics = {
+            "loss": float(self.loss.compute()),
+            "top1": _share(self.top1),
+            "top5": None if self.top5 is None else _share(self.top5),
+        }
+        for metric in (self.loss, self.top1, self.top5):
+            if metric is not None:
+                metric.reset()
+        return scores
+
+
+def _share(hits: Hits) -> float:
+    right, images = hits.compute().tolist()
+    return float(right / images)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassPrediction(Prediction):
-    """The classes of an image.
-
-    Args:
-        path: The image file.
-        classes: The most likely classes, best first; empty if the image is unreadable.
-        probabilities: Their probabilities, 0..1.
-        error: Why there is no answer, or None.
-    """
+    """The most likely classes of an image, best first, with their probabilities, 0..1."""
 
     classes: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
@@ -178,14 +211,11 @@ class ClassificationAnswers(AnswersPart):
     ) -> Evaluated:
         """Classify every image of a split."""
         del split
-        model = model.to(device).eval()
         classes = len(data.classes)
         scores = Scores(classes).to(device)
         parts: list[tuple[Tensor, ...]] = []
-        for batch in batches:
-            targets = batch.targets
-            with autocast(device, precision):
-                logits = model(batch.images).float()
+        for batch, outputs in answered(model, batches, device=device, precision=precision):
+            logits, targets = outputs.float(), batch.targets
             scores.update(logits, targets)
             best = logits.topk(min(5, classes), dim=1).indices
             hit = (best == targets[:, None]).any(1)
@@ -222,7 +252,11 @@ class ClassificationAnswers(AnswersPart):
         self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
     ) -> statistics.Interval | None:
         """Compare two mixers over the test images (`keymix.analysis.statistics.over_images`)."""
-        return statistics.over_images(_correct(mixer), _correct(baseline), unit=task.unit)
+        ours, theirs = (
+            {seed: ClassAnswers.of(answers).correct for seed, answers in runs.items()}
+            for runs in (mixer, baseline)
+        )
+        return statistics.over_images(ours, theirs, unit=task.unit)
 
     def predictions(
         self, outputs: Any, paths: Sequence[str], seen: DataRecord, *, top: int
@@ -280,15 +314,6 @@ class ClassificationAnswers(AnswersPart):
 
 def _classified(found: Sequence[Prediction]) -> list[ClassPrediction]:
     return [each for each in found if isinstance(each, ClassPrediction)]
-
-
-def _correct(runs: Mapping[int, Answers]) -> dict[int, BoolArray]:
-    found = {}
-    for seed, answers in runs.items():
-        if not isinstance(answers, ClassAnswers):
-            raise TypeError(f"{type(answers).__name__} of seed {seed} are no answers of classes")
-        found[seed] = answers.correct
-    return found
 
 
 ANSWERS = ClassificationAnswers()

@@ -1,36 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison's report shows of classes: accuracy on each, and what is taken for what."""
+"""What a comparison keeps and reports of classes: accuracy on each, and what is taken for what."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from keymix.analysis.answers import Answers
-from keymix.analysis.statistics import no_better_than_chance
+from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
+from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
+from keymix.report.charts import Look
+from keymix.report.formats import percent
 from keymix.report.part import Page, RunAnswers, Section
-from keymix.report.plots import Look
-from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow
+from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Sparse
 from keymix.task import Task
-from keymix.tasks.classification import by_class
-from keymix.tasks.classification.record import Classes, Confusion, OfComparison, OfRun
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
-    from keymix.tasks.classification.answers import ClassAnswers
+    from keymix.tasks.classification.answers import BoolArray, ClassAnswers
 
 CONFUSIONS = 10
 """At most so many mix-ups of a mixer are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptClasses:
-    """The classes, and how many test images have each."""
+# ---- what the record keeps -------------------------------------------------------------------
 
-    names: tuple[str, ...]
-    images: tuple[int, ...] | None
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """How often a class was taken for another, by their numbers, over all seeds."""
+
+    true: int
+    predicted: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Sparse):
+    """A finished run, last epoch, test split: which images are right, and how many by class."""
+
+    correct: str | None = None
+    class_correct: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfComparison(Sparse):
+    """The classes, and the most frequent confusions by mixer's label."""
+
+    classes: Classes
+    confusions: Mapping[str, tuple[Confusion, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +64,26 @@ class ScriptComparison:
     classes: ScriptClasses
 
 
-def _classes(answers: Answers) -> ClassAnswers:
-    from keymix.tasks.classification.answers import ClassAnswers
+def packed(correct: BoolArray) -> str:
+    """Write right and wrong as base64 of one bit per image, the first in the highest bit."""
+    return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
 
-    if not isinstance(answers, ClassAnswers):
-        raise TypeError(f"{type(answers).__name__} are no answers of classes")
-    return answers
+
+def confusions(runs: Iterable[ClassAnswers]) -> tuple[Confusion, ...]:
+    """Count the mix-ups over some runs, the commonest first."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for run in runs:
+        wrong = ~run.correct
+        pairs = np.stack([run.target[wrong], run.predicted[wrong]], axis=1)
+        kinds, times = np.unique(pairs, axis=0, return_counts=True)
+        for (true, predicted), number in zip(kinds.tolist(), times.tolist(), strict=True):
+            seen[true, predicted] += number
+    ordered = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Confusion(true=true, predicted=said, count=n) for (true, said), n in ordered)
 
 
 def spread_out(labels: Sequence[int], number: int) -> list[int]:
-    """Return indices of images of different classes, while there are, evenly over the classes.
+    """Choose images of different classes, while there are, evenly over the classes.
 
     The choice is fixed by the data alone.
     """
@@ -60,6 +94,147 @@ def spread_out(labels: Sequence[int], number: int) -> list[int]:
     while len(chosen) < min(number, len(labels)):
         chosen.append(next(spare))
     return chosen
+
+
+def _classes(answers: Answers) -> ClassAnswers:
+    from keymix.tasks.classification.answers import ClassAnswers
+
+    return ClassAnswers.of(answers)
+
+
+# ---- the section of classes ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A mixer's accuracy on a class and its difference from the baseline."""
+
+    mixer: str
+    accuracy: float | None
+    difference: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """A class: its test images, the baseline's accuracy with Wilson's interval, other mixers."""
+
+    name: str
+    number: int
+    images: int
+    baseline: float | None
+    interval: tuple[float, float] | None
+    cells: list[Cell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfusedPair:
+    """A class taken for another: how often, and the share of the true class's answers."""
+
+    true: str
+    predicted: str
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confused:
+    """A mixer's most frequent confusions."""
+
+    mixer: str
+    pairs: list[ConfusedPair]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassesView:
+    """The section of classes: rows, the largest difference first, and mix-ups by mixer."""
+
+    by: ByClass
+    rows: list[ClassRow]
+    note: str
+    confusions: list[Confused]
+
+
+def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
+    """Make the table of classes with its chart and confusions; None if no run finished."""
+    own = record.own.read(OfComparison)
+    names, images = own.classes.names, own.classes.test_images
+    right = by_seed(record, lambda run: run.own.read(OfRun).class_correct)
+    if images is None or not any(right.values()):
+        return None
+    by = by_class(right, names, looks, record.baseline, of=images)
+    accuracy = {
+        label: [mean((run[c] for run in right[label].values()), n) for c, n in enumerate(images)]
+        for label in by.shown
+    }
+    rows = []
+    for c in by.order:
+        base = accuracy[record.baseline][c] if record.baseline in accuracy else None
+        cells = [
+            Cell(mixer=label, accuracy=accuracy[label][c], difference=by.differences[label][c])
+            for label in by.others
+        ]
+        rows.append(
+            ClassRow(
+                name=names[c],
+                number=c,
+                images=images[c],
+                baseline=base,
+                interval=wilson(base, images[c]) if base is not None else None,
+                cells=cells,
+            )
+        )
+    return ClassesView(
+        by=by, rows=rows, note=_note(rows), confusions=_confused(record, own, by.shown, images)
+    )
+
+
+def _note(rows: Sequence[ClassRow]) -> str:
+    """Say how few test images a class has and what that leaves open."""
+    sizes = [row.images for row in rows if row.images]
+    if not sizes:
+        return ""
+    low, high = min(sizes), max(sizes)
+    text = (
+        f"Each class has {low:,} test images."
+        if low == high
+        else f"A class has between {low:,} and {high:,} test images."
+    )
+    known = sorted(row.baseline for row in rows if row.baseline is not None)
+    if known:
+        middle = known[len(known) // 2]
+        ends = wilson(middle, low)
+        text += (
+            f" On {low:,} images an accuracy of {percent(middle)} % is known to between "
+            f"{percent(ends[0])} and {percent(ends[1])} % (Wilson's interval, 95 %)."
+        )
+    return (
+        f"{text} Among so many pairs of class and mixer some large differences come about by "
+        "chance: they say where to look, not what holds."
+    )
+
+
+def _confused(
+    record: ComparisonRecord, own: OfComparison, shown: Sequence[str], images: Sequence[int]
+) -> list[Confused]:
+    """Each mixer's most frequent confusions, as a share of the true class's answers."""
+    names, known = own.classes.names, own.confusions or {}
+    table = []
+    for label in shown:
+        seeds = len(record.finished(label))
+        pairs = [
+            ConfusedPair(
+                true=names[pair.true],
+                predicted=names[pair.predicted],
+                count=pair.count,
+                share=pair.count / (images[pair.true] * seeds),
+            )
+            for pair in known.get(label, ())
+        ]
+        table.append(Confused(mixer=label, pairs=pairs))
+    return table
+
+
+# ---- the page --------------------------------------------------------------------------------
 
 
 class ClassPage(Page):
@@ -80,17 +255,13 @@ class ClassPage(Page):
 
     def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
         """Keep which images were right."""
-        from keymix.tasks.classification.answers import packed
-
-        answers = _classes(tested.answers)
         del data
+        answers = _classes(tested.answers)
         _, right = answers.per_class()
         return OfRun(correct=packed(answers.correct), class_correct=right)
 
     def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> OfComparison:
         """Keep the images of each class, and the most frequent confusions of each mixer."""
-        from keymix.tasks.classification.answers import confusions
-
         answers: dict[str, list[ClassAnswers]] = {}
         for each in tested:
             answers.setdefault(each.mixer, []).append(_classes(each.answers))
@@ -99,13 +270,7 @@ class ClassPage(Page):
             classes=Classes(
                 names=data.classes, test_images=None if first is None else first.per_class()[0]
             ),
-            confusions={
-                mixer: tuple(
-                    Confusion(true=true, predicted=said, count=number)
-                    for true, said, number in confusions(found)[:CONFUSIONS]
-                )
-                for mixer, found in answers.items()
-            },
+            confusions={mixer: confusions(found)[:CONFUSIONS] for mixer, found in answers.items()},
         )
 
     def chosen(self, answers: Answers, number: int) -> list[int]:
@@ -141,7 +306,7 @@ class ClassPage(Page):
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the classes."""
-        view = by_class.by_class(record, looks)
+        view = classes_view(record, looks)
         return () if view is None else (Section(template="classes.html.j2", view=view),)
 
     def of_run(self, run: DoneRun) -> OfRun:
@@ -150,10 +315,7 @@ class ClassPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes."""
-        classes = record.own.read(OfComparison).classes
-        return ScriptComparison(
-            classes=ScriptClasses(names=classes.names, images=classes.test_images)
-        )
+        return ScriptComparison(classes=record.own.read(OfComparison).classes.for_script())
 
 
 PAGE = ClassPage()

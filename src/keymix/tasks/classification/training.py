@@ -13,31 +13,21 @@ from torch import Tensor, nn
 
 from keymix.data.mixing import Mixing
 from keymix.errors import KeymixWarning
+from keymix.tasks.classification.answers import Scores
 from keymix.tasks.classification.facts import TASK
-from keymix.tasks.classification.scoring import Scores
+from keymix.train.losses import MapSimilarity, Teacher
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import OF_CLASSES, TrainingPart
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import ImageBatch, Inputs, stacked
-from keymix.train.similarity import MapSimilarity
 from keymix.train.task import StepLoss, TrainingTask
-from keymix.train.teacher import Teacher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 
 class ClassificationTask(TrainingTask):
-    """Cross entropy on images, mixed where asked, with a teacher's answers beside it.
-
-    Args:
-        recipe: The run.
-        model: A classifier whose parameters train.
-        num_classes: Its classes.
-        steps_per_epoch: Batches a training epoch.
-        losses: Keeps the training losses.
-        teacher: Whose answers the model learns too, where the recipe has that term.
-    """
+    """Cross entropy on images, mixed where asked, and the terms that the recipe adds to it."""
 
     kind = TASK
 
@@ -77,7 +67,7 @@ class ClassificationTask(TrainingTask):
         return self._mix(images, batch.targets, batch.index, self.current_epoch)
 
     def step_loss(self, images: Inputs, targets: Any) -> StepLoss:
-        """Return the cross entropy, and the terms that the recipe has beside it."""
+        """Return the cross entropy, and the terms that the recipe adds to it."""
         terms: dict[str, Tensor] = {}
         logits = self.answered(images, targets, terms)
         loss = self.loss(logits, targets)
@@ -103,7 +93,7 @@ class ClassificationTask(TrainingTask):
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def whole(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
-        """The cross entropy and the weighted terms beside it."""
+        """The cross entropy plus the weighted terms."""
         config = self.recipe.loss
         if "distill" in terms:
             loss = (1 - config.distill) * loss + config.distill * terms["distill"]
@@ -132,6 +122,7 @@ def loss_of_each(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
 class Classification(TrainingPart):
     """The training of classification."""
 
+    module = ClassificationTask
     losses = frozenset(OF_CLASSES)
 
     def make(

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What segmenters answered: how well each class of each image overlaps; and how that is scored.
-
-A stored overlap is base64 of little-endian uint16, `SHARES` for a Jaccard index of 1.
-"""
+"""What segmenters answered: how well each class of each image overlaps; and how that is scored."""
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,10 +29,8 @@ from keymix.data.specs import MASKS, parse
 from keymix.errors import UserError
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
-from keymix.tasks.segmentation.mask_files import MaskPrediction
-from keymix.tasks.segmentation.predict_masks import predict_masks
-from keymix.tasks.segmentation.record import SHARES
-from keymix.tasks.segmentation.scoring import MaskScores, predicted_masks
+from keymix.tasks.segmentation.predict_masks import MaskPrediction, predict_masks
+from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
 from keymix.train.parts import (
     AnswersPart,
     DetailsTable,
@@ -46,7 +40,7 @@ from keymix.train.parts import (
     Wanted,
 )
 from keymix.train.record import SplitScores
-from keymix.train.scoring import ImageBatch, autocast
+from keymix.train.scoring import ImageBatch, answered
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -54,15 +48,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskAnswers(Answers):
-    """A model's masks on a split, counted.
+    """A model's masks on a split, counted; means are taken over the `scored` of the classes.
 
-    Args:
-        index: Positions in the split, ``[N]``.
-        group: Number of the case of each image, ``[N]``.
-        counts: Common, predicted and true pixels of each image and class, ``[N, K, 3]``.
-        hausdorff: Distance of each image and class, ``[N, K]``, NaN where there is none.
-        classes: Names of the classes.
-        scored: Numbers of those over which means are taken.
+    Shape: `group` is the number of each image's case, ``[N]``; `counts` are common, predicted and
+    true pixels of each image and class, ``[N, K, 3]``; `hausdorff` distances are ``[N, K]``, NaN
+    where there is none.
     """
 
     index: IntArray
@@ -132,11 +122,7 @@ class MaskAnswers(Answers):
         )
 
     def details(self, unit: Literal["mm", "px"]) -> MaskDetails:
-        """Scores and distances of each class that counts.
-
-        Args:
-            unit: Of the distances: ``mm``, or ``px`` of the images as the model sees them.
-        """
+        """Scores, and distances in mm or in px of the images as the model sees them, by class."""
         pooled, chosen = self.counts.sum(0), list(self.scored)
         jaccard, dice = overlap.jaccard(pooled), overlap.dice(pooled)
         one_empty = (self.counts[..., 1] > 0) != (self.counts[..., 2] > 0)
@@ -186,13 +172,11 @@ class SegmentationAnswers(AnswersPart):
         precision: str = "32",
     ) -> Evaluated:
         """Segment every image of a split."""
-        model = model.to(device).eval()
         scores = MaskScores(data).to(device)
         millimetres = _in_millimetres(split)
         index, counts, distances = [], [], []
-        for batch in batches:
-            with autocast(device, precision):
-                logits = model(batch.images).float()
+        for batch, outputs in answered(model, batches, device=device, precision=precision):
+            logits = outputs.float()
             counts.append(scores.update(logits, batch.targets).cpu().numpy())
             found = predicted_masks(logits, multilabel=scores.multilabel).cpu()
             places = batch.index.cpu().numpy()
@@ -238,7 +222,10 @@ class SegmentationAnswers(AnswersPart):
     ) -> statistics.Interval | None:
         """Compare two mixers over the test cases (`keymix.analysis.statistics.over_cases`)."""
         del task
-        ours, theirs = _masks(mixer), _masks(baseline)
+        ours, theirs = (
+            {seed: MaskAnswers.of(answers) for seed, answers in runs.items()}
+            for runs in (mixer, baseline)
+        )
         one = next(iter(theirs.values()), None)
         return statistics.over_cases(
             {seed: each.cases for seed, each in ours.items()},
@@ -290,8 +277,8 @@ class SegmentationAnswers(AnswersPart):
         """Lay out a row per image and class; without areas where none is known."""
         heads, rows = [noun, "class", "pixels", "area mm2"], []
         for *words, area in self.csv(found).rows:
-            told = f"{area:.1f}" if isinstance(area, float) else "–"
-            rows.append([*map(str, words), told])
+            known = f"{area:.1f}" if isinstance(area, float) else "–"
+            rows.append([*map(str, words), known])
         if all(each.area is None for each in _predicted(found)):
             heads, rows = heads[:-1], [row[:-1] for row in rows]
         return PredictionRows(heads=heads, rows=rows, left=2)
@@ -360,14 +347,8 @@ class SegmentationAnswers(AnswersPart):
             classes=data.classes,
             scored=tuple(scores.scored),
         )
-        pooled, scored = answers.counts.sum(0), answers.scored
-        told = {
-            LOSS: None,
-            "jaccard": float(overlap.mean_jaccard(pooled, scored)),
-            "weighted_jaccard": float(overlap.weighted_jaccard(pooled, scored)),
-            "dice": float(overlap.mean_dice(pooled, scored)),
-        }
-        return {"the most frequent class of each pixel": Evaluated(scores=told, answers=answers)}
+        scored = {LOSS: None, **overlap_scores(answers.counts.sum(0), answers.scored)}
+        return {"the most frequent class of each pixel": Evaluated(scores=scored, answers=answers)}
 
 
 def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
@@ -396,15 +377,6 @@ def _often(data: ImageData, scores: MaskScores) -> IntArray:
     if total is None:
         raise ValueError(f"data {data.spec!r} has no training masks")
     return total
-
-
-def _masks(runs: Mapping[int, Answers]) -> dict[int, MaskAnswers]:
-    found = {}
-    for seed, answers in runs.items():
-        if not isinstance(answers, MaskAnswers):
-            raise TypeError(f"{type(answers).__name__} of seed {seed} are no answers of masks")
-        found[seed] = answers
-    return found
 
 
 def _groups(split: Split) -> IntArray:
@@ -445,75 +417,6 @@ def _spacing(split: Split, i: int) -> tuple[float, float]:
     assert spacing is not None
     (height, width), (wanted_height, wanted_width) = split.scans.size(i), split.image_size
     return spacing[0] * height / wanted_height, spacing[1] * width / wanted_width
-
-
-def packed(shares: FloatArray) -> str:
-    """Write numbers from 0 to 1 as the module's head says."""
-    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
-    return base64.b64encode(levels.tobytes()).decode("ascii")
-
-
-def spread_over_cases(answers: MaskAnswers, number: int) -> list[int]:
-    """Choose images evenly over the cases that have something in them, of each its fullest.
-
-    The choice is fixed by the data alone. It falls on the first images where no image has anything.
-
-    Args:
-        answers: Of any run: what is true is the same in all.
-        number: At most so many.
-    """
-    ranked = _fullest(answers, number)
-    cases = sorted(i for i in ranked[0]) if ranked else []
-    if len(cases) >= number:
-        return [cases[i * len(cases) // number] for i in range(number)]
-    chosen = [*cases, *(i for later in ranked[1:] for i in later)]
-    spare = (i for i in range(len(answers.group)) if i not in chosen)
-    while len(chosen) < min(number, len(answers.group)):
-        chosen.append(next(spare))
-    return chosen[:number]
-
-
-def telling(answers: MaskAnswers, number: int) -> list[int]:
-    """Choose the images that show most: the fullest of different cases, and one that is empty.
-
-    Args:
-        answers: Of any run: what is true is the same in all.
-        number: At most so many.
-    """
-    area = answers.truth.sum(axis=1)
-    empty = np.flatnonzero(area == 0)[:1].tolist()
-    full = [i for later in _fullest(answers, number) for i in later]
-    return [*full[: number - len(empty)], *empty]
-
-
-def _fullest(answers: MaskAnswers, number: int) -> list[list[int]]:
-    """Rank images that have something: of each case the fullest, then the farthest from it, ….
-
-    Returns:
-        One list a round, in each the fullest first; together no more rounds than are needed for
-        `number` images.
-    """
-    area = answers.truth.sum(axis=1)
-    left: dict[int, list[int]] = {}
-    for i in np.flatnonzero(area > 0).tolist():
-        left.setdefault(int(answers.group[i]), []).append(i)
-    taken: dict[int, list[int]] = {case: [] for case in left}
-    rounds: list[list[int]] = []
-    while any(left.values()) and sum(map(len, rounds)) < number:
-        found = []
-        for case, images in left.items():
-            if not images:
-                continue
-            best = max(images, key=lambda i: (_apart(i, taken[case]), int(area[i]), -i))
-            images.remove(best)
-            taken[case].append(best)
-            found.append(best)
-        rounds.append(sorted(found, key=lambda i: (-int(area[i]), i)))
-    return rounds
-
-
-def _apart(image: int, others: Sequence[int]) -> int:
-    return min((abs(image - other) for other in others), default=0)
 
 
 ANSWERS = SegmentationAnswers()

@@ -32,14 +32,9 @@ class MaskOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassScores:
-    """The scores of one class of masks.
+    """The scores of one class of masks, None where neither truth nor prediction has a pixel of it.
 
-    Args:
-        name: The class.
-        jaccard: Jaccard index over all pixels; None where neither truth nor prediction has any.
-        dice: Dice coefficient, likewise.
-        hausdorff_mm: Mean Hausdorff distance over the images that have one.
-        missed: Images where the class is in only one of truth and prediction.
+    `missed` counts the images where only one of them has.
     """
 
     name: str
@@ -51,14 +46,10 @@ class ClassScores:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskDetails:
-    """What an evaluation records of masks next to its scores.
+    """What an evaluation records of masks next to its scores, of the classes that count.
 
-    Args:
-        hausdorff_mm: Mean Hausdorff distance.
-        hausdorff_missed: Pairs of image and class without a distance.
-        hausdorff_unit: Unit of the distances.
-        true_pixels: True pixels of the classes that count; None of earlier versions.
-        classes: Of each class that counts.
+    `hausdorff_missed` are pairs of image and class without a distance; earlier versions of keymix
+    did not record `true_pixels`.
     """
 
     hausdorff_mm: float | None = None

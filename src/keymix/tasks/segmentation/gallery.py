@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted masks in pictures: the same few test images with the truth and every prediction."""
+"""Predicted masks in pictures: the same few test images with the truth and every prediction.
+
+A mask is a transparent picture over an image, which the page then contains only once.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from keymix.analysis.mask_pictures import colours_of
+from keymix.analysis.mask_pictures import GREY, Colour, colours_of, rim
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import image_uri
-from keymix.report.record import ComparisonRecord
-from keymix.report.views.attention import PNG
-from keymix.tasks.segmentation.mask_layers import layer_uri
-from keymix.tasks.segmentation.record import (
-    Gallery,
-    GallerySlice,
-    LegendEntry,
-    OfPictures,
-    PredictedMask,
-)
+from keymix.report.pictures import PNG, image_uri, png_uri
+from keymix.report.record import ComparisonRecord, Sparse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +28,66 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.data.segmentation.table import ScanTable
 
+BoolArray = NDArray[np.bool_]
+
 SIDE = 224
-"""At most so many pixels a side has a picture."""
+"""Most pixels per side of a picture."""
+WHITE: Colour = (255, 255, 255)
+FILL, GROUND = 120, 170
+"""Opacity of a class and of ignored pixels, of 255."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegendEntry:
+    """A class of masks and its colour, ``#rrggbb``."""
+
+    name: str
+    colour: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GallerySlice:
+    """A test image with its true mask, both PNG data URIs; ``area`` counts true pixels."""
+
+    id: str
+    case: str
+    png: str
+    truth: str
+    area: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedMask:
+    """A predicted mask, a PNG data URI, its Jaccard index on the image, and its pixels."""
+
+    png: str
+    jaccard: float
+    found: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """What the models of a seed find on the same few test images.
+
+    `size` is height and width in pixels, `ignored` whether some pixels count nowhere.
+    `predictions`, or why they are `missing`, are by mixer's label; `names` are of all test images.
+    """
+
+    seed: int
+    size: tuple[int, int]
+    legend: tuple[LegendEntry, ...]
+    ignored: bool
+    slices: tuple[GallerySlice, ...]
+    predictions: Mapping[str, tuple[PredictedMask, ...]]
+    missing: Mapping[str, str]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPictures(Sparse):
+    """What is kept of the models' answers in pictures."""
+
+    gallery: Gallery | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +95,11 @@ class Cell:
     """A predicted mask, and how good it is in words."""
 
     png: str
-    told: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskRow:
+class SheetRow:
     """A mixer's masks of all images, or the reason why there are none."""
 
     mixer: str
@@ -56,33 +109,18 @@ class MaskRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """The sheet of masks: a column an image, a row the truth and each mixer.
+    """The gallery as a sheet: a column for each image, a row for the truth and each mixer.
 
-    Args:
-        slices: The images.
-        legend: The classes.
-        ignored: Whether there are pixels that count nowhere.
-        seed: Whose weights they are.
-        size: Height and width in pixels.
-        distinct: Whether no two of the images that have something are of one case.
-        rows: The mixers.
+    `distinct` says that no two of the images that have something are of one case.
     """
 
-    slices: tuple[GallerySlice, ...]
-    legend: tuple[LegendEntry, ...]
-    ignored: bool
-    seed: int
-    size: tuple[int, int]
+    stored: Gallery
     distinct: bool
-    rows: list[MaskRow]
+    rows: list[SheetRow]
 
 
 def sheet(record: ComparisonRecord) -> Sheet | None:
-    """Make the sheet of masks; ``None`` without pictures.
-
-    Raises:
-        UserError: If a picture of the record is no PNG data URI.
-    """
+    """Make the sheet of masks; None without pictures. Only PNG data URIs are taken."""
     stored = record.own.read(OfPictures).gallery
     if not stored or not stored.slices:
         return None
@@ -95,28 +133,17 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
     for label in record.labels:
         if label in stored.predictions:
             cells = [
-                Cell(png=cell.png, told=_told(each, cell))
+                Cell(png=cell.png, text=_quality(each, cell))
                 for each, cell in zip(slices, stored.predictions[label], strict=True)
             ]
-            rows.append(MaskRow(mixer=label, cells=cells, missing=None))
+            rows.append(SheetRow(mixer=label, cells=cells, missing=None))
         elif label in stored.missing:
-            rows.append(MaskRow(mixer=label, cells=[], missing=stored.missing[label]))
-    return Sheet(
-        slices=slices,
-        legend=stored.legend,
-        ignored=stored.ignored,
-        seed=stored.seed,
-        size=stored.size,
-        distinct=_distinct([each.case for each in slices if each.area]),
-        rows=rows,
-    )
+            rows.append(SheetRow(mixer=label, cells=[], missing=stored.missing[label]))
+    cases = [each.case for each in slices if each.area]
+    return Sheet(stored=stored, distinct=len(set(cases)) == len(cases), rows=rows)
 
 
-def _distinct(cases: Sequence[str]) -> bool:
-    return len(set(cases)) == len(cases)
-
-
-def _told(each: GallerySlice, cell: PredictedMask) -> str:
+def _quality(each: GallerySlice, cell: PredictedMask) -> str:
     """Say under a prediction how good it is."""
     if each.area:
         return f"Jaccard {percent(cell.jaccard)}\u00a0%"
@@ -134,15 +161,7 @@ def draw(
     *,
     seed: int,
 ) -> Gallery:
-    """Draw what every mixer's model finds on some test images, next to the truth.
-
-    Args:
-        data: The images and masks.
-        chosen: Which test images.
-        outputs: Each model's logits for them, by label.
-        missing: Why a model has none, by label.
-        seed: Whose weights they are, for the record.
-    """
+    """Draw what each mixer's logits find on some test images, next to the truth."""
     from keymix.tasks.segmentation.scoring import predicted_masks
 
     record = data.record()
@@ -157,7 +176,7 @@ def draw(
         counts = overlap_counts(found, truth, num_classes=len(data.classes), multilabel=multilabel)
         predictions[label] = tuple(
             PredictedMask(
-                png=layer_uri(planes, paint, outlines=true, most=SIDE),
+                png=layer_uri(planes, paint, outlines=true),
                 jaccard=round(float(share), 6),
                 found=int(pixels[list(scored), 1].sum()),
             )
@@ -182,7 +201,7 @@ def draw(
                 id=scans.scan_id(i),
                 case=scans.groups[i],
                 png=image_uri(data.test.picture(i).numpy(), most=SIDE),
-                truth=layer_uri(truths[at], paint, grey=ignored[at], most=SIDE),
+                truth=layer_uri(truths[at], paint, grey=ignored[at]),
                 area=int(truths[at].sum()),
             )
             for at, i in enumerate(chosen)
@@ -193,6 +212,36 @@ def draw(
     )
 
 
+def layer_uri(
+    planes: BoolArray,
+    paint: Sequence[Colour],
+    *,
+    outlines: BoolArray | None = None,
+    grey: BoolArray | None = None,
+    most: int = SIDE,
+) -> str:
+    """Encode masks as one transparent PNG: each class filled, its rim opaque.
+
+    Of several classes at a pixel the last is drawn. The rims of ``outlines`` come on top, in white;
+    ``grey`` are pixels that count nowhere. Larger pictures than ``most`` lose rows and columns.
+
+    Shape: ``[C, H, W]`` for masks and outlines, ``[H, W]`` for grey.
+    """
+    step = -(-max(planes.shape[-2:]) // most)
+    planes = planes[:, ::step, ::step]
+    rgba = np.zeros((*planes.shape[1:], 4), dtype=np.uint8)
+    if grey is not None:
+        rgba[grey[::step, ::step]] = (*GREY, GROUND)
+    for plane, colour in zip(planes, paint, strict=True):
+        rgba[plane] = (*colour, FILL)
+    for plane, colour in zip(planes, paint, strict=True):
+        rgba[rim(plane)] = (*colour, 255)
+    if outlines is not None:
+        for plane in outlines[:, ::step, ::step]:
+            rgba[rim(plane)] = (*WHITE, 255)
+    return png_uri(Image.fromarray(rgba))
+
+
 def scans_of(data: ImageData) -> ScanTable:
     """Return the table of the test images, which names them and their cases."""
     if data.test.scans is None:
@@ -200,7 +249,7 @@ def scans_of(data: ImageData) -> ScanTable:
     return data.test.scans
 
 
-def _planes(masks: NDArray[Any], scored: Sequence[int], *, multilabel: bool) -> NDArray[np.bool_]:
+def _planes(masks: NDArray[Any], scored: Sequence[int], *, multilabel: bool) -> BoolArray:
     """One plane a class that counts, ``[B, C, H, W]``."""
     if multilabel:
         return np.asarray(masks[:, list(scored)] == 1)

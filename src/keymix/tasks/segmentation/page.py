@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison's report shows of masks: overlap by class, and pictures of what is found."""
+"""What a comparison keeps and reports of masks: overlap by class, and pictures of what is found."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keymix.analysis.answers import Answers
+import numpy as np
+
+from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
+from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
+from keymix.report.charts import Look
 from keymix.report.part import Output, Page, RunAnswers, Section
-from keymix.report.plots import Look
-from keymix.report.record import ComparisonRecord, DoneRun
+from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.task import Score, Task
-from keymix.tasks.segmentation import by_class, gallery
-from keymix.tasks.segmentation.record import (
-    SHARES,
-    Classes,
-    OfComparison,
-    OfPictures,
-    OfRun,
-)
+from keymix.tasks.segmentation import gallery
+from keymix.tasks.segmentation.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -29,6 +27,42 @@ if TYPE_CHECKING:
 
 PICTURES = 6
 """Test images of which masks are drawn."""
+SHARES = 65535
+"""A stored Jaccard index of this many is 1."""
+
+
+# ---- what the record keeps -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskScore:
+    """How well a run finds one class of masks: last epoch, test split."""
+
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Sparse):
+    """A finished run, last epoch, test split: scores of each class that counts, and `packed` ones.
+
+    `hausdorff_unit` is ``mm`` or ``px``; `overlaps` is the mean Jaccard index of each image.
+    """
+
+    classes: tuple[MaskScore, ...] | None = None
+    hausdorff_unit: str | None = None
+    overlaps: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfComparison(Sparse):
+    """The number of test cases, None if no run is finished, and the classes that count."""
+
+    test_cases: int | None = None
+    classes: Classes
+    hausdorff_unit: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,34 +74,140 @@ class ScriptRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptClasses:
-    """The classes that count, and how many test images have each."""
-
-    names: tuple[str, ...]
-    images: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScriptComparison:
-    """What the script reads of the comparison.
-
-    Args:
-        classes: The classes that count.
-        levels: The number of a stored overlap that is 1.
-        names: Names of all test images, in order.
-    """
+    """What the script reads: the classes, the level that is 1, and names of all test images."""
 
     classes: ScriptClasses
     levels: int = SHARES
     names: tuple[str, ...] | None
 
 
+def packed(shares: FloatArray) -> str:
+    """Write numbers from 0 to 1 as base64 of little-endian uint16, `SHARES` for 1."""
+    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
+    return base64.b64encode(levels.tobytes()).decode("ascii")
+
+
+def spread_over_cases(answers: MaskAnswers, number: int) -> list[int]:
+    """Choose images evenly over the cases that have something in them, of each its fullest.
+
+    The choice is fixed by the data alone. It falls on the first images where no image has anything.
+    """
+    ranked = _fullest(answers, number)
+    cases = sorted(i for i in ranked[0]) if ranked else []
+    if len(cases) >= number:
+        return [cases[i * len(cases) // number] for i in range(number)]
+    chosen = [*cases, *(i for later in ranked[1:] for i in later)]
+    spare = (i for i in range(len(answers.group)) if i not in chosen)
+    while len(chosen) < min(number, len(answers.group)):
+        chosen.append(next(spare))
+    return chosen[:number]
+
+
+def most_informative(answers: MaskAnswers, number: int) -> list[int]:
+    """Choose the images that show most: the fullest of different cases, and one that is empty."""
+    area = answers.truth.sum(axis=1)
+    empty = np.flatnonzero(area == 0)[:1].tolist()
+    full = [i for later in _fullest(answers, number) for i in later]
+    return [*full[: number - len(empty)], *empty]
+
+
+def _fullest(answers: MaskAnswers, number: int) -> list[list[int]]:
+    """Rank images that have something: of each case the fullest, then the farthest from it, ….
+
+    A list for each round, the fullest first, and no more rounds than `number` images need.
+    """
+    area = answers.truth.sum(axis=1)
+    left: dict[int, list[int]] = {}
+    for i in np.flatnonzero(area > 0).tolist():
+        left.setdefault(int(answers.group[i]), []).append(i)
+    taken: dict[int, list[int]] = {case: [] for case in left}
+    rounds: list[list[int]] = []
+    while any(left.values()) and sum(map(len, rounds)) < number:
+        found = []
+        for case, images in left.items():
+            if not images:
+                continue
+            best = max(images, key=lambda i: (_apart(i, taken[case]), int(area[i]), -i))
+            images.remove(best)
+            taken[case].append(best)
+            found.append(best)
+        rounds.append(sorted(found, key=lambda i: (-int(area[i]), i)))
+    return rounds
+
+
+def _apart(image: int, others: Sequence[int]) -> int:
+    return min((abs(image - other) for other in others), default=0)
+
+
 def _masks(answers: Answers) -> MaskAnswers:
     from keymix.tasks.segmentation.answers import MaskAnswers
 
-    if not isinstance(answers, MaskAnswers):
-        raise TypeError(f"{type(answers).__name__} are no answers of masks")
-    return answers
+    return MaskAnswers.of(answers)
+
+
+# ---- the section of classes ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskRow:
+    """A class and a mixer in the table; means over seeds, None where there are none.
+
+    `images` have the class; `difference` is of the Jaccard index, from the baseline; `missed` are
+    images where only truth or prediction has the class.
+    """
+
+    name: str
+    images: int
+    mixer: str
+    difference: float | None
+    jaccard: float | None
+    dice: float | None
+    hausdorff_mm: float | None
+    missed: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassesView:
+    """The section of classes: a row for each class and mixer, and the unit of distances."""
+
+    by: ByClass
+    rows: list[MaskRow]
+    unit: str
+
+
+def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
+    """Make the table of classes with its chart; None without runs."""
+    own = record.own.read(OfComparison)
+    names, images = own.classes.names, own.classes.test_images
+    runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
+    if images is None or not any(runs.values()):
+        return None
+    overlaps = {
+        label: {seed: [each.jaccard for each in classes] for seed, classes in of_mixer.items()}
+        for label, of_mixer in runs.items()
+    }
+    by = by_class(overlaps, names, looks, record.baseline)
+    rows = []
+    for c in by.order if by.total > by.few else range(by.total):
+        for label in by.shown:
+            scores = [classes[c] for classes in runs[label].values()]
+            rows.append(
+                MaskRow(
+                    name=names[c],
+                    images=images[c],
+                    mixer=label,
+                    difference=by.differences[label][c] if label in by.others else None,
+                    jaccard=mean(each.jaccard for each in scores),
+                    dice=mean(each.dice for each in scores),
+                    hausdorff_mm=mean(each.hausdorff_mm for each in scores),
+                    missed=mean(each.missed for each in scores),
+                )
+            )
+    return ClassesView(by=by, rows=rows, unit=own.hausdorff_unit or "mm")
+
+
+# ---- the page --------------------------------------------------------------------------------
 
 
 class MaskPage(Page):
@@ -113,8 +253,6 @@ class MaskPage(Page):
 
     def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
         """Keep the scores of each class, and how well each image overlaps."""
-        from keymix.tasks.segmentation.answers import packed
-
         del data
         kept = tested.details.read(OfRun)
         return OfRun(
@@ -140,8 +278,6 @@ class MaskPage(Page):
 
     def chosen(self, answers: Answers, number: int) -> Sequence[int]:
         """Choose images evenly over the cases."""
-        from keymix.tasks.segmentation.answers import spread_over_cases
-
         return spread_over_cases(_masks(answers), number)
 
     def label(self, data: ImageData, i: int) -> str:
@@ -150,9 +286,7 @@ class MaskPage(Page):
 
     def drawn(self, answers: Answers) -> Sequence[int]:
         """Choose the images that show most."""
-        from keymix.tasks.segmentation.answers import telling
-
-        return telling(_masks(answers), PICTURES)
+        return most_informative(_masks(answers), PICTURES)
 
     def draw(
         self,
@@ -195,19 +329,19 @@ class MaskPage(Page):
         """Say of how many cases the scores are, and how they are means."""
         own = record.own.read(OfComparison)
         number, cases = len(own.classes.names), own.test_cases
-        told = ""
+        counted = ""
         if cases:
             several = "one case" if cases == 1 else f"{cases:,} cases"
-            told = f"{record.test_images:,} test images of {several}. "
+            counted = f"{record.test_images:,} test images of {several}. "
         return (
-            f"{told}Jaccard index and Dice coefficient are means over {number} "
+            f"{counted}Jaccard index and Dice coefficient are means over {number} "
             f"{'class' if number == 1 else 'classes'}, each of the pixels of all test images "
             "together; the Hausdorff distance is the mean over images and classes."
         )
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the classes and the pictures."""
-        classes, sheet = by_class.by_class(record, looks), gallery.sheet(record)
+        classes, sheet = classes_view(record, looks), gallery.sheet(record)
         found = [] if classes is None else [Section(template="classes.html.j2", view=classes)]
         if sheet is not None:
             styles = "gallery.css.j2"
@@ -222,10 +356,9 @@ class MaskPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes and the names of images."""
-        classes = record.own.read(OfComparison).classes
         drawn = record.own.read(OfPictures).gallery
         return ScriptComparison(
-            classes=ScriptClasses(names=classes.names, images=classes.test_images),
+            classes=record.own.read(OfComparison).classes.for_script(),
             names=None if drawn is None else drawn.names,
         )
 

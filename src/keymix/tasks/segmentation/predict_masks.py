@@ -1,47 +1,283 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predict masks with a trained run, of image files or of a data set's split, into a folder."""
+"""Predict masks with a trained run, of image files or of a data set's split, into a folder.
+
+The folder has PNG masks, overlays, run lengths as CSV, and a manifest of what was predicted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from keymix._version import __version__
+from keymix.analysis import mask_pictures
 from keymix.data.decode import Size, resized_image
 from keymix.data.loaders import Normaliser
 from keymix.data.record import DataRecord
+from keymix.data.segmentation import rle
 from keymix.data.segmentation.slices import ScanFile
 from keymix.data.segmentation.table import Pixels
 from keymix.data.specs import parse
 from keymix.errors import UserError
 from keymix.tasks.segmentation.facts import TASK
-from keymix.tasks.segmentation.mask_files import (
-    ClassColour,
-    Manifest,
-    MaskFolder,
-    MaskPrediction,
-    PlannedImage,
-    checked,
-)
 from keymix.tasks.segmentation.scoring import predicted_masks
-from keymix.train.damage import Which
-from keymix.train.memory import enough_memory
-from keymix.train.model import device_of_this_machine
-from keymix.train.run_data import data_for
-from keymix.train.runs import Run, SplitName, at_size, image_files, load_run, refuse_lone
+from keymix.train import files
+from keymix.train.evaluation import SplitName, data_for
+from keymix.train.folder import Which
+from keymix.train.model import device_of_this_machine, enough_memory
+from keymix.train.parts import Prediction
+from keymix.train.recipe import is_part
+from keymix.train.runs import Run, at_size, image_files, load_run, refuse_lone
 from keymix.train.scoring import autocast
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
 _BATCH = 8
+MASKS, OVERLAYS = "masks", "overlays"
+RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
+COLUMNS = ("id", "class", "segmentation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPrediction(Prediction):
+    """What a run says of an image.
+
+    Args:
+        path: The image's file.
+        id: Its name among the predictions.
+        size: Its height and width, pixels.
+        spacing: Its millimetres from row to row and from column to column; None where unknown.
+        pixels: Predicted pixels of each class but the background.
+        area: Square millimetres of each; None where the spacing is unknown.
+        error: Why there is no answer, or None.
+    """
+
+    id: str
+    size: Size | None = None
+    spacing: tuple[float, float] | None = None
+    pixels: Mapping[str, int] | None = None
+    area: Mapping[str, float] | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that stand in no manifest: what there is not."""
+        return tuple(name for name, value in vars(self).items() if value is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedImage:
+    """An image by its name among the predictions, of which the mask is not written yet."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassColour:
+    """The colour of a class: red, green and blue, 0..255; None for the background."""
+
+    name: str
+    colour: mask_pictures.Colour | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What was predicted by which run: ``predictions.json``.
+
+    Args:
+        keymix: Version of keymix.
+        run: The run's folder.
+        weights: Weights of the ``last`` or the ``best`` epoch.
+        data: Spec of the data; None of image files.
+        split: Split of the data; None of image files.
+        image_size: Height and width of the images as the model sees them, pixels.
+        multilabel: Whether a pixel may have several classes.
+        classes: The classes.
+        answered: Number of images with an answer; None before the end.
+        broken: Number of images without one.
+        complete: Whether all is written.
+        images: The images.
+    """
+
+    keymix: str
+    run: str
+    weights: str
+    data: str | None
+    split: str | None
+    image_size: Size
+    multilabel: bool
+    classes: tuple[ClassColour, ...]
+    answered: int | None = None
+    broken: int | None = None
+    complete: bool = False
+    images: tuple[MaskPrediction | PlannedImage, ...]
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that are not written: the counts before the end."""
+        return () if self.complete else ("answered", "broken")
+
+
+@dataclass
+class MaskFolder:
+    """Writes masks as they are predicted; every file is whole or not there.
+
+    - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
+      where a pixel may have several classes;
+    - ``overlays/<id>.png``: the image in grey, predicted organs filled, true ones outlined;
+    - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
+    - ``predictions.json``, the manifest: what was predicted by which run.
+
+    Args:
+        path: The folder.
+        classes: Names of the classes.
+        organs: Numbers of those that are no background.
+        multilabel: Whether a pixel may have several classes.
+    """
+
+    path: Path
+    classes: Sequence[str]
+    organs: Sequence[int]
+    multilabel: bool
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def colours(self) -> list[mask_pictures.Colour | None]:
+        """A colour for each class, None for the background."""
+        number = len(self.classes)
+        left = [k for k in range(number) if k not in self.organs]
+        return mask_pictures.class_colours(number, left[0] if left else None)
+
+    def begin(self, manifest: Manifest) -> None:
+        """Make the folder, take out the predictions of before, and note what will be written.
+
+        Args:
+            manifest: With all images that will be written.
+
+        Raises:
+            UserError: If something else is in the folder, or the disk does not take it.
+        """
+        checked(self.path, overwrite=True)
+        self._refuse_paths([image.id for image in manifest.images])
+        for file in _of_before(self.path):
+            file.unlink(missing_ok=True)
+        inside = [f"{MASKS}/{self.classes[k]}" for k in self.organs] if self.multilabel else [MASKS]
+        for name in (OVERLAYS, *inside):
+            files.make_folder(self.path / name)
+        files.write_json(self.path / MANIFEST, manifest)
+
+    def _refuse_paths(self, ids: Sequence[str]) -> None:
+        """Refuse names of classes and images that would lead out of the folder."""
+        classes = [self.classes[k] for k in self.organs] if self.multilabel else []
+        for what, names in (("class", classes), ("image", ids)):
+            bad = next((name for name in names if not is_part(name)), None)
+            if bad is not None:
+                raise UserError(
+                    f"the {what} {bad!r} cannot be the name of a file of masks: rename it in the "
+                    "data" + (", and train again" if what == "class" else "")
+                )
+
+    def write(
+        self,
+        name: str,
+        image: NDArray[np.uint8],
+        mask: NDArray[np.uint8],
+        truth: NDArray[np.uint8] | None,
+    ) -> dict[str, int]:
+        """Write an image's mask and overlay, and keep its run lengths.
+
+        Args:
+            name: The image's id.
+            image: ``[C, h, w]``, as it is drawn.
+            mask: What is predicted: ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0 and 1.
+            truth: What is true, likewise; None where it is unknown.
+
+        Returns:
+            Pixels of each class but the background.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        planes = mask_pictures.planes(mask, len(self.classes))
+        if self.multilabel:
+            for k in self.organs:
+                plane = Image.fromarray(planes[k].astype(np.uint8) * 255)
+                _write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
+        else:
+            picture = mask_pictures.mask_picture(mask, self.colours)
+            _write_picture(self.path / MASKS / f"{name}.png", picture)
+        drawn = Image.fromarray(mask_pictures.overlay(image, mask, self.colours, truth))
+        _write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
+        self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
+        return {self.classes[k]: int(planes[k].sum()) for k in self.organs}
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the run lengths of all, and the manifest.
+
+        Args:
+            manifest: Of what was predicted.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(self.rows)
+        files.write_text(self.path / RUN_LENGTHS, text.getvalue())
+        files.write_json(self.path / MANIFEST, manifest)
+
+
+def checked(path: Path, *, overwrite: bool) -> Path:
+    """Refuse a file, and a folder with other things or predictions in it, before any work."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--out {str(path)!r} is a file. Masks need a folder: name one.")
+    if not path.exists() or not any(path.iterdir()):
+        return path
+    if not (path / MANIFEST).exists():
+        raise UserError(
+            f"the folder {str(path)!r} is not empty and holds no predicted masks ({MANIFEST}). "
+            "Name another with --out."
+        )
+    if not overwrite:
+        raise UserError(
+            f"--out {str(path)!r} holds predicted masks: name another or add --overwrite."
+        )
+    return path
+
+
+def _of_before(path: Path) -> list[Path]:
+    """List the files of an earlier prediction, by its manifest."""
+    if not (path / MANIFEST).exists():
+        return []
+    manifest = files.read_json(path / MANIFEST)
+    names = _names(manifest.get("images"), "id")
+    classes = _names(manifest.get("classes"), "name")
+    folders = [path / OVERLAYS, path / MASKS, *(path / MASKS / name for name in classes)]
+    inside = [folder / f"{name}.png" for name in names for folder in folders]
+    return [*inside, path / RUN_LENGTHS]
+
+
+def _names(rows: object, key: str) -> list[str]:
+    """The names in the rows of a manifest, without those that could lead out of the folder."""
+    found = rows if isinstance(rows, list) else []
+    return [row[key] for row in found if isinstance(row, dict) and is_part(row.get(key))]
+
+
+def _write_picture(path: Path, picture: Image.Image) -> None:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    files.write_bytes(path, stream.getvalue())
 
 
 @dataclass(frozen=True)
@@ -70,13 +306,13 @@ def predict_masks(
     """Predict masks into a folder. A broken image gets its error as an answer, others are answered.
 
     The model sees an image at its own image size; its logits are brought back to the image's
-    (bilinear), and there each pixel takes its class. `MaskFolder` tells
-    what is written.
+    (bilinear), and there each pixel takes its class. `MaskFolder` lists the
+    files.
 
     Args:
         run: The run, or its folder.
-        paths: Image files and folders. A run on stacks of slices finds the neighbours beside a
-            file, by the number in its name.
+        paths: Image files and folders. A run on stacks of slices finds a file's neighbours
+            next to it, by the number in its name.
         out: The folder to write.
         data: A data spec of which a split is predicted in place of files; without both, the run's
             own data.
@@ -103,7 +339,7 @@ def predict_masks(
         loaded = None if paths else data_for(run.recipe.data, seen, data, size)[0]
         chosen = split or "test"
         items = _of_files(paths, run, seen) if loaded is None else _of_split(loaded, chosen)
-        _refuse_twins(items)
+        _refuse_same_names(items)
         mask_folder = MaskFolder(folder, seen.classes, seen.scored_classes, bool(seen.multilabel))
         manifest = Manifest(
             keymix=__version__,
@@ -121,34 +357,27 @@ def predict_masks(
         )
         mask_folder.begin(manifest)
         answer = _Answering(model.to(device_of_this_machine()), seen, size, run.recipe.precision)
-        told = [
+        found = [
             each
             for start in range(0, len(items), _BATCH)
             for each in answer.batch(items[start : start + _BATCH], mask_folder)
         ]
-    good = sum(each.error is None for each in told)
+    good = sum(each.error is None for each in found)
     mask_folder.finish(
         replace(
             manifest,
             answered=good,
-            broken=len(told) - good,
+            broken=len(found) - good,
             complete=True,
-            images=tuple(told),
+            images=tuple(found),
         )
     )
-    return told
+    return found
 
 
 @dataclass(frozen=True)
 class _Answering:
-    """A run's model with all that it takes to answer images.
-
-    Args:
-        model: The model, on its device.
-        seen: The record of the data that it was trained on.
-        size: Height and width of the images that it sees.
-        precision: The recipe's.
-    """
+    """A run's model on its device, the record of its training data, and the size that it sees."""
 
     model: nn.Module
     seen: DataRecord
@@ -166,9 +395,8 @@ class _Answering:
                 continue
             size = (image.shape[-2], image.shape[-1])
             mask = at_native_size(next(logits), size, multilabel=folder.multilabel)
-            drawn = image
-            if (self.seen.stack or 1) > 1:
-                drawn = image[len(image) // 2][None]
+            stacked = (self.seen.stack or 1) > 1
+            drawn = image[len(image) // 2][None] if stacked else image
             pixels = folder.write(item.id, drawn, mask, truth)
             area = None
             if item.spacing is not None:
@@ -194,12 +422,7 @@ class _Answering:
 
 
 def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:
-    """Bring the logits of an image to its own size (bilinear), and give each pixel its class.
-
-    Args:
-        logits: Of the model, at the size that it sees.
-        size: Height and width of the image, pixels.
-        multilabel: Whether a pixel may have several classes.
+    """Resize the logits of an image to its own size (bilinear), and give each pixel its class.
 
     Shape: ``[K, H, W]`` -> uint8 ``[h, w]`` of class numbers, ``[K, h, w]`` of 0 and 1 if
     ``multilabel``.
@@ -243,7 +466,7 @@ def _of_split(data: ImageData, split: str) -> list[_Item]:
     ]
 
 
-def _refuse_twins(items: Sequence[_Item]) -> None:
+def _refuse_same_names(items: Sequence[_Item]) -> None:
     """Refuse two images of one name: one's masks would replace the other's."""
     first: dict[str, str] = {}
     for item in items:

@@ -6,6 +6,15 @@ function cells(row) {
   return row.map(([label, text, value]) => make("td", { "data-label": label, "data-value": value }, text));
 }
 
+/** Make a table; a row is its attributes, the pieces of its heading, and [text, value] by column. */
+function tableOf(id, heads, rows) {
+  const head = make("thead", {}, make("tr", {}, ...heads.map((t) => make("th", { scope: "col" }, t))));
+  const body = rows.map(([attributes, heading, ...row]) =>
+    make("tr", attributes, make("th", { scope: "row" }, ...heading),
+      ...cells(row.map((cell, i) => [heads[i + 1], ...cell]))));
+  return make("table", { id }, head, make("tbody", {}, ...body));
+}
+
 function ticks(low, high) {
   if (!(high > low)) return [low];
   const raw = (high - low) / 4;

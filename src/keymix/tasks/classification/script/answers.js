@@ -50,11 +50,11 @@ function agreementTable(counts) {
     part.style.flexGrow = n;
     bar.append(part);
   }
-  const body = rows.map(([kind, name, n]) =>
-    make("tr", { "data-kind": kind }, make("th", { scope: "row" }, make("span", { class: `key ${kind}` }), name),
-      ...cells([["images", count(n), n], ["share, %", percent(n / data.testImages), n / data.testImages]])));
-  const head = make("thead", {}, make("tr", {}, ...["answers", "images", "share, %"].map((t) => make("th", { scope: "col" }, t))));
-  return [bar, make("table", { id: "pair-agreement" }, head, make("tbody", {}, ...body))];
+  const table = tableOf("pair-agreement", ["answers", "images", "share, %"], rows.map(([kind, name, n]) => {
+    const share = n / data.testImages;
+    return [{ "data-kind": kind }, [make("span", { class: `key ${kind}` }), name], [count(n), n], [percent(share), share]];
+  }));
+  return [bar, table];
 }
 
 const MOST = 10;
@@ -67,16 +67,11 @@ function classTable(a, b) {
     .slice(0, MOST);
   if (rows.length === 0) return make("p", { class: "note" }, "None: both have as many right in every class.");
   const heads = ["class", "test images", "A, %", "B, %", "B minus A, points"];
-  const head = make("thead", {}, make("tr", {}, ...heads.map((t) => make("th", { scope: "col" }, t))));
-  const body = rows.map((row) =>
-    make("tr", {}, make("th", { scope: "row" }, make("bdi", {}, row.name)),
-      ...cells([
-        [heads[1], count(row.n), row.n],
-        [heads[2], percent(row.a / row.n), row.a / row.n],
-        [heads[3], percent(row.b / row.n), row.b / row.n],
-        [heads[4], points((row.b - row.a) / row.n), (row.b - row.a) / row.n],
-      ])));
-  return make("table", { id: "pair-classes" }, head, make("tbody", {}, ...body));
+  return tableOf("pair-classes", heads, rows.map(({ name, n, a: first, b: second }) => [
+    {}, [make("bdi", {}, name)],
+    [count(n), n], [percent(first / n), first / n], [percent(second / n), second / n],
+    [points((second - first) / n), (second - first) / n],
+  ]));
 }
 
 /** Say how two runs differ: a sentence, and two columns of figures. */

@@ -9,30 +9,28 @@ function unpackShares(stored) {
   return Array.from({ length: raw.length / 2 }, (_, i) => view.getUint16(2 * i, true) / data.levels);
 }
 
-function tableOf(id, heads, rows) {
-  const head = make("thead", {}, make("tr", {}, ...heads.map((t) => make("th", { scope: "col" }, t))));
-  const body = rows.map(([name, ...row]) =>
-    make("tr", {}, make("th", { scope: "row" }, make("bdi", {}, name)),
-      ...cells(row.map((value, i) => [heads[i + 1], i === 2 ? points(value) : percent(value), value]))));
-  return make("table", { id }, head, make("tbody", {}, ...body));
+/** Make a table of two overlaps and their difference. */
+function overlapTable(id, what, rows) {
+  return tableOf(id, [what, "A, %", "B, %", "B minus A, points"], rows.map(([name, first, second, difference]) => [
+    {}, [make("bdi", {}, name)],
+    [percent(first), first], [percent(second), second], [points(difference), difference],
+  ]));
 }
 
 const minus = (b, a) => (a === null || b === null ? null : b - a);
 
 function classTable(a, b) {
-  const heads = ["class", "A, %", "B, %", "B minus A, points"];
   const rows = data.classes.names.map((name, i) => [name, a.classes[i], b.classes[i], minus(b.classes[i], a.classes[i])])
     .sort((x, y) => Math.abs(y[3] ?? 0) - Math.abs(x[3] ?? 0));
-  return tableOf("pair-classes", heads, rows.slice(0, MOST));
+  return overlapTable("pair-classes", "class", rows.slice(0, MOST));
 }
 
 function imageTable(first, second) {
-  const heads = ["test image", "A, %", "B, %", "B minus A, points"];
   const rows = first.map((share, i) => [data.names?.[i] ?? `number ${i + 1}`, share, second[i], second[i] - share])
     .filter((row) => row[3] !== 0)
     .sort((x, y) => Math.abs(y[3]) - Math.abs(x[3]));
   if (rows.length === 0) return make("p", { class: "note" }, "None: both overlap equally on every image.");
-  return tableOf("pair-images", heads, rows.slice(0, MOST));
+  return overlapTable("pair-images", "test image", rows.slice(0, MOST));
 }
 
 /** Say how two runs differ: a sentence, and two columns of figures. */

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model looks at, ready to be drawn: pictures or matrices of layers, for some queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keymix.analysis.attention import AttentionMaps, Heads, attention_maps, on_image
+from keymix.analysis.capture import (
+    At,
+    Layers,
+    class_token_of,
+    find_seats,
+    select_layers,
+    unwrapped,
+)
+from keymix.analysis.rollout import attention_rollout
+from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.attention_inputs import Layout
+from keymix.hosts.base import Encoded
+from keymix.mixers.base import Stage
+
+FloatArray = npt.NDArray[np.float32]
+Asking = Literal["cls", "mean"] | At
+View = Literal["image", "matrix"]
+
+MOST_LAYERS = 12
+"""Where no layers are chosen, at most so many are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerLook:
+    """The maps of one layer.
+
+    Attributes:
+        number: Of the layer in the model's order, from 0.
+        path: Of its module.
+        layout: Where its tokens lie; None for matrices of a layer that nobody can lay out.
+        keys: Keys that a row runs over, zeros beside its window among them.
+        even: One over the even weight of each query's row: the keys that a query sees, M or those
+            of its window; all M of the mean over queries. Of matrices one, of every row.
+        heads: Heads that were read, also where their mean is what is kept.
+        weights: ``[image, head, query, H, W]``, or ``[image, head, N, M]`` as matrices.
+        prefix: What each row gives to prefix keys, ``[image, head, query]``; None for matrices.
+    """
+
+    number: int
+    path: str
+    layout: Layout | None
+    keys: int
+    even: tuple[int, ...]
+    heads: int
+    weights: FloatArray
+    prefix: FloatArray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a model looks at on some images.
+
+    Attributes:
+        queries: Whose rows.
+        layers: One entry a layer that has a map.
+        missing: Path to reason of those without.
+        rollout: ``[image, query, H, W]``, None if it was not asked for or cannot be.
+        rolled: Numbers of the layers that it multiplies.
+        of: Layers of the model.
+        no_rollout: Why it cannot be.
+    """
+
+    queries: tuple[Asking, ...]
+    layers: tuple[LayerLook, ...]
+    missing: dict[str, str]
+    rollout: FloatArray | None = None
+    rolled: tuple[int, ...] = ()
+    of: int = 0
+    no_rollout: str | None = None
+
+
+def look(
+    model: nn.Module,
+    images: Float[Tensor, "B C H W"],
+    *,
+    layers: Layers | None = None,
+    queries: Sequence[Asking] = (),
+    stage: Stage = "softmax",
+    heads: Heads = "mean",
+    view: View = "image",
+    rollout: bool = False,
+) -> Look:
+    """Read what a model looks at.
+
+    Args:
+        model: As :func:`keymix.attention_maps` takes it.
+        images: A batch as the model takes it, normalised.
+        layers: Which layers; one without a map is an error then. None for all that have a map, or
+            `MOST_LAYERS` of them evenly, first and last included.
+        queries: Whose rows; none for the class token where it passes through the layers, else the
+            mean over all patches. Matrices show all.
+        stage: As :func:`keymix.attention_maps` takes it.
+        heads: Each head, or their mean.
+        view: ``"image"``, rows over the positions of their keys, windows laid back on the image;
+            ``"matrix"``, whole maps, queries down and keys across.
+        rollout: Whether attention rollout is computed too, for each query: over the layers that
+            were chosen, and where none were over every layer that has a map.
+
+    Raises:
+        NoAttentionMap: If a layer that was chosen, or every layer, has none.
+        UserError: If layers or queries do not fit the model.
+    """
+    paths = list(find_seats(model))
+    missing: dict[str, str] = {}
+    wanted = list(select_layers(model, layers))
+    if layers is None:
+        wanted = _with_maps(model, images[:1], missing)
+    multiplied, wanted = wanted, wanted if layers is not None else _shown(wanted)
+    asked = tuple(queries) or (_default_query(model, images[:1], wanted),)
+    each: list[AttentionMaps] = [
+        attention_maps(
+            model, images, layers=wanted, queries=query, stage=stage, heads=heads, windows="image"
+        )
+        for query in ((None,) if view == "matrix" else asked)
+    ]
+    found = [
+        _layer(
+            paths.index(path),
+            path,
+            [maps[path] for maps in each],
+            each[0].layouts.get(path),
+            each[0].heads[path],
+            (each[0].seen[path],) if view == "matrix" else _even(each, path, asked),
+            view,
+        )
+        for path in wanted
+    ]
+    rolled, why = None, None
+    if rollout:
+        try:
+            pictures = [
+                attention_rollout(model, images, layers=multiplied, query=query).picture
+                for query in asked
+            ]
+            rolled = _plain(torch.stack(pictures, 1))
+        except UserError as error:
+            why = str(error)
+    return Look(
+        queries=asked,
+        layers=tuple(found),
+        missing=missing,
+        rollout=rolled,
+        rolled=tuple(paths.index(path) for path in multiplied) if rolled is not None else (),
+        of=len(paths),
+        no_rollout=why,
+    )
+
+
+def _with_maps(model: nn.Module, image: Tensor, missing: dict[str, str]) -> list[str]:
+    """Find the layers that have a map, and note why others have none."""
+    found = list(attention_maps(model, image, queries=[0], missing=missing))
+    if not found:
+        path, why = next(iter(missing.items()))
+        raise NoAttentionMap(f"no layer has a map: {path}: {why}")
+    return found
+
+
+def _shown(found: list[str]) -> list[str]:
+    """Choose `MOST_LAYERS` evenly."""
+    last = len(found) - 1
+    if last < MOST_LAYERS:
+        return found
+    return [found[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
+
+
+def _default_query(model: nn.Module, image: Tensor, paths: Sequence[str]) -> Asking:
+    if isinstance(unwrapped(model), Encoded):  # whose class token is not decoded
+        return "mean"
+    layouts = attention_maps(model, image, layers=list(paths), queries=[0]).layouts
+    try:
+        for path in paths:
+            class_token_of(model, layouts.get(path), path)
+    except UserError:
+        return "mean"
+    return "cls"
+
+
+def _even(each: Sequence[AttentionMaps], path: str, asked: Sequence[Asking]) -> tuple[int, ...]:
+    """Return what even weights of each query are one over: the mean's are of all keys."""
+    return tuple(
+        maps[path].shape[-1] if query == "mean" else maps.seen[path]
+        for maps, query in zip(each, asked, strict=True)
+    )
+
+
+def _layer(
+    number: int,
+    path: str,
+    rows: Sequence[Tensor],
+    layout: Layout | None,
+    heads: int,
+    even: tuple[int, ...],
+    view: View,
+) -> LayerLook:
+    if view == "matrix":
+        (whole,) = rows
+        return LayerLook(
+            number=number,
+            path=path,
+            layout=layout,
+            keys=whole.shape[-1],
+            even=even,
+            heads=heads,
+            weights=_plain(whole),
+            prefix=None,
+        )
+    if layout is None:
+        raise UserError(f"nobody knows where the tokens of layer {path} lie on the image")
+    joined = torch.cat(list(rows), 2)  # [B, h, queries, M]
+    return LayerLook(
+        number=number,
+        path=path,
+        layout=layout,
+        keys=joined.shape[-1],
+        even=even,
+        heads=heads,
+        weights=_plain(on_image(joined, layout)),
+        prefix=_plain(joined[..., : layout.prefix].sum(-1)),
+    )
+
+
+def _plain(t: Tensor) -> FloatArray:
+    array: FloatArray = t.detach().float().cpu().numpy()
+    return array

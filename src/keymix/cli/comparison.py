@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a comparison is shown: its progress while it runs, then its table and verdicts, or JSON.
+
+Progress is live bars at a terminal, and a line per run when piped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from keymix.cli import console
+from keymix.errors import one_line
+from keymix.records import to_json
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from keymix.analysis.statistics import Interval
+    from keymix.compare.events import Event, Remaining, Watcher
+    from keymix.compare.run import Comparison
+    from keymix.report.record import ComparisonRecord, OpenRun, OutcomeRow
+    from keymix.report.wording import ScoreColumn
+
+MOST_MISSING = 6
+"""Missing runs that are named; the page names all."""
+
+SPIKE_COLUMNS = {
+    "spikes/neuron/step": "rate",
+    "SOPs": "sops",
+    "MACs beside them": "macs",
+    "energy µJ": "energy",
+    "bounds µJ": "bounds",
+    "without spikes µJ": "dense",
+    "times": "times",
+}
+"""Heading to the key of the page's column."""
+
+SPIKES_LINE = (
+    "Energy: 4.6 pJ a multiply-add, 0.9 pJ a synaptic operation; batch norm folded, memory access "
+    "not counted; docs/spikes.md tells the rest."
+)
+
+
+@contextmanager
+def watching() -> Iterator[Watcher]:
+    """Give the function that shows events, for as long as the block runs."""
+    if not console.err.is_terminal:
+        yield Lines()
+        return
+    bars = Bars()
+    try:
+        yield bars
+    finally:
+        bars.stop()
+
+
+class _Left:
+    """The time that is left, computed each time it is shown."""
+
+    def __init__(self) -> None:
+        self._remaining: Remaining | None = None
+
+    def see(self, event: Event) -> None:
+        from keymix.compare.events import Remaining
+
+        if event.estimate is not None:
+            self._remaining = Remaining(event.estimate)
+        elif self._remaining is not None:
+            self._remaining.see(event)
+
+    def __str__(self) -> str:
+        from keymix.compare.eta import roughly
+
+        seconds = None if self._remaining is None else self._remaining.seconds()
+        return "" if seconds is None else f"about {roughly(seconds)} left"
+
+
+def _plain(text: str) -> str:
+    """Write plain spaces, which any terminal has."""
+    return text.replace("\u00a0", " ")
+
+
+class Lines:
+    """A line on standard error for every run that ends and every step after training."""
+
+    def __init__(self) -> None:
+        self._ended = self._total = 0
+        self._left = _Left()
+        self._scores: dict[tuple[str, int], str] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        run = (event.mixer, event.seed)
+        self._left.see(event)
+        if event.kind == "plan":
+            self._ended, self._total = event.done, event.total
+            kept = f", {event.done} of them done before" if event.done else ""
+            console.note(f"{event.total} runs{kept}")
+        elif event.kind in ("estimate", "note"):
+            console.note(event.text)
+        elif event.kind == "epoch" and event.shown:
+            self._scores[run] = f"validation {event.text} {_plain(event.shown)}"
+        elif event.kind in ("done", "failed"):
+            self._ended += 1
+            why = event.text if event.kind == "failed" else self._scores.get(run, "")
+            console.note(
+                f"{self._ended}/{self._total} {event.kind}: {event.mixer}, seed {event.seed}"
+                + (f": {why}" if why else "")
+                + (f"; {left}" if (left := str(self._left)) else "")
+            )
+        elif event.kind == "stage" and self._total:  # before the plan, only mistakes are shown
+            console.note(event.text)
+
+
+class Bars:
+    """One bar over all epochs of all runs with the time left, and one for each run under way."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}", style="dim", markup=False),
+            TextColumn("{task.fields[left]}", style="cyan", markup=False),
+            console=console.err,
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._all: TaskID | None = None
+        self._stage: TaskID | None = None
+        self._runs: dict[tuple[str, int], TaskID] = {}
+        self._left = _Left()
+        self._ended = self._total = 0
+        self._fraction: dict[tuple[str, int], float] = {}
+        self._progress.start()
+
+    def stop(self) -> None:
+        """Take the bars away."""
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        run = (event.mixer, event.seed)
+        self._left.see(event)
+        if event.kind == "stage":
+            self._finish_runs()
+            self._stage = self._add(event.text)
+        elif event.kind == "plan":
+            self._drop_stage()
+            self._ended, self._total = event.done, event.total
+            todo = float(event.total - event.done)
+            if todo:
+                self._all = self._add("all runs", total=todo, left=self._left)
+                self._overall()
+        elif event.kind in ("estimate", "note"):
+            self._progress.console.print(one_line(event.text), style="dim", markup=False)
+        elif event.kind == "start":
+            name = f"{event.mixer}, seed {event.seed}"
+            self._runs[run] = self._add(name, text="starting")
+        elif event.kind == "epoch":
+            self._fraction[run] = event.epoch / event.epochs
+            score = f"  validation {_plain(event.shown)}" if event.shown else ""
+            text = f"epoch {event.epoch} of {event.epochs}{score}"
+            task = self._runs[run]
+            self._progress.update(task, completed=event.epoch, total=event.epochs, text=text)
+            self._overall()
+        else:
+            self._ended += 1
+            self._fraction[run] = 1.0
+            self._progress.remove_task(self._runs.pop(run))
+            if event.kind == "failed":
+                line = f"failed: {event.mixer}, seed {event.seed}: {event.text}"
+                self._progress.console.print(one_line(line), style="red", markup=False)
+            self._overall()
+
+    def _add(
+        self, name: str, *, total: float | None = None, text: str = "", left: object = ""
+    ) -> TaskID:
+        return self._progress.add_task(one_line(name), total=total, text=text, left=left)
+
+    def _overall(self) -> None:
+        if self._all is not None:
+            done = sum(self._fraction.values())
+            text = f"{self._ended} of {self._total} runs"
+            self._progress.update(self._all, completed=done, text=text)
+
+    def _drop_stage(self) -> None:
+        if self._stage is not None:
+            self._progress.remove_task(self._stage)
+            self._stage = None
+
+    def _finish_runs(self) -> None:
+        self._drop_stage()
+        if self._all is not None:
+            self._progress.remove_task(self._all)
+            self._all = None
+
+
+# ---- the result ----------------------------------------------------------------------------
+
+
+def tell(result: Comparison) -> None:
+    """Print the table, the verdicts and where the report is."""
+    from keymix.report import formats
+    from keymix.report.part import page_of
+    from keymix.report.wording import columns, dense_over, wording
+
+    record = result.record
+    score, words = record.task_kind.score, wording(record)
+    dense, steps = dense_over(record)
+
+    def difference(row: OutcomeRow) -> str:
+        if row.mixer == record.baseline:
+            return "baseline"
+        return formats.changed(row.seeds.difference if row.seeds else None, score)
+
+    def scored(row: OutcomeRow) -> str:
+        found = row.scores[score.key]
+        spread = "" if found.sd is None else f" ± {score.digits(found.sd)}"
+        return formats.scored(found.mean, score) + spread
+
+    def span(found: Interval | None) -> str:
+        return formats.span(found.low, found.high, score) if found else formats.MISSING
+
+    def macs(row: OutcomeRow) -> str:
+        others = f" ({steps[row.mixer]})" if row.mixer in steps else ""
+        return formats.count(record.costs[row.mixer].macs) + others
+
+    def further(column: ScoreColumn, row: OutcomeRow) -> str:
+        return formats.scored(row.scores[column.key].mean, column.score)
+
+    shown: list[tuple[str, Callable[[OutcomeRow], str]]] = [
+        ("mixer", lambda row: row.mixer),
+        (f"{score.label} {score.unit}".rstrip(), scored),
+        *(
+            (column.head.replace(", ", " "), partial(further, column))
+            for column in columns(record)
+            if column.key in page_of(record.task_kind).terminal
+        ),
+        ("difference", difference),
+        ("95% seeds", lambda row: span(row.seeds)),
+        (f"95% {words.units}", lambda row: span(row.images)),
+        ("params", lambda row: formats.count(record.costs[row.mixer].params)),
+        (f"MACs, {dense}" if dense else "MACs", macs),
+        ("ms", lambda row: formats.milliseconds(record.costs[row.mixer].latency_ms)),
+        (f"{words.inputs}/s", lambda row: formats.rate(record.costs[row.mixer].images_per_s)),
+        ("MiB", lambda row: formats.mib(record.costs[row.mixer].peak_mib)),
+    ]
+    console.table(
+        [head for head, _ in shown],
+        [[cell(row) for _, cell in shown] for row in record.outcome.last],
+        title=f"{record.title}: test {words.score}, last epoch",
+    )
+    _tell_spikes(record)
+    console.say()
+    console.say(record.lead)
+    for row in record.outcome.last:
+        if row.headline:
+            console.say(f"- {row.headline}")
+        if row.seeds and (why := formats.no_spread(row.seeds)):
+            console.say(f"  no interval over seeds: {why}.")
+    if record.caution:
+        console.say(record.caution)
+    _tell_data(record)
+    console.say()
+    console.say(f"report   {result.report}")
+    console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+
+
+def _tell_data(record: ComparisonRecord) -> None:
+    """Print what the check of the data found, in short; the page has all of it."""
+    checked = record.data_check
+    if checked is None:
+        return
+    for found in checked.findings:
+        console.say(f"Data check, {found.grade}: {found.what} ({found.count:,}).")
+    for line in filter(None, (checked.narrow, checked.missed)):
+        console.say(line)
+
+
+def _tell_spikes(record: ComparisonRecord) -> None:
+    """Print what the spikes of a spiking model cost."""
+    from keymix.report.sections import spikes
+
+    if record.spikes is None:
+        return
+    found = spikes.table(record)
+    keys = [column.key for column in found.columns]
+    shown = [keys.index(key) for key in ("mixer", *SPIKE_COLUMNS.values())]
+    rows = [[cells[i] for i in shown] for cells in found.cells()]
+    console.say()
+    console.table(
+        ("mixer", *SPIKE_COLUMNS),
+        rows,
+        title=f"what spikes cost, {record.data.kind.one}",
+    )
+    console.say(SPIKES_LINE)
+    for note, labels in spikes.notes(record).items():
+        console.say(f"- {', '.join(labels)}: {note}")
+
+
+def tell_open(result: Comparison) -> None:
+    """Say on standard error which runs failed or are missing, and what could not be done."""
+    from keymix.report.record import DoneRun
+
+    record = result.record
+    lines = [_line(run) for run in record.unfinished("failed")]
+    missing = [_line(run) for run in record.unfinished("missing")]
+    shown = missing if len(missing) <= MOST_MISSING else missing[: MOST_MISSING - 1]
+    lines += shown
+    if len(shown) < len(missing):
+        lines.append(f"missing: {len(missing) - len(shown)} more runs")
+    lines += [
+        f"note: {run.mixer}, seed {run.seed}: {note}"
+        for run in record.runs
+        if isinstance(run, DoneRun)
+        for note in run.notes or ()
+    ]
+    lines += [f"note: {note}" for note in result.notes]
+    if record.environment_warning:
+        lines.append(f"note: {record.environment_warning}")
+    for line in lines:
+        console.warn(line)
+
+
+def _line(run: OpenRun) -> str:
+    return f"{run.status}: {run.mixer}, seed {run.seed}: {run.reason}"
+
+
+def _units(record: ComparisonRecord) -> list[str]:
+    """Name where the task's part of a record has the units of scores."""
+    from keymix.report.part import page_of
+
+    task = record.task_kind
+    keys = (score.unit_key for score in (*task.scores, *page_of(task).test_scores))
+    return [key for key in keys if key]
+
+
+def plain(result: Comparison) -> dict[str, Any]:
+    """Return the result as plain values for ``--json``."""
+    record = to_json(result.record)
+    spikes = record["spikes"]["mixers"] if "spikes" in record else {}
+    return {
+        "report": str(result.report),
+        "results": str(result.out / "results.json"),
+        "baseline": record["baseline"],
+        "seeds": record["seeds"],
+        "data_check": record.get("data_check"),
+        **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
+        "mixers": [
+            {
+                **row,
+                "costs": record["costs"][row["mixer"]],
+                **({"spikes": spikes[row["mixer"]]} if spikes else {}),
+            }
+            for row in result.rows
+        ],
+        **{
+            status: [{key: run[key] for key in ("mixer", "seed", "reason")} for run in runs]
+            for status, runs in (("failed", result.failed), ("missing", result.missing))
+        },
+    }

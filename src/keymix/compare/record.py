@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a comparison, from its runs as they were read, and the report in words.
+
+Tables and report are rendered from it. What is said of a task's scores, splits and intervals is
+its page's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from keymix.analysis.statistics import VERDICT_SEEDS
+from keymix.compare import environments
+from keymix.compare.costs import SpikeRows, spike_table
+from keymix.compare.outcome import Scores, caution, lead, outcome
+from keymix.compare.pictures import Pictures
+from keymix.compare.plan import Plan
+from keymix.compare.runs import Finished, Reading
+from keymix.data.contents import IN_SEQUENCES
+from keymix.data.dataset import ImageData
+from keymix.data.glance import glance
+from keymix.data.record import DataRecord
+from keymix.records import Own
+from keymix.report.formats import listing
+from keymix.report.part import Page, page_of
+from keymix.report.record import (
+    Checked,
+    ComparedMixer,
+    ComparisonRecord,
+    CostRow,
+    DataCheck,
+    Finding,
+    GradedFinding,
+    Level,
+    Measured,
+    Outcome,
+    OutcomeRow,
+    Paragraph,
+    Readout,
+    Which,
+)
+from keymix.report.wording import unit_of
+from keymix.task import DEFAULT
+from keymix.train.environment import environment
+
+NARROW = (
+    "Intervals over test {units} are too narrow: {inputs} that belong together count as "
+    "independent."
+)
+"""What frames of a sequence do to the second question."""
+_NAMED = 3  # places of a finding that the record names
+_SHOWN = 2  # ... and the terminal
+_LEVELS = {"stops": "stops training", "falsifies": "falsifies results", "warning": "warning"}
+
+
+def make_record(
+    plan: Plan,
+    data: DataRecord,
+    readings: Sequence[Reading],
+    *,
+    costs: Mapping[str, CostRow],
+    measured: Measured,
+    pictures: Pictures,
+    spikes: SpikeRows | None,
+    checked: Checked | None,
+) -> ComparisonRecord:
+    """Make the content of ``results.json``: all that the report shows."""
+    task = data.task_kind
+    done = [reading for reading in readings if isinstance(reading, Finished)]
+    narrow = narrow_note(checked, data)
+
+    def rows(which: Which) -> tuple[OutcomeRow, ...]:
+        return outcome(
+            plan.labels,
+            baseline=plan.baseline,
+            seeds=plan.seeds,
+            scores=_scores(plan, done, which),
+            task=task,
+            unit=unit_of(data),
+            narrow=bool(narrow),
+        )
+
+    outcomes = Outcome(last=rows("last"), best=rows("best"))
+    here = environments.lines(environment())
+    trained_with, places = environments.distinct([reading.environment for reading in done])
+    place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
+    table = spike_table(plan, readings, spikes, costs, inputs=data.kind.nouns)
+    own = Own.of(page_of(task).keep_comparison([reading.tested for reading in done], data))
+    return ComparisonRecord(
+        task=None if task.name == DEFAULT else task.name,
+        title=title(data),
+        facts=facts(plan, data),
+        lead=lead(outcomes.last, baseline=plan.baseline, task=task, inputs=data.kind.nouns),
+        caution=caution(len(plan.seeds), task=task),
+        created=time.strftime("%Y-%m-%d %H:%M %Z"),
+        command=plan.command,
+        environment={key: line for key, line in here.items() if key != "threads"},
+        trained_with=trained_with,
+        environment_warning=environments.warning(trained_with, here),
+        data=data,
+        data_line=data_line(data),
+        data_check=None if checked is None else data_check(checked, data),
+        left_out=data.left_out,
+        recipe=plan.recipe,
+        match=plan.match,
+        readout=Readout(pooling=plan.pooling, because=plan.unheard),
+        baseline=plan.baseline,
+        seeds=plan.seeds,
+        processes=plan.processes,
+        threads=plan.threads,
+        mixers=tuple(
+            ComparedMixer(label=e.label, slug=e.slug, control=e.control, note=e.note)
+            for e in plan.mixers
+        ),
+        outcome=outcomes,
+        test_images=data.sizes["test"],
+        costs=costs,
+        measured=measured,
+        spikes=table,
+        method=method(plan, data, done=len(done), device=measured.device, narrow=narrow),
+        curves_note=curves_note(plan, data),
+        runs=tuple(
+            replace(r.run, trained_with=place[r.run.mixer, r.run.seed])
+            if isinstance(r, Finished)
+            else r
+            for r in readings
+        ),
+        attention=pictures.attention,
+        collapse=pictures.collapse,
+        own=Own({**own.values, **pictures.own.values}),
+    )
+
+
+def _scores(plan: Plan, done: Sequence[Finished], which: Which) -> dict[str, dict[int, Scores]]:
+    table: dict[str, dict[int, Scores]] = {label: {} for label in plan.labels}
+    for reading in done:
+        table[reading.run.mixer][reading.run.seed] = reading.scores(which)
+    return table
+
+
+# ---- in words -------------------------------------------------------------------------------
+
+
+def title(data: DataRecord) -> str:
+    """Name the comparison."""
+    return f"Token mixers compared on {_place(data)}"
+
+
+def _place(data: DataRecord) -> str:
+    """Return the last part of a path in a data spec: ``folder:~/photos`` is photos."""
+    kind, _, path = data.spec.partition(":")
+    return kind if path.isdigit() else path.rstrip("/").rpartition("/")[2] or kind
+
+
+def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
+    """List the few facts under the title."""
+    epochs, seeds = plan.recipe.schedule.epochs, len(plan.seeds)
+    sizes = data.sizes
+    height, width = data.image_size
+    left_out = data.left_out_count
+    noun, size = data.kind.noun, f"{height}×{width} px"
+    size = f"up to {size}" if data.task_kind.whole_images else size
+    about = page_of(data.task_kind).about_data(data)
+    return (
+        plan.recipe.model.name,
+        f"{len(plan.mixers)} mixers × {_plural(seeds, 'seed')}",
+        _plural(epochs, "epoch"),
+        f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test "
+        f"{data.kind.nouns}",
+        f"{size}, {about}" if about else size,
+        *([f"{_plural(left_out, f'broken {noun}')} left out"] if left_out else []),
+    )
+
+
+def data_line(data: DataRecord) -> str:
+    """Name the data and its fingerprint in one line."""
+    return f"{'; '.join((data.spec, *data.notes))}; fingerprint {data.fingerprint[:16]}"
+
+
+def curves_note(plan: Plan, data: DataRecord) -> str:
+    """Warn where training and validation loss are not of one kind."""
+    loss, augment = plan.recipe.loss, plan.recipe.augment
+    softened = [
+        word
+        for word, used in (
+            ("label smoothing", loss.label_smoothing),
+            ("mixup", loss.mixup),
+            ("cutmix", loss.cutmix),
+        )
+        if used
+    ]
+    text = f"Training loss is of augmented {data.kind.nouns}"
+    if softened and data.task_kind.validation_loss:
+        return f"{text}, with {', '.join(softened)}; it does not compare with validation loss."
+    changed = augment != type(augment)()
+    return f"{text}, averaged over the epoch." if changed else ""
+
+
+def method(
+    plan: Plan,
+    data: DataRecord,
+    *,
+    done: int,
+    device: str,
+    narrow: str = "",
+) -> tuple[Paragraph, ...]:
+    """Say how it was done, one paragraph per question; so many runs are done."""
+    sizes = data.sizes
+    left_out, inputs = data.left_out_count, data.kind.nouns
+    task, unit = data.task_kind, unit_of(data)
+    page = page_of(task)
+    items = [
+        (
+            "What was held equal.",
+            "Every mixer was trained with the same recipe: optimiser, schedule, augmentation, "
+            f"number of epochs and evaluation. At one seed all mixers see the same {inputs} in the "
+            "same order with the same augmentation, and the weights and dropout draw from that "
+            "seed; so runs are paired by seed. Nothing was tuned for any one mixer.",
+        ),
+        ("Readout.", _readout(plan, page)),
+        (
+            "Splits.",
+            f"{sizes['train']:,} {inputs} train, {sizes['val']:,} validate, {sizes['test']:,} "
+            f"test. Validation is apart from the test {inputs} and its split has a seed of its own "
+            f"({data.split_seed}). The test {inputs} were touched once, at the end of each "
+            "run. The headline is the last epoch, which needs no choice; the epoch that was best "
+            "on validation is told beside it."
+            + (f" {about}" if (about := page.about_splits(data)) else "")
+            + (
+                f" {_plural(left_out, f'broken {data.kind.noun}')} "
+                f"{'was' if left_out == 1 else 'were'} left out; the splits stayed as they were "
+                f"chosen, and every mixer saw the same {inputs}."
+                if left_out
+                else ""
+            ),
+        ),
+        (
+            "Would it hold if trained again?",
+            "The interval over seeds: the mean of the differences at shared seeds with Student's "
+            f"t, 95 %. It covers new weights and new data order, on these same test {inputs}. From "
+            "two or three seeds it is wide, and rightly so.",
+        ),
+        (
+            f"Would it hold on more {unit}s?",
+            " ".join(filter(None, (page.about_interval(task, unit=unit, inputs=inputs), narrow))),
+        ),
+        (
+            "Verdicts.",
+            f"From {VERDICT_SEEDS} seeds up a mixer is called better or worse when both questions "
+            "agree at 5 % after Holm's correction over all mixers compared, controls included. "
+            "The intervals themselves are not widened for that. ‘No difference shown’ does not "
+            "mean equal: the interval says how large a difference could hide.",
+        ),
+    ]
+    if page.about_score:
+        items.insert(2, ("Score.", page.about_score))
+    if plan.match == "params":
+        items.insert(
+            1,
+            (
+                "Equal parameters.",
+                f"Each mixer's inner width was matched to the parameters of {plan.baseline}: more "
+                "heads of the same width first, then their width. The notes below the cost table "
+                "say what was chosen.",
+            ),
+        )
+    if plan.cannot_sit:
+        items.append(
+            (
+                "Left out.",
+                "Nobody named mixers, so that all were tried; these cannot sit in this model. "
+                + " ".join(f"{reason}." for reason in plan.cannot_sit),
+            )
+        )
+    where = "the GPU" if device == "cuda" else "the CPU"
+    how = _plural(plan.processes, "process", "processes")
+    how += f" of {_plural(plan.threads, 'thread')}"
+    items.append(
+        (
+            "Where it ran.",
+            f"{_plural(done, 'run')} on {where}, {how}. Runs that were finished before were read, "
+            "not trained again.",
+        )
+    )
+    return tuple(Paragraph(title=title, text=text) for title, text in items)
+
+
+def _readout(plan: Plan, page: Page) -> str:
+    if plan.unheard:
+        verb = "brings" if len(plan.unheard) == 1 else "bring"
+        return (
+            f"{listing(plan.unheard)} {verb} nothing to a class token, so that reading out there "
+            "would tell of the readout and not of the mixer. Therefore every model of this "
+            "comparison reads out by the mean of its patch tokens."
+        )
+    if plan.pooling == "avg":
+        return "Every model reads out by the mean of its patch tokens."
+    if plan.pooling == "token":
+        return "Every model reads out by its class token."
+    if not plan.pooling:
+        return page.readout
+    return f"Every model reads out in the same way (pooling: {plan.pooling})."
+
+
+def _plural(n: int, one: str, many: str | None = None) -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+# ---- the check of the data ------------------------------------------------------------------
+
+
+def checked_data(data: ImageData) -> Checked:
+    """Run the cheap part of the data check and return what it found."""
+    report = glance(data)
+    findings = tuple(
+        Finding(
+            level=cast(Level, found.level),
+            what=found.what,
+            count=found.count,
+            where=tuple(found.where[:_NAMED]),
+            remedy=found.remedy,
+        )
+        for found in report.findings
+        if found.level in _LEVELS
+    )
+    return Checked(
+        findings=findings,
+        too_narrow=any(found.what == IN_SEQUENCES for found in report.findings),
+        looked_at=report.facts["looked_at"],
+        not_looked_at=tuple(report.facts["not_looked_at"]),
+    )
+
+
+def finding_lines(checked: Checked, data: DataRecord) -> list[str]:
+    """Write what was found for the terminal: the findings, and what was not looked at."""
+    found = data_check(checked, data)
+    findings = [
+        f"data check, {each.grade}: {each.what} ({each.count:,}): "
+        + "; ".join(each.where[:_SHOWN])
+        + ("; …" if each.count > _SHOWN else ".")
+        + f" {each.remedy}".rstrip()
+        for each in found.findings
+    ]
+    return [*findings, *filter(None, (found.narrow, found.missed))]
+
+
+def narrow_note(checked: Checked | None, data: DataRecord) -> str:
+    """Say that intervals over test images, or cases, are too narrow; empty if they are not."""
+    if checked is None or not checked.too_narrow:
+        return ""
+    return NARROW.format(units=f"{unit_of(data)}s", inputs=data.kind.nouns)
+
+
+def data_check(checked: Checked, data: DataRecord) -> DataCheck:
+    """Return what the record keeps of it, in sentences."""
+    missed = " and ".join(checked.not_looked_at)
+    if missed:
+        missed = f"Not looked at, since time was short: {missed}; `keymix data check` looks at all."
+    falsified = any(found.level == "falsifies" for found in checked.findings)
+    return DataCheck(
+        findings=tuple(_graded(each) for each in checked.findings),
+        too_narrow=checked.too_narrow,
+        looked_at=checked.looked_at,
+        not_looked_at=checked.not_looked_at,
+        headline="The data falsify results" if falsified else "A warning about the data",
+        narrow=narrow_note(checked, data),
+        missed=missed,
+    )
+
+
+def _graded(found: Finding) -> GradedFinding:
+    remedy = found.remedy
+    return GradedFinding(
+        level=found.level,
+        what=found.what,
+        count=found.count,
+        where=found.where,
+        remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
+        grade=_LEVELS[found.level],
+    )

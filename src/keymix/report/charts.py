@@ -1,0 +1,681 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts as inline SVG of a few marks: points, lines, bars, intervals, squares and rasters.
+
+Marks are placed by a `Scale` on each axis and added to a `Drawing`. Colours are CSS variables, so
+charts follow the page into the dark; `as_file` makes a chart a file that stands without the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup, escape
+
+from keymix.report import formats
+from keymix.report.labels import (
+    Box,
+    place_labels,
+    short_labels,
+    shorten,
+    spread,
+    text_width,
+)
+from keymix.report.page import environment
+from keymix.report.svg import (
+    LEFT,
+    Drawing,
+    Scale,
+    Ticks,
+    draw_frame,
+    el,
+    left_of,
+    log_ticks,
+    lower_axis,
+    marker,
+    number,
+    path,
+    ticks,
+    written,
+    y_ticks,
+)
+from keymix.task import FRACTION, Score
+
+WIDTH, HEIGHT = 400.0, 280.0
+RIGHT, TOP, BOTTOM = 10.0, 12.0, 44.0
+MARKERS = ("square", "diamond", "triangle", "down", "circle")
+HUES = 8
+LABEL = 150.0
+"""Room for a label beside its point, px; longer ones lose their middle."""
+
+
+# ---- how mixers look ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a mixer is drawn in every chart: its colour's class, its marker, its name there."""
+
+    colour: str
+    marker: str
+    short: str
+
+
+def looks(
+    labels: Sequence[str], *, baseline: str = "", controls: Sequence[str] = ()
+) -> dict[str, Look]:
+    """Give every mixer its colour and marker: the baseline in ink, controls in grey."""
+    table: dict[str, Look] = {}
+    short = short_labels(labels)
+    hue = 0
+    for label in labels:
+        if label == baseline:
+            table[label] = Look("ink", "circle", short[label])
+        elif label in controls:
+            table[label] = Look("ctl", "ring", short[label])
+        else:
+            table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)], short[label])
+            hue += 1
+    return table
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn chart with part of its file's name, and what it shows in a sentence."""
+
+    key: str
+    svg: Markup
+    caption: str
+
+
+# ---- points ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """One mixer in a chart of score and cost; `spread` is the standard deviation of y."""
+
+    label: str
+    look: Look
+    x: float
+    y: float
+    spread: float | None = None
+
+
+def pareto(points: Sequence[Point], *, score: Score = FRACTION) -> list[Point]:
+    """Return the points that no other beats in both cost (lower) and score (better)."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.x, -score.rank(p.y))):
+        if not front or score.ahead(point.y - front[-1].y):
+            front.append(point)
+    return front
+
+
+def _along(steps: Sequence[tuple[float, float]]) -> list[Box]:
+    """Return small boxes along a polyline, for labels to keep clear of."""
+    boxes: list[Box] = []
+    for (xa, ya), (xb, yb) in itertools.pairwise(steps):
+        for i in range(1, 12):
+            px, py = xa + (xb - xa) * i / 12, ya + (yb - ya) * i / 12
+            boxes.append((px - 3, py - 2, px + 3, py + 2))
+    return boxes
+
+
+def _stragglers(values: Sequence[float], removable: Sequence[bool], score: Score) -> set[int]:
+    """Return removable values so much worse than the others that they would squash the axis."""
+    kept = [score.rank(v) for v, gone in zip(values, removable, strict=True) if not gone]
+    if not kept:
+        return set()
+    low, high = min(kept), max(kept)
+    room = max(high - low, _point(score, kept)) * 2
+    return {i for i, v in enumerate(values) if removable[i] and score.rank(v) < low - room}
+
+
+def _point(score: Score, values: Sequence[float]) -> float:
+    """Return a difference that is small: a point of a fraction, else a hundredth of the values."""
+    return 0.01 if score.unit == "%" else 0.01 * max(map(abs, values), default=0.0)
+
+
+def scatter(
+    points: Sequence[Point], *, x_label: str, y_label: str, name: str, score: Score = FRACTION
+) -> Markup:
+    """Draw a score against a cost, with the Pareto front and every point named.
+
+    A control far worse than the rest would squash the axis: it is drawn as an arrow at the edge of
+    the chart with its value next to its name. `name` is what the chart shows, for readers who
+    cannot see it.
+    """
+    percent = score.unit == "%"
+    outside = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points], score)
+    inside = [p for i, p in enumerate(points) if i not in outside]
+    reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
+    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if outside else 0.12)
+    left = left_of(y, percent=percent)
+    x = Scale.around([p.x for p in points], left, WIDTH - RIGHT, pad=0.12)
+    drawing = Drawing()
+    x_ticks = written(ticks(x.low, x.high, 5))
+    draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
+    # the arrow at the edge stands for a point beyond it, in the front too; it points up where less
+    # is better
+    edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
+    marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
+    steps = [marks[points.index(p)] for p in pareto(points, score=score)]
+    if len(steps) > 1:
+        drawing.add(el("path", d=path(steps), class_="front"))
+    bars = _along(steps)
+    labels: list[str] = []
+    for i, (p, (px, py)) in enumerate(zip(points, marks, strict=True)):
+        short, bar = shorten(p.look.short, LABEL), f"bar {p.look.colour}"
+        if i in outside:
+            labels.append(f"{short} ({score.digits(p.y)} {score.unit}".rstrip() + ")")
+            root, tip = edge + 7 * inward, edge + 2 * inward
+            tail = f"M{number(px)} {number(edge + 14 * inward)}V{number(edge + 3 * inward)}"
+            head = path([(px - 4, root), (px, tip), (px + 4, root)])
+            drawing.add(el("path", d=tail + head, class_=bar))
+            continue
+        labels.append(short)
+        if p.spread:
+            top, foot = y(p.y + p.spread), y(p.y - p.spread)
+            drawing.line((px, px), (top, foot), bar)
+            bars.append((px - 2, top, px + 2, foot))
+        hint = f"{p.label}: {score.digits(p.y, 2)} {score.unit}".rstrip()
+        drawing.add(marker(p.look.marker, px, py, class_=f"dot {p.look.colour}"), hint)
+    frame = (left + 2, TOP - 8, WIDTH - 2, y.start)
+    spots = place_labels(marks, labels, frame, bars)
+    for (px, py), label, spot, p in zip(marks, labels, spots, points, strict=True):
+        if spot.leader:
+            drawing.line((px, spot.x), (py, spot.y - 4), f"leader {p.look.colour}")
+        drawing.text(spot.x, spot.y, label, f"label t-{p.look.colour}", spot.anchor)
+    return drawing.svg(WIDTH, HEIGHT, name)
+
+
+# ---- lines ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """One mixer's curve with a band from low to high, where there is one."""
+
+    label: str
+    look: Look
+    xs: Sequence[float]
+    ys: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+def _curve(
+    drawing: Drawing,
+    line: Line,
+    at: Sequence[tuple[float, float]],
+    *,
+    marked: bool,
+    size: float = 3.5,
+) -> None:
+    """Draw a curve through pixels, with its points if it is marked or has one alone."""
+    colour = line.look.colour
+    drawing.add(el("path", el("title", line.label), d=path(at), class_=f"curve {colour}"))
+    if marked or len(at) == 1:
+        for spot in at:
+            drawing.add(marker(line.look.marker, *spot, class_=f"dot {colour}", size=size))
+
+
+def curves(
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    name: str,
+    percent: bool = False,
+    x_ticks: Ticks | None = None,
+    markers: bool = False,
+    holds: Sequence[float] = (),
+) -> Markup:
+    """Draw one curve a mixer, each with its band.
+
+    With `percent`, values are fractions, shown in percent; `x_ticks` are round numbers by default;
+    `markers` draws the points too. The y axis reaches the values that it `holds`, whatever the
+    curves do; at 0 it begins where no value is below. `name` is for those who cannot see it.
+    """
+    xs = [v for line in lines for v in line.xs]
+    ys = [v for line in lines for part in (line.ys, line.low or (), line.high or ()) for v in part]
+    x_low, x_high = min(xs), max(xs)
+    room = 0.08 * (x_high - x_low) if markers else 0.0
+    if x_high == x_low:
+        room = 0.5
+    y = Scale.around([*ys, *holds], HEIGHT - BOTTOM, TOP, pad=0.06)
+    if 0.0 in holds and min(ys) >= 0:
+        y = replace(y, low=0.0)
+    x = Scale(x_low - room, x_high + room, left_of(y, percent=percent), WIDTH - RIGHT)
+    if x_ticks is None:
+        x_ticks = [(v, f"{v:.0f}") for v in ticks(x_low, x_high, 6) if v == round(v)]
+    drawing = Drawing()
+    draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
+    for line in lines:
+        if line.low is not None and line.high is not None and len(line.xs) > 1:
+            upper = [(x(a), y(b)) for a, b in zip(line.xs, line.high, strict=True)]
+            lower = [(x(a), y(b)) for a, b in zip(line.xs, line.low, strict=True)]
+            band = path(upper + lower[::-1], close=True)
+            drawing.add(el("path", d=band, class_=f"band {line.look.colour}"))
+    for line in lines:
+        at = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True)]
+        _curve(drawing, line, at, marked=markers)
+    return drawing.svg(WIDTH, HEIGHT, name)
+
+
+LOG_HEIGHT = 300.0
+NAME = 128.0
+"""Room for a name at the end of a curve, px; longer ones lose their middle."""
+
+DEPTH = 10.0
+"""A control's curve may go so many times below all others before it leaves the chart."""
+
+_GAP, _REACH, _PAD = 12.5, 18.0, 1.25
+_APART = 34.0  # least distance of two numbers on the x axis, px
+
+
+def floor(lines: Sequence[Line]) -> float:
+    """Return the least value that the chart holds: controls may lie below it, others not."""
+    values = [y for line in lines for y in line.ys if y > 0]
+    kept = [y for line in lines if line.look.colour != "ctl" for y in line.ys if y > 0]
+    return max(min(values), min(kept) / DEPTH) if kept else min(values)
+
+
+def outside(lines: Sequence[Line]) -> list[Line]:
+    """List the curves of which the chart shows nothing, since they lie below it."""
+    low = floor(lines)
+    return [line for line in lines if all(y < low for y in line.ys)]
+
+
+def log_curves(
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    name: str,
+    marked: Collection[str] = (),
+) -> Markup:
+    """Draw curves with both axes logarithmic, each named at its right end.
+
+    Points at 0 or below are left out; some value is above 0. The points of the `marked` labels are
+    drawn too.
+    """
+    low = floor(lines)
+    below = outside(lines)
+    shown = [line for line in lines if line not in below]
+    labels = [shorten(line.look.short, NAME) for line in shown]
+    right = WIDTH - _REACH - max(text_width(label) for label in labels)
+    xs = sorted({x for line in shown for x in line.xs})
+    top = max(y for line in shown for y in line.ys)
+    x = Scale(xs[0], xs[-1], LEFT, right, log=True)
+    y = Scale(low / _PAD, top * _PAD, LOG_HEIGHT - BOTTOM, TOP, log=True)
+    drawing = Drawing()
+    y_ticks = [(value, _shortened(value)) for value in log_ticks(y.low, y.high)]
+    draw_frame(drawing, x, y, (x_label, y_label), (_with_room(x, xs), y_ticks))
+    ends: list[tuple[float, float]] = []
+    for line in shown:
+        at = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True) if b >= low]
+        ends.append(at[-1])
+        _curve(drawing, line, at, marked=line.label in marked, size=3.2)
+    places = spread([py for _, py in ends], _GAP, TOP, LOG_HEIGHT - BOTTOM)
+    for line, label, (px, py), place in zip(shown, labels, ends, places, strict=True):
+        colour, start = line.look.colour, right + _REACH - 4
+        drawing.line((px + 4, start), (py, place), f"leader {colour}")
+        drawing.text(start + 3, place + 4, label, f"label t-{colour}", hint=line.label)
+    return drawing.svg(WIDTH, LOG_HEIGHT, name)
+
+
+def _with_room(x: Scale, values: Sequence[float]) -> list[tuple[float, str]]:
+    """Write values on an axis, leaving out what would run into the one before."""
+    written, last = [], -_APART
+    for value in values:
+        room = x(value) - last >= _APART
+        last = x(value) if room else last
+        written.append((value, f"{value:,.10g}" if room else ""))
+    return written
+
+
+def _shortened(value: float) -> str:
+    for unit, size in ((" M", 1e6), (" k", 1e3)):
+        if value >= 10 * size:
+            return f"{value / size:,.10g}{unit}"
+    return f"{value:,.10g}"
+
+
+# ---- intervals ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mixer's difference from the baseline; the ends are (low, high) or ``None``."""
+
+    label: str
+    look: Look
+    difference: float
+    seeds: tuple[float, float] | None
+    images: tuple[float, float] | None
+
+
+def forest(
+    rows: Sequence[Row],
+    *,
+    baseline: str,
+    name: str,
+    score: Score = FRACTION,
+    units: str = "images",
+) -> Markup:
+    """Draw every difference from the baseline with its interval over seeds and over units.
+
+    A control whose difference would squash the axis is drawn at the edge, its value in the text.
+    `score` is what differs, `units` what the second interval is over.
+    """
+    row_height, top = 46.0, 6.0
+    foot = top + row_height * len(rows)
+    far = _stragglers(
+        [r.difference for r in rows] + [0.0],
+        [r.look.colour == "ctl" for r in rows] + [False],
+        score,
+    )
+    inside = [row for i, row in enumerate(rows) if i not in far]
+    # Intervals over two or three seeds are so wide that they would hide the rest: they go on
+    # beyond the axis, with an arrow.
+    differences = [r.difference for r in inside]
+    limit = max([2 * _point(score, differences), *(3 * abs(d) for d in differences)])
+    limit = max([limit, *(abs(e) for r in inside for e in r.images or ())])
+    ends = [0.0, *(e for r in inside for e in (r.difference, *(r.seeds or ()), *(r.images or ())))]
+    ends = [max(-limit, min(limit, e)) for e in ends]
+    x = Scale.around(ends, 8.0, WIDTH - 8.0, pad=0.06)
+    far = {i for i in far if not x.low <= rows[i].difference <= x.high}
+    drawing = Drawing()
+    unit = "percentage points" if score.unit == "%" else score.unit
+    better = "less is better" if score.better == "less" else ""
+    title = (f"difference from {shorten(baseline, 190)}", unit, better)
+    at = written(ticks(x.low, x.high, 6), percent=score.unit == "%")
+    lower_axis(drawing, x, top, foot, at, (WIDTH / 2, ", ".join(filter(None, title))))
+    for i, row in enumerate(rows):
+        y, colour = top + i * row_height, row.look.colour
+        drawing.box(8, y + 2, text_width(row.look.short) + 4, 14, "ground")
+        drawing.box(WIDTH - 46, y + 2, 40, 14, "ground")
+        drawing.text(8, y + 13, row.look.short, f"label t-{colour}", hint=row.label)
+        drawing.text(WIDTH - 8, y + 13, score.change(row.difference), "label num", "end")
+        if i in far:
+            left = row.difference < 0
+            edge, inward = (x.start, 1) if left else (x.end, -1)
+            tip = [(edge + 7 * inward, y + 23), (edge, y + 28), (edge + 7 * inward, y + 33)]
+            drawing.add(el("path", d=path(tip), class_=f"bar {colour}"))
+            told, anchor = "outside the axis", "start" if left else "end"
+            drawing.text(edge + 13 * inward, y + 32, told, "tick", anchor)
+            continue
+        for interval, dy, kind in ((row.seeds, 24.0, "seeds"), (row.images, 34.0, units)):
+            if interval is not None:
+                low, high = (
+                    f"{100 * end:+.2f}" if score.unit == "%" else score.change(end)
+                    for end in interval
+                )
+                hint = f"{row.label}, over {kind}: {low} to {high}"
+                line = "seeds" if kind == "seeds" else "images"
+                _interval(drawing, x, y + dy, interval, (line, colour), hint)
+            at_x = _clipped(x, row.difference)
+            drawing.add(marker("circle", at_x, y + dy, class_=f"dot {colour}", size=3.5))
+    return drawing.svg(WIDTH, foot + 42, name)
+
+
+def _clipped(x: Scale, value: float) -> float:
+    return max(x.start, min(x.end, x(value)))
+
+
+def _interval(
+    drawing: Drawing,
+    x: Scale,
+    y: float,
+    ends: tuple[float, float],
+    kind: tuple[str, str],
+    hint: str,
+) -> None:
+    """Draw an interval, with an arrow where it goes on beyond the axis."""
+    low, high = (_clipped(x, end) for end in ends)
+    drawing.line((low, high), (y, y), " ".join(kind), hint)
+    for end, edge, inward in ((ends[0], x.start, 5), (ends[1], x.end, -5)):
+        if abs(_clipped(x, end) - x(end)) > 0.5:
+            tip = [(edge + inward, y - 4), (edge, y), (edge + inward, y + 4)]
+            drawing.add(el("path", d=path(tip), class_=f"bar {kind[1]}"))
+
+
+# ---- differences by class -------------------------------------------------------------------
+
+CLASS_NAME = 118.0
+"""Room for a class's name, px."""
+
+FEW = 20
+"""Up to so many classes each has a row of its own."""
+
+BIN = 4.0
+"""Width of a histogram's bar, px."""
+
+_ROW, _HISTOGRAM = 22.0, 46.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One mixer's difference from the baseline on each class, in the order of the chart.
+
+    Every spread of a chart names the same classes; ``None`` stands for a class without images.
+    """
+
+    label: str
+    look: Look
+    values: Sequence[tuple[str, float | None]]
+
+    def known(self) -> list[tuple[str, float]]:
+        """Return the classes that have a difference."""
+        return [(name, value) for name, value in self.values if value is not None]
+
+
+def by_class(spreads: Sequence[Spread], *, baseline: str) -> Markup:
+    """Draw differences from the baseline: `dots` of few classes, `histograms` of many."""
+    few = len(spreads[0].values) <= FEW
+    return (dots if few else histograms)(spreads, baseline=baseline)
+
+
+def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
+    """Draw a row a class with a dot a mixer."""
+    names = [name for name, _ in spreads[0].values]
+    left = 14 + min(CLASS_NAME, max(text_width(name) for name in names))
+    foot = 8 + _ROW * len(names)
+    drawing = Drawing()
+    x = _differences(drawing, spreads, left, foot, baseline)
+    for i, name in enumerate(names):
+        y = 8 + _ROW * (i + 0.5)
+        drawing.line((x.start, x.end), (y, y), "grid")
+        drawing.text(2, y + 4, shorten(name, CLASS_NAME), "row", hint=name)
+        for each in spreads:
+            if (value := each.values[i][1]) is not None:
+                hint = f"{each.label} on {name}: {formats.points(value)}"
+                dot = marker(each.look.marker, x(value), y, class_=f"dot {each.look.colour}")
+                drawing.add(dot, hint)
+    told = f"Difference from {baseline} on each of {len(names)} classes"
+    return drawing.svg(WIDTH, foot + 40, told)
+
+
+def histograms(spreads: Sequence[Spread], *, baseline: str) -> Markup:
+    """Draw a row a mixer: how many classes differ by how much, on one scale for all."""
+    foot = 8 + _HISTOGRAM * len(spreads)
+    drawing = Drawing()
+    x = _differences(drawing, spreads, 8.0, foot, baseline)
+    counted = [Counter(round(x(v) / BIN) for _, v in each.known()) for each in spreads]
+    most = max(max(bins.values()) for bins in counted)
+    for i, (each, bins) in enumerate(zip(spreads, counted, strict=True)):
+        top, colour, short = 8 + _HISTOGRAM * i, each.look.colour, each.look.short
+        drawing.box(8, top + 2, text_width(short) + 4, 14, "ground")
+        drawing.text(8, top + 13, short, f"label t-{colour}", hint=each.label)
+        base = number(top + _HISTOGRAM - 3)
+        bars = "".join(
+            f"M{number(BIN * place)} {base}v{number(-2 - 24 * n / most)}"
+            for place, n in sorted(bins.items())
+        )
+        low, high = (f(each.known(), key=lambda pair: pair[1]) for f in (min, max))
+        ends = [f"{formats.points(value)} on {name}" for name, value in (low, high)]
+        hint = f"{each.label}: {' to '.join(ends)}"
+        drawing.add(el("path", d=bars, class_=f"count {colour}"), hint)
+    count = len(spreads[0].values)
+    return drawing.svg(WIDTH, foot + 40, f"Differences from {baseline} on {count} classes")
+
+
+def _differences(
+    drawing: Drawing, spreads: Sequence[Spread], left: float, foot: float, baseline: str
+) -> Scale:
+    """Draw the axis of differences by class and return it."""
+    values = [0.0, *(v for each in spreads for _, v in each.known())]
+    x = Scale.around(values, left, WIDTH - 10, pad=0.06)
+    at = [(value, f"{value * 100:g}") for value in ticks(x.low, x.high, 7)]
+    title = f"difference from {shorten(baseline, 130)}, points"
+    lower_axis(drawing, x, 4, foot, at, (x.middle, title))
+    return x
+
+
+# ---- squares --------------------------------------------------------------------------------
+
+SIDE = 300.0
+_MOST_NAMES, _MOST_NUMBERS = 8, 8  # of a matrix, on its sides and in rows of cells
+
+Matrix = Sequence[Sequence[float | None]]
+
+
+def heat_map(
+    values: Matrix,
+    *,
+    names: Sequence[str],
+    label: str,
+    name: str,
+    high: float = 1.0,
+    signed: bool = False,
+    numbers: bool = False,
+) -> Markup:
+    """Draw a square matrix, the more opaque the larger the number; None is a hole.
+
+    `names` are those of rows and columns alike, `label` what these are. The number `high` is
+    opaque; if `signed`, its negative is too, in another colour, else what is below 0 is drawn as 0.
+    `numbers` are written into the cells, unless there are too many.
+    """
+    left, top = 46.0, 8.0
+    count = len(values)
+    cell = SIDE / count
+    drawing = Drawing()
+    for (i, row), j in itertools.product(enumerate(values), range(count)):
+        at = (left + j * cell, top + i * cell, cell, cell)
+        if (value := row[j]) is None:
+            drawing.box(*at, "hole")
+            continue
+        _square(drawing, at, min(abs(value) / high, 1.0) if signed or value > 0 else 0.0, value)
+        if numbers and count <= _MOST_NUMBERS:
+            told = f"{value:.2f}".replace("-", "−")
+            drawing.text(at[0] + cell / 2, at[1] + cell / 2 + 3, told, "inside", "middle")
+    drawing.box(left, top, SIDE, SIDE, "edge")
+    for i in range(0, count, -(-count // _MOST_NAMES)):
+        middle = (i + 0.5) * cell
+        drawing.text(left + middle, top + SIDE + 16, names[i], "tick", "middle")
+        drawing.text(left - 6, top + middle + 4, names[i], "tick", "end")
+    drawing.text(left + SIDE / 2, top + SIDE + 36, label, "title", "middle")
+    drawing.rising(top + SIDE / 2, label)
+    # the scale of colours
+    steps, bar, lowest = 10, left + SIDE + 16, -high if signed else 0.0
+    size = SIDE / steps
+    for i in range(steps):
+        value = lowest + (high - lowest) * (i + 0.5) / steps
+        at = (bar, top + SIDE - (i + 1) * size, 12.0, size)
+        _square(drawing, at, abs(value) / high, value)
+    drawing.box(bar, top, 12.0, SIDE, "edge")
+    for value in (lowest, (lowest + high) / 2, high):
+        y = top + SIDE * (high - value) / (high - lowest)
+        drawing.text(bar + 16, y + 4, f"{value:.3g}".replace("-", "−"), "tick")
+    return drawing.svg(left + SIDE + 64, top + SIDE + 44, name)
+
+
+def _square(
+    drawing: Drawing, at: tuple[float, float, float, float], depth: float, value: float
+) -> None:
+    left, top, width, height = at
+    area = {"x": left, "y": top, "width": width, "height": height}
+    kind = "cold" if value < 0 else "heat"
+    drawing.add(el("rect", **area, class_=kind, fill_opacity=f"{depth:.2f}"))
+
+
+# ---- rasters --------------------------------------------------------------------------------
+
+
+def raster(
+    drawing: Drawing,
+    rows: Sequence[str],
+    at: tuple[float, float, float, float],
+    *,
+    kind: str = "spikes",
+    photo: str | None = None,
+) -> None:
+    """Draw rows of 0 and 1 into left, top, width and height: ones as boxes, over a photo's URI.
+
+    Neighbours in a row become one box.
+    """
+    left, top, width, height = at
+    cell, row_height = width / len(rows[0]), height / len(rows)
+    drawing.box(*at, "inner")
+    if photo is not None:
+        area = {"x": left, "y": top, "width": width, "height": height}
+        drawing.add(el("image", **area, href=photo, preserveAspectRatio="none"))
+    steps = []
+    for i, row in enumerate(rows):
+        place = 0
+        for bit, run in itertools.groupby(row):
+            length = len(list(run))
+            if bit == "1":
+                box = (left + place * cell, top + i * row_height, length * cell)
+                x, y, wide = map(number, box)
+                steps.append(f"M{x} {y}h{wide}v{number(row_height)}h-{wide}z")
+            place += length
+    drawing.add(el("path", d="".join(steps), class_=kind))
+    drawing.box(*at, "edge")
+
+
+# ---- files ----------------------------------------------------------------------------------
+
+
+def as_file(svg: Markup, legend: Mapping[str, Look] | None = None) -> str:
+    """Make a chart of the page a file of its own: with its styles, light, and its legend below."""
+    found = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)" [^>]*?aria-label="([^"]*)"', svg)
+    assert found is not None  # Drawing.svg begins so
+    width, height = float(found[1]), float(found[2])
+    drawing = Drawing()
+    for label, look in (legend or {}).items():
+        height += 18.0
+        dot = el("circle", cx=16.0, cy=height - 10, r=4.5, class_=f"dot {look.colour}")
+        name, class_ = shorten(label, width - 40), f"label t-{look.colour}"
+        drawing.parts.append(
+            el("g", dot, el("text", name, x=26.0, y=height - 6, text_anchor="start", class_=class_))
+        )
+    height += 6
+    colours, rules = _styles()
+    body = svg.partition(">")[2].removesuffix("</svg>")
+    ground = el("rect", x=0, y=0, width=width, height=height, fill=colours["paper"])
+    inner = Markup("").join([ground, Markup(body), *drawing.parts])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" '
+        f'width="{number(2 * width)}" height="{number(2 * height)}" role="img" '
+        f'aria-label="{found[3]}">\n<style>{escape(rules)}</style>\n{inner}</svg>\n'
+    )
+
+
+def _styles() -> tuple[dict[str, str], str]:
+    """Return the light colours by name, and the rules of charts with them for variables.
+
+    Few programs that show SVG know variables.
+    """
+    sheet = environment().get_template("style.css").render()
+    root = re.search(r":root \{(.*?)\}", sheet, re.DOTALL)
+    assert root is not None  # the sheet begins with it
+    colours = dict(re.findall(r"--([\w-]+): ([^;]+);", root[1]))
+    found = (rule.strip() for rule in re.findall(r"[^{}]+\{[^{}]*\}", sheet))
+    rules = [rule for rule in found if re.match(r"svg [^@{]*\{", rule)]
+    text = "\n".join(["svg { font-family: sans-serif; }", *rules])
+    return colours, re.sub(r"var\(--([\w-]+)\)", lambda each: colours[each[1]], text)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One comparison as one offline HTML page: from the record of ``results.json``, no torch.
+
+The page's script sorts tables, picks attention maps and compares two runs; `keymix.report.page`
+says what holds for every page, `keymix.report.sections` what this one shows, and
+`keymix.report.part` what a task adds to it.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+from keymix.records import to_json
+from keymix.report import charts, pictures, sections
+from keymix.report.charts import Look
+from keymix.report.page import Script, render_page
+from keymix.report.part import Page, Section, Shown, page_of
+from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
+from keymix.report.sections.attention import LEVELS
+from keymix.report.sections.learning import history
+from keymix.report.wording import STATUS, wording
+from keymix.task import Score, Task
+
+SCRIPTS = ("core", "tables", "attention")
+"""Files of ``templates/script``, in the order they are joined."""
+
+
+def render(record: ComparisonRecord) -> str:
+    """Render a comparison's record as an HTML document."""
+    controls = [mixer.label for mixer in record.mixers if mixer.control]
+    looks = charts.looks(record.labels, baseline=record.baseline, controls=controls)
+    page = page_of(record.task_kind)
+    own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
+    view = {
+        "r": record,
+        "looks": looks,
+        "noted": noted(record),
+        "absent": [label for label in record.labels if not record.finished(label)],
+        "done": sum(isinstance(run, DoneRun) for run in record.runs),
+        "score": record.task_kind.score,
+        "w": wording(record),
+        "label_is": page.label_is,
+        "sections": list(sections_of(Shown(record=record, looks=looks, page=page))),
+    }
+    return render_page(
+        "report.html.j2",
+        view,
+        payload=payload(record, looks, page),
+        scripts=(*SCRIPTS, *own, "pair"),
+        package=page.package,
+    )
+
+
+def sections_of(shown: Shown) -> Iterator[Section]:
+    """Make the sections, in order: those of `keymix.report.sections`, and the task's own."""
+    found = [
+        import_module(f"{sections.__name__}.{each.name}")
+        for each in pkgutil.iter_modules(sections.__path__)
+    ]
+    placed = [(module.PLACE, module.sections) for module in found]
+    for _, made in sorted([*placed, (sections.OWN, _own)], key=lambda each: each[0]):
+        yield from made(shown)
+
+
+def _own(shown: Shown) -> Iterator[Section]:
+    """Make the task's sections; those with templates have them in its package."""
+    for section in shown.page.sections(shown.record, shown.looks):
+        template, styles = (name and f"own/{name}" for name in (section.template, section.styles))
+        yield replace(section, template=template, styles=styles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A finished run whose record lacks something, with what as its reason."""
+
+    mixer: str
+    seed: int
+    reason: str
+
+
+def noted(record: ComparisonRecord) -> list[Noted]:
+    """Return the finished runs whose record lacks something."""
+    return [
+        Noted(mixer=run.mixer, seed=run.seed, reason="; ".join(run.notes))
+        for run in record.runs
+        if isinstance(run, DoneRun) and run.notes
+    ]
+
+
+# ---- what the script reads ------------------------------------------------------------------
+
+DIGITS = 5
+"""Significant digits of the curves' values."""
+
+
+def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> object:
+    """Make what the page's script reads: runs, their curves, packed maps, the task's own."""
+    task = record.task_kind
+    return {
+        "kind": page.label_is,
+        "score": _score(task.score),
+        "inputs": record.data.kind.nouns,
+        "baseline": record.baseline,
+        "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
+        "runs": [_run(run, task, page) for run in record.runs],
+        "testImages": record.test_images,
+        "environments": [group.lines for group in record.trained_with],
+        "curves": [
+            {"key": key, "label": label, "percent": percent}
+            for key, label, percent in history(task)
+        ],
+        "attention": _attention(record),
+        **_plain(page.of_comparison(record)),
+    }
+
+
+def _plain(record: object) -> dict[str, object]:
+    """A task's part of the payload as plain values."""
+    return {} if record is None else dict(to_json(record))
+
+
+def _score(score: Score) -> dict[str, object]:
+    """What the script needs to write a score."""
+    return {
+        "name": score.name,
+        "label": score.label,
+        "unit": score.unit,
+        "scale": score.scale,
+        "places": 1 if score.unit == "%" else score.places,
+        "difference": score.difference_unit,
+        "better": score.better,
+    }
+
+
+def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
+    told = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
+    if isinstance(run, OpenRun):
+        return told | {"done": False}
+    return told | {
+        "done": True,
+        "score": run.last.test[task.score.key],
+        "seconds": run.seconds,
+        **_plain(page.of_run(run)),
+        "environment": run.trained_with,
+        "epochs": [line.epoch for line in run.history],
+        "history": {
+            key: [_short(line.values.get(key)) for line in run.history]
+            for key, _, _ in history(task)
+        },
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def _attention(record: ComparisonRecord) -> dict[str, object] | None:
+    stored = record.attention
+    if not stored or not stored.maps:
+        return None
+    return {
+        "images": [{"label": image.label, "id": image.id} for image in stored.images],
+        "layers": stored.layers,
+        "maps": to_json(stored.maps),
+        "missing": stored.missing,
+        "levels": LEVELS,
+        "heat": pictures.HEAT,
+        "full": pictures.FULL,
+        "opacity": pictures.OPACITY,
+    }

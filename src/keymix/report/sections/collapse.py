@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether deep layers repeat themselves: how alike the maps of neighbouring blocks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from markupsafe import Markup
+
+from keymix.report import charts
+from keymix.report.charts import Line, Look
+from keymix.report.page import by_reason
+from keymix.report.part import Section, Shown
+from keymix.report.record import Collapse
+from keymix.report.tables import Column, Table
+
+PLACE = 70
+
+
+def sections(shown: Shown) -> Iterator[Section]:
+    """Show the similarity of neighbours: drawn, or of two blocks as a table."""
+    found = shown.record.collapse
+    if found is None or not (found.similarity or found.missing):
+        return
+    about = "No maps of neighbouring blocks can be compared in these models."
+    if found.similarity:
+        about = (
+            "Cosine similarity of the attention maps of neighbouring blocks, the maps that "
+            f"multiply the values, averaged over heads, tokens and {found.images} test images "
+            f"(DeepViT, Eq. 2), seed {found.seed}. Near 1 the deeper block attends as the one "
+            "before it: attention has collapsed."
+        )
+    drawn = chart(found, shown.looks)
+    yield Section(
+        heading="Do deep layers repeat themselves?",
+        about=about,
+        legend=() if drawn is None else list(found.similarity),
+        charts=() if drawn is None else (drawn,),
+        tables=[table(found)] if found.similarity and drawn is None else (),
+        notes=[(labels, reason) for reason, labels in by_reason(found.missing)],
+        layout="narrow",
+    )
+
+
+def table(found: Collapse) -> Table:
+    """Make the table of two blocks, which have one similarity a mixer."""
+    heading = f"similarity of blocks {', '.join(found.pairs)}"
+    columns = (
+        Column("mixer", "mixer", "name", sort="none"),
+        Column(heading, "similarity", "ratio", sort="none", label="similarity"),
+    )
+    rows = [(label, values[0]) for label, values in found.similarity.items()]
+    return Table("collapse", "Similarity of two blocks", columns, rows)
+
+
+def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
+    """Draw the similarities along the blocks; two blocks make no chart."""
+    pairs = found.pairs
+    if len(pairs) < 2 or not found.similarity:
+        return None
+    lines = [
+        Line(label, looks[label], list(range(len(values))), values)
+        for label, values in found.similarity.items()
+        if label in looks
+    ]
+    every = -(-len(pairs) // 8)  # at most eight names on the axis
+    return charts.curves(
+        lines,
+        x_label="blocks compared",
+        y_label="similarity of their maps",
+        name="Similarity of the attention maps of neighbouring blocks",
+        x_ticks=[(i, pair) for i, pair in enumerate(pairs) if i % every == 0],
+        markers=True,
+    )

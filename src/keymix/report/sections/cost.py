@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each mixer's model costs, and the score against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from keymix.report import charts, formats
+from keymix.report.charts import Look, Point
+from keymix.report.part import Section, Shown
+from keymix.report.record import ComparisonRecord, CostRow, Number
+from keymix.report.tables import Cell, Column, Table
+from keymix.report.wording import dense_over, with_unit, wording
+
+PLACE = 20
+
+COSTS = (
+    ("params", "parameters"),
+    ("macs", "multiply-adds {input}"),
+    ("latency_ms", "latency at batch 1, ms"),
+    ("peak_mib", "peak memory of a training step, MiB"),
+    ("energy_uj", "energy {input}, µJ"),
+)
+UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
+
+
+def sections(shown: Shown) -> Iterator[Section]:
+    """Show the costs, and the score against those that were measured."""
+    record, words = shown.record, wording(shown.record)
+    about = record.measured.text
+    if dense_over(record)[0]:
+        about += " Multiply-adds are those of all time steps T, dense: as if no input were a spike."
+    notes = [((mixer.label,), mixer.note) for mixer in record.mixers if mixer.note]
+    costs = {label: record.costs[label] for label in shown.looks if label in record.costs}
+    notes += [((label,), cost.note) for label, cost in costs.items() if cost.note]
+    yield Section(heading="Cost", about=about, tables=[table(record)], notes=notes)
+    if drawn := scatters(record, shown.looks):
+        about = (
+            f"{words.up} and to the left is better. The dashed line joins the mixers that no other "
+            "beats in both (the Pareto front). Latencies are medians on one machine: small "
+            "differences between them may be chance. Bars: ± one standard deviation over seeds."
+        )
+        yield Section(heading=f"{words.heading} against cost", about=about, charts=drawn)
+
+
+def table(record: ComparisonRecord) -> Table:
+    """Make the table of costs, a row a mixer."""
+    dense, at = dense_over(record)
+    steps = f", {dense}" if dense else ""
+    kept, batch = "activations kept to train, MiB an image", record.measured.batch_size
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("parameters", "params", "count"),
+        Column(f"multiply-adds an image{steps}", "macs", "count"),
+        Column(kept, "activation_mib", "mib", label="activations, MiB an image"),
+        Column("latency, ms batch\u00a01", "latency_ms", "ms", label="latency, ms"),
+        Column("middle half of timings", "quartiles", "ms", sort="none", style="soft"),
+        Column(
+            f"images a second batch\u00a0{batch}",
+            "images_per_s",
+            "per_s",
+            label="images a second",
+            most_first=True,
+        ),
+        Column("peak memory, MiB", "peak_mib", "mib"),
+    )
+    rows: list[list[Any]] = []
+    for label in record.labels:
+        if (cost := record.costs.get(label)) is None:
+            absent = [Cell(None, formats.MISSING, style="soft")] * (len(columns) - 2)
+            rows.append([label, Cell(None, "not measured", style="soft"), *absent])
+        else:
+            rows.append([label, *_cells(cost, at.get(label))])
+    return Table("costs", "Cost of each mixer", columns, rows)
+
+
+def _cells(cost: CostRow, steps: str | None) -> list[Any]:
+    """Make the cells of a mixer, with its time steps where they are not those of the heading."""
+    low, high = cost.latency_low_ms, cost.latency_high_ms
+    macs = Markup('{} <span class="soft">{}</span>').format(formats.count(cost.macs), steps)
+    return [
+        cost.params,
+        cost.macs if steps is None else Cell(cost.macs, macs),
+        None if cost.activation_bytes is None else cost.activation_bytes / 2**20,
+        cost.latency_ms,
+        None if low is None else "–".join(map(formats.milliseconds, (low, high))),
+        cost.images_per_s,
+        cost.peak_mib,
+    ]
+
+
+def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
+    """Return a cost by mixer's label, as far as it is known."""
+    if key == "energy_uj":
+        spikes = record.spikes.mixers if record.spikes else {}
+        energies = {
+            label: spikes[label].energy_uj.mean for label in record.costs if label in spikes
+        }
+        return {label: value for label, value in energies.items() if value is not None}
+    costs = {label: getattr(cost, key) for label, cost in record.costs.items()}
+    return {label: value for label, value in costs.items() if value is not None}
+
+
+def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
+    """Draw the score against each cost that was measured."""
+    drawn = []
+    score, kind = record.task_kind.score, record.data.kind
+    for key, told in COSTS:
+        x_label = told.format(input=kind.one)
+        costs = _cost(record, key)
+        most = max(costs.values(), default=0)
+        scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
+        dense = key == "macs" and record.spikes
+        shown = f"{x_label}, dense, all T{unit}" if dense else x_label + unit
+        points = [
+            Point(
+                label=row.mixer,
+                look=looks[row.mixer],
+                x=costs[row.mixer] / scale,
+                y=mean,
+                spread=row.scores[score.key].sd,
+            )
+            for row in record.outcome.last
+            if (mean := row.scores[score.key].mean) is not None and row.mixer in costs
+        ]
+        if points:
+            drawn.append(
+                charts.scatter(
+                    points,
+                    x_label=shown,
+                    y_label=with_unit(f"test {score.label}", score),
+                    name=f"Test {score.label} against {shown}",
+                    score=score,
+                )
+            )
+    return drawn

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two runs next to each other, every run, and what it takes to repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from keymix.report import formats
+from keymix.report.part import Section, Shown
+from keymix.report.record import ComparisonRecord, Lines, OpenRun
+from keymix.report.tables import Cell, Column, Table
+from keymix.report.wording import STATUS, with_unit, wording
+
+PLACE = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeSeeds:
+    """Some seeds of a mixer, in words."""
+
+    mixer: str
+    seeds: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentGroup:
+    """What some runs were trained with; lines that are not the same in all groups differ."""
+
+    name: str
+    lines: Lines
+    differs: set[str]
+    runs: int
+    who: list[SomeSeeds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """The runs, the environments of these, and the seconds of all."""
+
+    environments: list[EnvironmentGroup]
+    table: Table
+    seconds: float
+
+
+def sections(shown: Shown) -> Iterator[Section]:
+    """Offer two finished runs to the script; show the method, the runs, and what repeats them."""
+    record = shown.record
+    if sum(len(record.finished(label)) for label in record.labels) > 1:
+        yield Section(template="sections/pair.html.j2", view=shown.page.pair_note)
+    view = Repeat(
+        environments=environments(record),
+        seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
+        table=table(record),
+    )
+    yield Section(template="sections/runs.html.j2", view=view)
+
+
+def table(record: ComparisonRecord) -> Table:
+    """Make the table of runs: scores at both epochs, or why a run did not finish."""
+    score, words = record.task_kind.score, wording(record)
+    more, several = score.better == "more", len(record.trained_with) > 1
+    last, best = (with_unit(f"{which} epoch", score) for which in ("last", "best"))
+    columns = [
+        Column("mixer", "mixer", "name"),
+        Column("seed", "seed", "whole"),
+        Column("status", "status", style="state"),
+        Column(f"test {words.column} last epoch", "last", "ratio", most_first=more, label=last),
+        Column("best epoch on validation", "epoch", "whole", label="best epoch"),
+        Column(f"test {words.column} best epoch", "best", "ratio", most_first=more, label=best),
+        Column("time", "seconds", "ratio", write=formats.duration),
+    ]
+    if several:
+        columns.append(Column("environment", "environment", "whole"))
+    absent = [Cell(None, formats.MISSING, "soft")] * (len(columns) - 3)
+    rows: list[list[Any]] = []
+    for run in record.runs:
+        state, seed = STATUS[run.status], Cell(run.seed, str(run.seed))
+        if isinstance(run, OpenRun):
+            why = f": {run.reason}" if run.reason else ""
+            told = Markup("<span><b>{}</b>{}</span>").format(state, why)
+            rows.append([run.mixer, seed, Cell(state, told, "state"), *absent])
+            continue
+        scores = (mark.test[score.key] for mark in (run.last, run.best))
+        at_last, at_best = (Cell(value, formats.scored(value, score)) for value in scores)
+        epoch = Cell(run.best.epoch or 0, str(run.best.epoch or "not known"))
+        cells = [run.mixer, seed, state, at_last, epoch, at_best, run.seconds]
+        rows.append([*cells, *([run.trained_with + 1] if several else [])])
+    return Table("runs", "Runs", columns, rows)
+
+
+def environments(record: ComparisonRecord) -> list[EnvironmentGroup]:
+    """Return what the runs were trained with."""
+    groups = record.trained_with
+    differs = _differing([group.lines for group in groups])
+    return [
+        EnvironmentGroup(
+            name=f"Environment {position + 1}",
+            lines=group.lines,
+            differs=differs,
+            runs=group.runs,
+            who=_who(record, position),
+        )
+        for position, group in enumerate(groups)
+    ]
+
+
+def _differing(all_lines: Sequence[Lines]) -> set[str]:
+    keys = {key for lines in all_lines for key in lines}
+    return {key for key in keys if len({lines.get(key) for lines in all_lines}) > 1}
+
+
+def _who(record: ComparisonRecord, position: int) -> list[SomeSeeds]:
+    """Return the mixers and seeds trained with an environment."""
+    who = []
+    for label in record.labels:
+        seeds = [run.seed for run in record.finished(label) if run.trained_with == position]
+        if seeds:
+            word = "seed" if len(seeds) == 1 else "seeds"
+            who.append(SomeSeeds(mixer=label, seeds=f"{word} {', '.join(map(str, seeds))}"))
+    return who

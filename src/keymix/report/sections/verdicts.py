@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scores say: verdicts, differences with their intervals, the table of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from keymix.analysis.statistics import Interval, Summary
+from keymix.report import charts
+from keymix.report.charts import Look, Row
+from keymix.report.formats import MISSING, changed, no_spread, scored, span
+from keymix.report.part import Section, Shown
+from keymix.report.record import ComparisonRecord, OutcomeRow
+from keymix.report.tables import Cell, Column, Table
+from keymix.report.wording import ScoreColumn, columns, wording
+
+PLACE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The scores at one epoch, and why several seeds have no interval, by mixer's label."""
+
+    table: Table
+    notes: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """The mixers but the baseline, their differences drawn, and the scores of both epochs."""
+
+    others: list[OutcomeRow]
+    forest: Markup | None
+    scores: Scores
+    best: Scores
+    about_table: str
+
+
+def sections(shown: Shown) -> Iterator[Section]:
+    """Show verdicts and scores."""
+    record = shown.record
+    view = Verdicts(
+        others=[row for row in record.outcome.last if row.mixer != record.baseline],
+        forest=forest(record, shown.looks),
+        scores=scores(record, record.outcome.last, "after the last epoch"),
+        best=scores(record, record.outcome.best, "at the epoch that was best on validation"),
+        about_table=shown.page.about_table(record),
+    )
+    yield Section(template="sections/verdicts.html.j2", view=view)
+
+
+def scores(record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str) -> Scores:
+    """Make the table of scores of an epoch, a row a mixer."""
+    words, shown = wording(record), columns(record)
+    most_first = record.task_kind.score.better == "more"
+    seeds, units = "95\u00a0% interval over seeds", f"95\u00a0% interval over test {words.units}"
+    heads = (
+        Column("mixer", "mixer", "name"),
+        *(
+            Column(
+                column.head,
+                column.key,
+                "ratio",
+                most_first=column.score.better == "more",
+                style="" if column.spread else "soft",
+            )
+            for column in shown
+        ),
+        Column(words.changed, "difference", "ratio", most_first=most_first),
+        Column(seeds, "seeds", "ratio", sort="none", label="over seeds"),
+        Column(units, "images", "ratio", sort="none", label=f"over test {words.units}"),
+        Column("runs", "runs", "ratio", most_first=True, style="soft"),
+    )
+    cells = [[row.mixer, *_cells(record, row, shown), _runs(record, row)] for row in rows]
+    title = f"{words.heading} {when}"
+    notes = [(row.mixer, no_spread(row.seeds)) for row in rows if row.seeds]
+    return Scores(
+        table=Table("scores", title, heads, cells), notes=[(m, why) for m, why in notes if why]
+    )
+
+
+NOTHING = Cell(None, MISSING, "soft")
+
+
+def _cells(record: ComparisonRecord, row: OutcomeRow, shown: Sequence[ScoreColumn]) -> list[Cell]:
+    """Write the scores of a mixer, its difference from the baseline, and both intervals."""
+    score = record.task_kind.score
+    if not record.finished(row.mixer):
+        return [Cell(None, "no run finished", "soft"), *[NOTHING] * (len(shown) + 2)]
+    made = [_spread(row.scores[column.key], column) for column in shown]
+    if row.mixer == record.baseline:
+        return [*made, Cell(0, "baseline", "soft"), NOTHING, NOTHING]
+    if row.seeds is None:
+        return [*made, Cell(None, "no pair of runs", "soft"), NOTHING, NOTHING]
+    difference = row.seeds.difference
+    intervals = [
+        Cell(None, MISSING if each is None else span(each.low, each.high, score))
+        for each in (row.seeds, row.images)
+    ]
+    return [*made, Cell(difference, changed(difference, score)), *intervals]
+
+
+def _spread(summary: Summary, column: ScoreColumn) -> Cell:
+    """Write a mean with its standard deviation over seeds."""
+    text = scored(summary.mean, column.score)
+    if column.spread:
+        sd = "" if summary.sd is None else f"± {scored(summary.sd, column.score)}"
+        more = Markup(' <span class="pm">{}</span>').format(sd) if sd else ""
+        text = Markup("<span>{}{}</span>").format(text, more)
+    return Cell(summary.mean, text)
+
+
+def _runs(record: ComparisonRecord, row: OutcomeRow) -> Cell:
+    return Cell(row.scores[record.task_kind.score.key].n, _ratio(record, row.mixer))
+
+
+def _ratio(record: ComparisonRecord, mixer: str) -> str:
+    """Say how many of a mixer's runs finished: ``3``, or ``2 of 3``."""
+    planned, done = len(record.seeds), len(record.finished(mixer))
+    return str(done) if done == planned else f"{done} of {planned}"
+
+
+def forest(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None:
+    """Draw every mixer's difference from the baseline with both intervals."""
+    rows = [
+        Row(
+            label=row.mixer,
+            look=looks[row.mixer],
+            difference=row.seeds.difference,
+            seeds=_ends(row.seeds),
+            images=_ends(row.images),
+        )
+        for row in record.outcome.last
+        if row.mixer != record.baseline and row.seeds is not None
+    ]
+    if not rows:
+        return None
+    score, baseline = record.task_kind.score, record.baseline
+    name = "; ".join(f"{r.label} {score.changed(r.difference)}" for r in rows)
+    return charts.forest(
+        rows,
+        baseline=baseline,
+        name=f"Difference from {baseline}: {name}",
+        score=score,
+        units=wording(record).units,
+    )
+
+
+def _ends(interval: Interval | None) -> tuple[float, float] | None:
+    if interval is None or interval.low is None or interval.high is None:
+        return None
+    return (interval.low, interval.high)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table for terminal, pipe, page, CSV, Markdown and LaTeX: values as they are, columns say how.
+
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("latency, ms", "latency_ms", "ms"),
+        Column("change", "change", write=formats.points),
+        Column("", "seed", where="csv"),
+    )
+    table = Table("latency", "Latency of one image", columns, [("softmax", 1.25, None, 0)])
+
+A command prints it with ``console.show(table)``. A template that imports ``macros.html.j2`` as
+``m`` draws it with ``{{ m.sheet(table) }}``. `Table.csv`, `Table.markdown` and `Table.latex` are
+text, and `Table.piped` has the cells of lines for a script. `text_table` takes cells that are text
+already. A `Cell` is a value with a text of its own. No torch; rich is loaded when a table is drawn
+for a terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from keymix.errors import one_line
+from keymix.report import formats
+
+if TYPE_CHECKING:
+    from rich.table import Table as Drawn
+
+Kind = Literal[
+    "text", "name", "whole", "ratio", "ms", "mib", "rate", "per_s", "percent", "count", "energy"
+]
+"""What values are: text, the name of a mixer or model, or a number in some unit."""
+
+Style = Literal["", "soft", "state"]
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters that make a spreadsheet compute a cell."""
+
+_FORMS: Mapping[Kind, Callable[[Any], str]] = {
+    "whole": "{:,}".format,
+    "ratio": formats.ratio,
+    "ms": formats.milliseconds,
+    "mib": formats.mib,
+    "rate": "{:.4f}".format,
+    "per_s": formats.rate,
+    "percent": formats.percent,
+    "count": formats.count,
+    "energy": formats.energy,
+}
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value with a text of its own, which may be markup, such as a mean with its spread."""
+
+    value: Any
+    text: str
+    style: Style = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading for people, its name in files, and what its values are.
+
+    `where` says that only files or only people have it, `write` how it writes values if not as its
+    kind does. On pages, `label` stands before a cell where room is short (the heading, if empty),
+    `sort` says whether readers may sort by it (as its kind does), `most_first` that the largest
+    then comes first, and `style` how its cells look: grey, or as states in words.
+    """
+
+    heading: str
+    key: str
+    kind: Kind = "text"
+    where: Literal["csv", "people", "both"] = "both"
+    write: Callable[[Any], str] | None = None
+    label: str = ""
+    sort: Literal["text", "number", "none", "kind"] = "kind"
+    most_first: bool = False
+    style: Style = ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds text, which stands on the left."""
+        return self.kind in ("text", "name")
+
+    @property
+    def sorted_as(self) -> str:
+        """How the page sorts by it: ``text``, ``number`` or not at all, ``none``."""
+        return ("text" if self.is_text else "number") if self.sort == "kind" else self.sort
+
+    def classes(self, value: Any) -> str:
+        """Name the classes of a cell on the page; one that says nothing is left off a phone."""
+        style = (isinstance(value, Cell) and value.style) or self.style
+        if style == "soft" and self.cell(value) == formats.MISSING:
+            return "soft wide"
+        return style or ("words" if self.is_text else "")
+
+    def cell(self, value: Any) -> str:
+        """Write a value for people; text stays as it is in a column of numbers, too."""
+        if isinstance(value, Cell):
+            return value.text
+        if value is None or value == "":
+            return formats.MISSING
+        if isinstance(value, str):
+            return value
+        return (self.write or _FORMS.get(self.kind, str))(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its values as they are, one for each column; None where there is none.
+
+    Its `key` names it in files and pipes. People see it if it is `shown`, it becomes a CSV file if
+    it is `saved`, and `marked` rows stand out on the page.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    shown: bool = True
+    saved: bool = True
+    marked: frozenset[int] = frozenset()
+
+    def seen(self) -> list[int]:
+        """Return the positions of the columns that people see."""
+        return [i for i, column in enumerate(self.columns) if column.where != "csv"]
+
+    def headings(self) -> list[str]:
+        """Return what people read above the columns."""
+        return [self.columns[i].heading for i in self.seen()]
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as people read them."""
+        return [[self.columns[i].cell(row[i]) for i in self.seen()] for row in self.rows]
+
+    def sheet(self) -> list[list[tuple[Column, Any, str, str]]]:
+        """Return of every cell that people see its column, value, text and classes on the page."""
+        return [
+            [
+                (
+                    self.columns[i],
+                    plain_value(row[i]),
+                    self.columns[i].cell(row[i]),
+                    self.columns[i].classes(row[i]),
+                )
+                for i in self.seen()
+            ]
+            for row in self.rows
+        ]
+
+    @property
+    def sortable(self) -> bool:
+        """Whether readers of the page may sort it."""
+        return any(self.columns[i].sorted_as != "none" for i in self.seen())
+
+    def plain(self) -> list[list[Any]]:
+        """Return the names of the columns and then the values as they are, for files."""
+        kept = [i for i, column in enumerate(self.columns) if column.where != "people"]
+        rows = ([plain_value(row[i]) for i in kept] for row in self.rows)
+        return [[self.columns[i].key for i in kept], *rows]
+
+    def piped(self) -> list[list[str]]:
+        """Return the same as text of six digits, on one line each, for scripts."""
+        return [[_piped(value) for value in row] for row in self.plain()]
+
+    def csv(self) -> str:
+        """Write the table as CSV."""
+        header, *rows = self.plain()
+        return csv_text(header, rows)
+
+    def leading(self) -> int:
+        """Count the leading columns that people see and that hold text; they stand on the left."""
+        texts = [self.columns[i].is_text for i in self.seen()]
+        return texts.index(False) if False in texts else len(texts)
+
+    def markdown(self) -> str:
+        """Write the table as Markdown, numbers to the right."""
+        rule = ["---" if self.columns[i].is_text else "--:" for i in self.seen()]
+        lines = [self.headings(), rule, *self.cells()]
+        escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+        return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + "\n"
+
+    def latex(self) -> str:
+        """Write the table for LaTeX, with the rules of the package booktabs."""
+        sides = "".join("l" if self.columns[i].is_text else "r" for i in self.seen())
+        head, *body = (
+            " & ".join("".join(_LATEX.get(mark, mark) for mark in cell) for cell in line) + r" \\"
+            for line in (self.headings(), *self.cells())
+        )
+        begin, end = f"\\begin{{tabular}}{{{sides}}}\n\\toprule", "\\bottomrule\n\\end{tabular}"
+        return "\n".join([begin, head, r"\midrule", *body, end]) + "\n"
+
+    def drawn(self) -> Drawn:
+        """Draw the table for a terminal, which no name in it drives."""
+        from rich.table import Table as Drawn
+
+        def plain(text: str) -> str:
+            return one_line(text).replace("[", r"\[")
+
+        title = plain(self.title) if self.title else None
+        drawn = Drawn(title=title, title_justify="left", header_style="bold")
+        for i, heading in enumerate(self.headings()):
+            side: Literal["left", "right"] = "left" if i < self.leading() else "right"
+            drawn.add_column(plain(heading), justify=side, overflow="fold")
+        for row in self.cells():
+            drawn.add_row(*map(plain, row))
+        return drawn
+
+
+def text_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: int = 1
+) -> Table:
+    """Make a table of cells that are text already; the first `left` columns stand on the left."""
+    columns = [
+        Column(heading, heading, "text" if i < left else "count")
+        for i, heading in enumerate(headings)
+    ]
+    return Table("", title, columns, [[Cell(cell, cell) for cell in row] for row in rows])
+
+
+def plain_value(value: Any) -> Any:
+    """Return the value of a cell as files hold it."""
+    return value.value if isinstance(value, Cell) else value
+
+
+def _piped(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
+
+
+def safe(value: Any) -> Any:
+    """Put an apostrophe before text that a spreadsheet would compute; numbers stay numbers."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write names of columns and rows as CSV with one line a row; None is an empty cell."""
+    return "".join(_csv_line(row) for row in (header, *rows))
+
+
+def _csv_line(row: Sequence[Any]) -> str:
+    stream = io.StringIO()
+    # with this terminator a carriage return inside a cell is quoted, too
+    csv.writer(stream, lineterminator="\r\n").writerow([safe(value) for value in row])
+    return stream.getvalue().removesuffix("\r\n") + "\n"

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do deep layers repeat their attention, several models overlaid: the options and the run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
+from keymix.analysis.study_record import joined
+from keymix.report.tables import Table
+from keymix.studies.collapse import page
+from keymix.studies.inputs import (
+    RANDOM_NOTE,
+    Images,
+    Loaded,
+    StudyOnImages,
+    refuse_frames,
+    spikes_instead,
+)
+from keymix.studies.study import Session, found_files, split_list
+
+
+class _Collapse(StudyOnImages[CollapseRecord]):
+    summary = "do deep layers repeat their attention: DeepViT's similarity, entropy, sinks, rank"
+    description = """\
+Measure attention collapse (DeepViT, Eq. 2 and 7): how alike the attention maps of every two
+blocks are, of neighbours, of the heads of a block; how many blocks are similar, and which could
+share one map. Beside it the entropy of attention, the most attended token, and effective rank and
+similarity of the tokens along the blocks. Several models are overlaid."""
+    examples = """\
+examples:
+  keymix analyze collapse my-run
+  keymix analyze collapse vit-run deepvit-run --out collapse
+  keymix analyze collapse vit_small_patch16_224 --pretrained --images photos --limit 64
+  keymix analyze collapse vit_32b --images folder:photos --layers 16-31 --nearest 4
+  keymix analyze collapse my-run --json > collapse.json
+
+Blocks are numbered from 1 in words and charts; --layers counts from 0, as the model's paths do.
+docs/collapse.md tells every measure with its equation."""
+    writes = "collapse.html, collapse.json and SVG files"
+    beside = "collapse.json and the charts"
+    record_type = CollapseRecord
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        super().add_options(add)
+        add(
+            "--layers",
+            metavar="LIST",
+            help="with commas: numbers from 0, ranges such as 6-11, patterns of paths "
+            "(default: all)",
+        )
+        add(
+            "--threshold",
+            type=float,
+            default=0.5,
+            metavar="TAU",
+            help="cosine above which two columns are similar (default 0.5)",
+        )
+        add(
+            "--similar",
+            type=float,
+            default=0.8,
+            metavar="SHARE",
+            help="share of similar columns above which a block is like the one before "
+            "(default 0.8)",
+        )
+        add(
+            "--unique",
+            type=float,
+            default=0.9,
+            metavar="SHARE",
+            help="share of similar columns below which a block is unique (default 0.9)",
+        )
+        add(
+            "--nearest",
+            type=int,
+            default=2,
+            metavar="K",
+            help="blocks that a block is held against, the nearest on both sides (default 2)",
+        )
+
+    def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        refuse_frames(loaded)
+
+    def measure(
+        self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
+    ) -> CollapseStudy:
+        from keymix.analysis.collapse import collapse
+
+        with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
+            found = collapse(
+                loaded.model,
+                images.batches(given.batch_size),
+                layers=split_list(given.layers),
+                threshold=given.threshold,
+                similar=given.similar,
+                unique=given.unique,
+                nearest=given.nearest,
+                batch_size=given.batch_size,
+                progress=progress,
+            )
+        instead = spikes_instead(loaded)
+        if instead:
+            session.note(f"{loaded.label}: spikes form no attention map{instead}")
+        return joined(CollapseStudy, found.reading(), loaded.studied_on(images))
+
+    def words(self, record: CollapseRecord) -> Sequence[tuple[str, Sequence[str]]]:
+        found = []
+        for study in record.studies:
+            verdict = study.verdict
+            lines = [verdict.headline, *verdict.evidence, *verdict.caveats]
+            found.append((study.label, [*lines, RANDOM_NOTE] if study.random else lines))
+        return found
+
+    def notes(self, record: CollapseRecord) -> Sequence[str]:
+        return [f"{study.label}: {study.verdict.headline}" for study in record.studies]
+
+    def piped(self, record: CollapseRecord) -> Sequence[Table]:
+        return [page.table(record.studies)]
+
+    def files(self, record: CollapseRecord) -> Mapping[str, str]:
+        return {**page.files(record), self.page_file: page.render(record)}
+
+    def earlier_files(self, folder: Path) -> set[str]:
+        return found_files(folder, "collapse-*.svg")
+
+
+STUDY = _Collapse()

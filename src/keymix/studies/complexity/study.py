@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What token mixers cost, counted, and measured against tokens: the options and the run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keymix.analysis.complexity_record import Complexity, ComplexityRecord
+from keymix.analysis.study_record import joined
+from keymix.errors import UserError, whole_number
+from keymix.report.tables import Table
+from keymix.studies.complexity.page import render
+from keymix.studies.complexity.tables import tables
+from keymix.studies.study import Session, Study, found_files, machine_lines, saved_tables
+
+
+class _Complexity(Study[Complexity, ComplexityRecord]):
+    summary = "what mixers cost: counts, latency and memory against the number of tokens"
+    description = """\
+Count what token mixers cost: multiply-adds a parameter (SKA Fig. 4), and which weights the image
+shares or computes (SKA Table 7). Measure latency and peak memory against the number of tokens, all
+mixers in turns. Every registered mixer is in."""
+    examples = """\
+examples:
+  keymix analyze complexity
+  keymix analyze complexity --out cost
+  keymix analyze complexity --tokens none --json             counts alone, in seconds
+  keymix analyze complexity --mixers mhsa,ska,cska --tokens 196,784,3136 --repeats 20
+  keymix analyze complexity --dim 768 --heads 12 --at 196 --tokens none
+  keymix analyze complexity --import my_mixer.py
+"""
+    writes = "complexity.html, complexity.json and CSV files"
+    beside = "complexity.json and CSV files"
+    markdown = True
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add("--dim", type=int, default=256, metavar="D", help="width of the tokens (default 256)")
+        add("--heads", type=int, default=8, metavar="H", help="attention heads (default 8)")
+        add("--at", type=int, default=256, metavar="N", help="tokens of the tables (default 256)")
+        add(
+            "--pos-dim",
+            type=int,
+            default=50,
+            metavar="M",
+            help="channels of key-value attention's code of index pairs, kept in the record for "
+            "benchmarks/paper_costs.py (default 50)",
+        )
+        add(
+            "--tokens",
+            default="49,196,784",
+            metavar="LIST",
+            help="where latency and memory are measured, each number on the grid nearest to a "
+            "square; none measures nothing (default 49,196,784)",
+        )
+        add(
+            "--mixers",
+            metavar="LIST",
+            help="with commas, options in parentheses: mhsa,'ska(activation=relu)' (default: all)",
+        )
+        add("--repeats", type=int, default=16, metavar="N", help="rounds of timing (default 16)")
+        add(
+            "--batch",
+            type=int,
+            default=1,
+            metavar="B",
+            help="images a batch, for memory; latency is of one image (default 1)",
+        )
+        add("--time-steps", type=int, default=4, metavar="T", help="of spiking mixers (default 4)")
+        add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default cpu)")
+
+    def check(self, given: argparse.Namespace) -> None:
+        given.at_tokens = _tokens(given.tokens)
+
+    def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
+        from keymix.analysis.complexity import complexity_parts
+
+        with session.working() as progress:
+            yield from complexity_parts(
+                given.mixers,
+                dim=given.dim,
+                num_heads=given.heads,
+                at=given.at,
+                pos_dim=given.pos_dim,
+                tokens=given.at_tokens,
+                repeats=given.repeats,
+                batch_size=given.batch,
+                device=given.device,
+                time_steps=given.time_steps,
+                imports=given.imports,
+                progress=progress,
+            )
+
+    def record(self, found: Complexity, session: Session) -> ComplexityRecord:
+        frame = session.frame()
+        lines = machine_lines(frame, found.setting.device)
+        lines["threads"] = str(found.setting.threads)
+        return joined(ComplexityRecord, found, frame, environment=lines)
+
+    def stopped(self, known: Complexity | None, out: str | None) -> str:
+        if known is None:
+            return "nothing was counted yet"
+        done = list(dict.fromkeys(row.tokens for row in known.scaling))
+        measured = f"was measured at {', '.join(map(str, done))} tokens" if done else "was counted"
+        if out is None:
+            return f"above stands what {measured}"
+        return f"{out!r} holds what {measured}; the same command with --overwrite measures all"
+
+    def tables(self, record: ComplexityRecord) -> Sequence[Table]:
+        return tables(record)
+
+    def files(self, record: ComplexityRecord) -> Mapping[str, str]:
+        return {**saved_tables(self.name, tables(record)), self.page_file: render(record)}
+
+    def earlier_files(self, folder: Path) -> set[str]:
+        return found_files(folder, "complexity-*.csv")
+
+
+STUDY = _Complexity()
+
+
+def _tokens(text: str) -> tuple[int, ...]:
+    if text.strip().lower() == "none":
+        return ()
+    try:
+        numbers = tuple(whole_number(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        numbers = ()
+    if not numbers:
+        raise UserError(
+            f"--tokens {text!r}: give numbers of tokens with commas, such as 49,196, or none."
+        )
+    return numbers

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a study of cost. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from keymix.analysis.complexity_record import Complexity, ScalingRow
+from keymix.analysis.timing import LEVEL, SHORT
+from keymix.report import formats
+from keymix.report.tables import Column, Table
+
+_LONG = {
+    SHORT["not distinguishable"]: (
+        f"not distinguishable from softmax (test at {100 * LEVEL:g} % over all mixers at one "
+        "number of tokens)"
+    ),
+    SHORT["busy"]: "the machine was too busy to tell",
+    SHORT["too few rounds"]: "too few rounds to tell",
+}
+
+
+def tables(record: Complexity) -> list[Table]:
+    """Make all tables of a study; those of the papers' formulas where it has them."""
+    setting = record.setting
+    here = f"N = {setting.at}, D = {setting.dim}"
+    made = [
+        _pivot(record, "tokens", f"D = {setting.dim}"),
+        _pivot(record, "dim", f"N = {setting.at}"),
+        _ratios(record),
+        _weights(record),
+    ]
+    if record.formulas:
+        made.insert(0, _formulas(record, here))
+    if record.key_value:
+        made.append(_key_value(record, here))
+    if record.orders:
+        made.append(_orders(record, here))
+    if record.scaling:
+        made += [_scaling(record), _multiples(record)]
+    missing = _missing(record)
+    return [*made, *(table for table in (missing,) if table.rows)]
+
+
+def _formulas(record: Complexity, here: str) -> Table:
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("in the paper", "printed"),
+        Column("multiply-adds by formula", "", where="people"),
+        Column("counted", "macs_counted", "whole"),
+        Column("parameters by formula", "", where="people"),
+        Column("counted", "params_counted", "whole"),
+        Column("biases left", "biases_left", "whole"),
+        Column("multiply-adds a parameter", "", where="people"),
+        Column("sizes where formula = count", "", where="people"),
+        *_csv_only("macs_text", "macs", "params_text", "params", "ratio_text", "ratio", "sites"),
+        Column("", "sites_that_disagree", where="csv"),
+    )
+    rows = [
+        (
+            row.mixer,
+            row.printed,
+            _gives(row.macs_text, row.macs),
+            row.macs_counted,
+            _gives(row.params_text, row.params),
+            row.params_counted,
+            sum(row.biases.values()),
+            _gives(row.ratio_text, row.ratio),
+            f"{row.sites - len(row.disagree)} of {row.sites}",
+            *(getattr(row, c.key) for c in columns[9:-1]),
+            "; ".join(f"N={n} D={d}" for n, d in row.disagree),
+        )
+        for row in record.formulas
+    ]
+    return Table("formulas", f"SKA Table 6 at {here}", columns, rows)
+
+
+def _csv_only(*keys: str) -> list[Column]:
+    return [Column("", key, where="csv") for key in keys]
+
+
+def _gives(formula: str, value: float) -> str:
+    """Write a formula and what it gives: ``N(2ND + 4D²) = 100,663,296``."""
+    told = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
+    return f"{formula} = {told}"
+
+
+def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
+    points = record.by_tokens if axis == "tokens" else record.by_dim
+    sizes = list(dict.fromkeys(getattr(p, axis) for p in points))
+    letter = "N" if axis == "tokens" else "D"
+    columns = [Column("mixer", "mixer", "name")]
+    columns += [Column(f"{letter} = {size}", f"{axis}_{size}", "ratio") for size in sizes]
+    found = {(p.mixer, getattr(p, axis)): p.ratio for p in points}
+    names = dict.fromkeys(p.mixer for p in points)
+    rows = [
+        (name, *(found[name, size] for size in sizes))
+        for name in names
+        if any(found[name, size] is not None for size in sizes)
+    ]
+    title = f"SKA Fig. 4: multiply-adds a parameter against {letter}, at {fixed}{_over(record)}"
+    return Table(f"ratio_by_{axis}", title, columns, rows, saved=False)
+
+
+def _spiking(record: Complexity) -> frozenset[str]:
+    """Name the spiking mixers, which run all time steps."""
+    return frozenset(each.label for each in record.mixers if each.domain == "spiking")
+
+
+def _over(record: Complexity) -> str:
+    """Say over how many steps spiking mixers are counted and timed, where there are any."""
+    steps = record.setting.time_steps
+    return f"; spiking mixers over T = {steps} steps" if _spiking(record) else ""
+
+
+def _steps_of(record: Complexity, mixer: str) -> int:
+    return record.setting.time_steps if mixer in _spiking(record) else 1
+
+
+def _ratios(record: Complexity) -> Table:
+    keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "formula", "reason")
+    columns = [Column("", key) for key in ("axis", *keys, "time_steps")]
+    rows = [
+        (axis, *(getattr(point, key) for key in keys), _steps_of(record, point.mixer))
+        for axis, points in (("tokens", record.by_tokens), ("dim", record.by_dim))
+        for point in points
+    ]
+    return Table("ratios", "", columns, rows, shown=False)
+
+
+def _weights(record: Complexity) -> Table:
+    printed = any(row.printed for row in record.weights)
+    where: Literal["csv", "both"] = "both" if printed else "csv"
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("weights shared over the image", "sharing"),
+        Column("learned kernels", "kernels"),
+        Column("dynamic weights", "dynamic", "whole"),
+        Column("parameters a token more", "params_a_token", "whole"),
+        Column("in the paper", "printed", where=where),
+        Column("shared there", "printed_sharing", where=where),
+        Column("dynamic there", "printed_dynamic", "whole", where=where),
+        *_csv_only("reason"),
+    )
+    rows = [
+        [
+            ", ".join(row.kernels) if column.key == "kernels" else getattr(row, column.key)
+            for column in columns
+        ]
+        for row in record.weights
+    ]
+    return Table("weights", "SKA Table 7, read off the operations", columns, rows)
+
+
+def _key_value(record: Complexity, here: str) -> Table:
+    columns = (
+        Column("in the paper", "printed"),
+        Column("mixer", "mixer", "name"),
+        Column("multiply-adds by formula", "", where="people"),
+        Column("counted so", "macs_counted", "whole"),
+        Column("whole mixer", "macs_total", "whole"),
+        Column("parameters by formula", "", where="people"),
+        Column("counted so", "params_counted", "whole"),
+        Column("biases left", "biases_left", "whole"),
+        Column("whole mixer", "params_total", "whole"),
+        *_csv_only("macs_text", "macs", "params_text", "params"),
+    )
+    rows = [
+        (
+            row.printed,
+            row.mixer,
+            _gives(row.macs_text, row.macs),
+            row.macs_counted,
+            row.macs_total,
+            _gives(row.params_text, row.params),
+            row.params_counted,
+            sum(row.biases.values()),
+            row.params_total,
+            *(getattr(row, c.key) for c in columns[9:]),
+        )
+        for row in record.key_value
+    ]
+    title = f"Table 1 of key-value attention at {here}, m = {record.setting.pos_dim}"
+    return Table("key_value", title, columns, rows)
+
+
+def _orders(record: Complexity, here: str) -> Table:
+    columns = (
+        Column("in the paper", "printed"),
+        Column("mixer", "mixer", "name"),
+        Column("time there", "time"),
+        Column("multiply-adds here", "", where="people"),
+        Column("added, masked, scaled here", "", where="people"),
+        Column("time grows as", "", where="people"),
+        Column("space there", "space"),
+        Column("formed on the way here", "", where="people"),
+        Column("space grows as", "", where="people"),
+        Column("sizes where formula = count", "sites", where="people"),
+        *_csv_only("macs_text", "macs", "entries_text", "entries", "formed_text", "formed"),
+        *_csv_only("time_by_tokens", "time_by_dim", "space_by_tokens", "space_by_dim"),
+    )
+    rows = [
+        (
+            row.printed,
+            row.mixer,
+            row.time,
+            _gives(row.macs_text, row.macs) if row.macs else "none",
+            _gives(row.entries_text, row.entries),
+            f"N^{row.time_by_tokens:.2f} D^{row.time_by_dim:.2f}",
+            row.space or None,
+            _gives(row.formed_text, row.formed),
+            f"N^{row.space_by_tokens:.2f} D^{row.space_by_dim:.2f}",
+            f"{row.sites - len(row.disagree)} of {row.sites}",
+            *(getattr(row, c.key) for c in columns[10:]),
+        )
+        for row in record.orders
+    ]
+    heads = record.setting.num_heads
+    return Table("orders", f"QKFormer Table 1, T = 1, at {here}, h = {heads}", columns, rows)
+
+
+def _scaling(record: Complexity) -> Table:
+    batch = record.setting.batch_size
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("tokens", "tokens", "whole"),
+        Column("grid", "grid"),
+        Column("multiply-adds", "macs", "whole"),
+        Column("latency, ms", "latency_ms", "ms"),
+        Column("quartiles", "quartiles", where="people"),
+        Column("× softmax", "times_softmax", "ratio", where="people"),
+        Column(f"peak of inference, MiB, batch {batch}", "peak_inference_mib", "mib"),
+        Column("of training", "peak_training_mib", "mib"),
+        Column("× softmax", "peak_ratio", "ratio"),
+        *_csv_only("latency_ratio", "latency_p", "latency_verdict"),
+        *_csv_only("latency_q1_ms", "latency_q3_ms", "images_per_s"),
+        *_csv_only("params", "activation_bytes", "peak_note", "reason", "time_steps"),
+    )
+    rows = []
+    for row in record.scaling:
+        made = {
+            "grid": "x".join(map(str, row.grid)),
+            "quartiles": None
+            if row.latency_q1_ms is None
+            else "–".join(map(formats.milliseconds, (row.latency_q1_ms, row.latency_q3_ms))),
+            "time_steps": _steps_of(record, row.mixer),
+            "times_softmax": _times_softmax(row),
+        }
+        rows.append([made[c.key] if c.key in made else getattr(row, c.key) for c in columns])
+    title = f"Latency of one image and peak memory{_over(record)}{_abbreviated(record)}"
+    return Table("scaling", title, columns, rows)
+
+
+def _times_softmax(row: ScalingRow) -> float | str | None:
+    """Return a latency as a multiple of softmax attention's, or why none is given."""
+    return SHORT.get(row.latency_verdict, row.latency_ratio)
+
+
+def _abbreviated(record: Complexity) -> str:
+    """Say what stands for multiples that are not given, where there are any."""
+    told = {_times_softmax(row) for row in record.scaling}
+    return "".join(f"; {short}: {_LONG[short]}" for short in _LONG if short in told)
+
+
+def _multiples(record: Complexity) -> Table:
+    """Make latency and memory a column a number of tokens, as multiples of softmax attention's."""
+    rows = record.scaling
+    sizes = list(dict.fromkeys(row.tokens for row in rows))
+    measures = (("latency", _times_softmax), ("memory", lambda row: row.peak_ratio))
+    columns = [Column("mixer", "mixer", "name")]
+    columns += [
+        Column(f"{name}, N = {size}", f"{name}_{size}", "ratio")
+        for name, _ in measures
+        for size in sizes
+    ]
+    found = {(row.mixer, row.tokens): row for row in rows}
+    names = dict.fromkeys(row.mixer for row in rows)
+    cells = [
+        (name, *(value(found[name, size]) for _, value in measures for size in sizes))
+        for name in names
+    ]
+    kept = [row for row in cells if any(value is not None for value in row[1:])]
+    base = [found["softmax", size] for size in sizes] if ("softmax", sizes[0]) in found else []
+    ms = ", ".join(formats.milliseconds(row.latency_ms) for row in base)
+    mib = ", ".join(formats.mib(row.peak_training_mib) for row in base)
+    title = f"Latency and memory of training as multiples of softmax's ({ms} ms; {mib} MiB)"
+    title += _over(record) + _abbreviated(record)
+    return Table("multiples", title, columns, kept, shown=bool(kept), saved=False)
+
+
+def _missing(record: Complexity) -> Table:
+    """List who is not counted or not measured, where, and why."""
+    found = [(e.label, "counts", e.reason) for e in record.mixers if e.reason]
+    found += [(r.mixer, "weights", r.reason) for r in record.weights if r.reason]
+    found += [
+        (row.mixer, f"{row.tokens:,} tokens", row.reason) for row in record.scaling if row.reason
+    ]
+    columns = (
+        Column("mixer", "mixer", "name"),
+        Column("where", "where"),
+        Column("why not", "reason"),
+    )
+    return Table("missing", "Could not be built, counted or run", columns, found)

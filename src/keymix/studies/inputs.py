@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and images as the analyses take them, read one way by all."""
+
+from __future__ import annotations
+
+import argparse
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from keymix.analysis.study_record import ModelOnImages, StudiedModel, joined
+from keymix.data.kinds import IMAGE, InputKind
+from keymix.data.specs import kind_of_spec, list_specs, task_name
+from keymix.errors import UserError, one_line
+from keymix.report import formats
+from keymix.studies.study import R, Session, Study
+from keymix.task import DEFAULT
+from keymix.train.recipe import DataConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from keymix.data.record import DataRecord
+    from keymix.data.sources.base import Table
+    from keymix.train.runs import Run
+
+SplitName = Literal["train", "val", "test"]
+
+RANDOM = "random weights"
+"""What `Loaded.weights` says of a model that nobody trained."""
+RANDOM_NOTE = "Random weights: this says nothing of a trained model."
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a model is shown an image: as in its evaluation.
+
+    Attributes:
+        size: Height and width, pixels.
+        in_chans: Channels: 1, 3 or the slices of a stack.
+        mean: Mean of each channel, of values 0..1.
+        std: Standard deviation of each channel.
+        crop_pct: Share of the resized image's side that the centre crop keeps.
+        kind: Kind of input that it is.
+    """
+
+    size: tuple[int, int]
+    in_chans: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+    kind: InputKind = IMAGE
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Turn what was read, ``[*, C, H, W]``, into what the model takes, float32."""
+        from keymix.data.shown import prepared
+
+        return prepared(pixels, self.kind, mean=self.mean, std=self.std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model, ready to be looked into.
+
+    Attributes:
+        label: What charts call it; no two of a command are the same.
+        name: As it was given.
+        model: In eval mode, on the CPU.
+        weights: Where its weights come from, in words; `RANDOM` where from nowhere.
+        view: How it is shown images.
+        run: The run, where it is one.
+        record: The record of the run's data.
+    """
+
+    label: str
+    name: str
+    model: nn.Module
+    weights: str
+    view: View
+    run: Run | None
+    record: DataRecord | None = None
+
+    def studied(self) -> StudiedModel:
+        """Return what a record says of it."""
+        random = self.weights == RANDOM
+        return StudiedModel(label=self.label, name=self.name, weights=self.weights, random=random)
+
+    def studied_on(self, images: Images) -> ModelOnImages:
+        """Return what a record says of it and of images that it was shown."""
+        return joined(
+            ModelOnImages,
+            self.studied(),
+            origin=images.origin,
+            left_out=dict(images.left_out),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Inputs of any kind for one model, read one by one.
+
+    Attributes:
+        origin: Where they come from, in words.
+        names: Of each: its file, or its file and row.
+        view: How they are shown.
+        read: Reads one by its number, at the size of the view.
+        left_out: Name and reason of each that could not be read, as `batches` meets them.
+    """
+
+    origin: str
+    names: tuple[str, ...]
+    view: View
+    read: Callable[[int], Tensor]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def kind(self) -> InputKind:
+        """What they are."""
+        return self.view.kind
+
+    def pixels(self, i: int) -> Tensor:
+        """Read one: uint8 ``[C, H, W]`` of an image, counts ``[T, C, H, W]`` of a recording.
+
+        A grey image fills the three channels of a model of colour.
+
+        Raises:
+            UserError: If it is damaged, or has other channels than the model takes; it is named.
+        """
+        pixels, wanted = self.read(i), self.view.in_chans
+        channels = pixels.shape[-3]
+        if channels == wanted:
+            return pixels
+        if channels == 1 and wanted == 3:
+            return pixels.repeat_interleave(3, -3)
+        raise UserError(f"{one_line(self.names[i])}: {channels} channels; the model takes {wanted}")
+
+    def picture(self, pixels: Tensor) -> Tensor:
+        """Make of what `pixels` gives what a person looks at, uint8 ``[C, H, W]``."""
+        from keymix.data.shown import picture
+
+        return picture(pixels, self.kind)
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield normalised batches, a tensor each; what is damaged goes to `left_out`.
+
+        Raises:
+            UserError: If none can be read.
+        """
+        import torch
+
+        held: list[Tensor] = []
+        some = False
+        for i, name in enumerate(self.names):
+            try:
+                held.append(self.view.normalised(self.pixels(i)))
+            except UserError as error:
+                self.left_out[name] = str(error)
+                continue
+            if len(held) == size:
+                some = True
+                yield torch.stack(held)
+                held = []
+        if held:
+            yield torch.stack(held)
+        elif not some:
+            why = next(iter(self.left_out.values()), "there is none")
+            raise UserError(f"no image of {self.origin} can be read: {why}")
+
+
+def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:
+    """Add MODEL, ``--pretrained``, ``--images`` and ``--limit`` to a parser."""
+    add(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="folder of a run, or name of a model: keymix's or any of timm's",
+    )
+    add(
+        "--pretrained",
+        action="store_true",
+        help="load timm's weights into models given by name; else they are random",
+    )
+    add(
+        "--images",
+        nargs="+",
+        metavar="IMAGES",
+        help="image files, folders, or one data spec such as cifar10 or folder:PATH, of which the "
+        "test images are taken (default: test images of the run's own data)",
+    )
+    add(
+        "--limit",
+        type=int,
+        default=limit,
+        metavar="N",
+        help=f"most images, evenly over those that there are (default {limit})",
+    )
+
+
+class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
+    """A study of several models, each on images of its own.
+
+    Attributes:
+        record_type: The record, which has one entry of ``studies`` for each model.
+    """
+
+    record_type: type[R]
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        """Add those of models and images."""
+        add_arguments(add)
+        add("--batch-size", type=int, default=8, metavar="B", help="images at a time (default 8)")
+
+    @abstractmethod
+    def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        """Refuse models that it cannot be of, and set them as the options say."""
+
+    @abstractmethod
+    def measure(
+        self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
+    ) -> ModelOnImages:
+        """Measure one model, which is on this machine's device."""
+
+    def run(
+        self, given: argparse.Namespace, session: Session
+    ) -> Iterator[tuple[ModelOnImages, ...]]:
+        """Load all models and images, then measure one model after the other."""
+        from keymix.train.model import device_of_this_machine
+
+        loaded = load_models(given.models, pretrained=given.pretrained)
+        self.prepare(loaded, given)
+        steps = getattr(given, "time_steps", None)
+        images = [
+            load_images(one, given.images, limit=given.limit, time_steps=steps) for one in loaded
+        ]
+        warn_of_random(loaded, session.note)
+        found = []
+        for one, shown in zip(loaded, images, strict=True):
+            one.model.to(device_of_this_machine())
+            found.append(self.measure(one, shown, given, session))
+            one.model.to("cpu")
+        yield tuple(found)
+
+    def record(self, found: tuple[ModelOnImages, ...], session: Session) -> R:
+        """Put the models into one record."""
+        return joined(self.record_type, session.frame(), studies=found)
+
+    def broken(self, record: R) -> Sequence[str]:
+        """Say which images could not be read."""
+        studies: Sequence[ModelOnImages] = getattr(record, "studies")  # noqa: B009
+        return [why for study in studies for why in study.left_out.values()]
+
+
+def load_models(names: Sequence[str], *, pretrained: bool = False) -> list[Loaded]:
+    """Load models by folder of a run or by name.
+
+    Args:
+        names: As given on the command line.
+        pretrained: Load timm's weights into those given by name.
+
+    Raises:
+        UserError: If a name is unknown, a run is not fit, or weights cannot be had.
+    """
+    runs = [is_run(name) for name in names]
+    if pretrained and all(runs):
+        raise UserError("--pretrained is of models given by name; here all are runs")
+    labels = _labels(names, runs)
+    return [
+        _run(name, label) if run else named_model(name, label, pretrained=pretrained)
+        for name, label, run in zip(names, labels, runs, strict=True)
+    ]
+
+
+def warn_of_random(loaded: Sequence[Loaded], note: Callable[[str], None]) -> None:
+    """Say of models that nobody trained that they are not trained."""
+    for one in loaded:
+        if one.weights == RANDOM:
+            note(
+                f"{one.name} has random weights: what is read off it says nothing of a trained "
+                "model. Add --pretrained, or name the folder of a run."
+            )
+
+
+def load_images(
+    loaded: Loaded,
+    words: Sequence[str] | None,
+    *,
+    limit: int | None,
+    split: SplitName = "test",
+    time_steps: int | None = None,
+    view: View | None = None,
+) -> Images:
+    """Find the inputs that a model is shown: files, or a data set's as a loader shows them.
+
+    Args:
+        loaded: The model.
+        words: What ``--images`` was given: files, folders, or one data spec; None for the run's own
+            data.
+        limit: Most inputs, evenly over those that there are; None for all.
+        split: Which inputs of a data spec or of a run's data.
+        time_steps: Frames of a recording; None for the run's own. Images have none.
+        view: How they are shown; None for as the model is.
+
+    Raises:
+        UserError: If there are none, they do not fit the model, or a word is neither a path nor a
+            data spec.
+    """
+    view = view or loaded.view
+    if words is not None and not (len(words) == 1 and is_spec(words[0])):
+        return _of_files(loaded, words, view, limit, time_steps)
+    config = _config(loaded, None if words is None else words[0])
+    kind = kind_of_spec(config.spec)
+    if kind.noun != loaded.view.kind.noun:
+        raise UserError(
+            f"data {config.spec!r} holds {kind.holds}, and {loaded.name!r} takes "
+            f"{loaded.view.kind.holds}"
+        )
+    if time_steps is not None and "T" in kind.axes:
+        config = replace(config, time_steps=time_steps)
+    if _opens_alone(config.spec):
+        table = _split_of(config, split)
+        return _of_table(table, f"{split} images of {config.spec}", view, limit)
+    return _of_split(config, split, view, limit)
+
+
+def refuse_frames(loaded: Sequence[Loaded]) -> None:
+    """Refuse runs on anything but images where an analysis looks at images.
+
+    Raises:
+        UserError: If there is one; it names the analysis that takes it.
+    """
+    for one in loaded:
+        if one.view.kind.noun != IMAGE.noun:
+            raise UserError(
+                f"{one.name!r} is a run on {one.view.kind.holds}, and this works on images alone"
+                f"{spikes_instead(one)}"
+            )
+
+
+def spikes_instead(loaded: Loaded) -> str:
+    """Name the analysis of a spiking network's spikes; nothing for other models."""
+    from keymix.hosts.stages import spiking_stages
+
+    if not spiking_stages(loaded.model):
+        return ""
+    return f"; `keymix analyze spikes {loaded.name}` shows its spikes"
+
+
+# ---- models ---------------------------------------------------------------------------------
+
+
+def is_run(name: str) -> bool:
+    """Whether a word means a run's folder, be it one or not."""
+    import timm
+
+    from keymix.models.factory import list_models
+    from keymix.train.files import RECIPE
+
+    path = Path(name)
+    if "/" in name or (path / RECIPE).exists():
+        return True
+    return path.exists() and name not in list_models() and not timm.is_model(name)
+
+
+def _labels(names: Sequence[str], runs: Sequence[bool]) -> list[str]:
+    """Name each model as shortly as tells it apart."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise UserError(f"model {twice!r} is given twice")
+    short = [
+        Path(name).resolve().name if run else name for name, run in zip(names, runs, strict=True)
+    ]
+    return [
+        one_line(label if short.count(label) == 1 else name)
+        for name, label in zip(names, short, strict=True)
+    ]
+
+
+def _run(name: str, label: str) -> Loaded:
+    from keymix.train import files
+    from keymix.train.runs import load_run
+
+    run = load_run(name)
+    told = f"last epoch of {name}"
+    if not (run.folder / files.weights_file("last")).exists():
+        raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
+    model, data = run.model_and_data()
+    view = View(
+        size=data.image_size,
+        in_chans=data.in_chans,
+        mean=data.mean,
+        std=data.std,
+        crop_pct=data.crop_pct,
+        kind=data.kind,
+    )
+    return Loaded(
+        label=label, name=name, model=model, weights=told, view=view, run=run, record=data
+    )
+
+
+def named_model(name: str, label: str, *, pretrained: bool = False, **options: Any) -> Loaded:
+    """Build a model by its name; without weights of timm's, those that seed 0 gives.
+
+    Raises:
+        UserError: If the name or an option is unknown, or weights cannot be had.
+    """
+    import torch
+
+    from keymix.models.factory import create_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = create_model(name, pretrained=pretrained or None, **options)
+    told = "pretrained" if pretrained else RANDOM
+    view = _view_of(model)
+    return Loaded(label=label, name=name, model=model.eval(), weights=told, view=view, run=None)
+
+
+def _view_of(model: nn.Module) -> View:
+    """Read off timm's configuration how a model is shown images."""
+    from timm.data import resolve_model_data_config
+
+    config = resolve_model_data_config(model)
+    channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise UserError(f"{type(model).__name__} takes {channels} channels; images have 1 or 3")
+    mean, std = (tuple(float(v) for v in config[key]) for key in ("mean", "std"))
+    if channels == 1 and len(mean) == 3:
+        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
+    return View(
+        size=(height, width), in_chans=channels, mean=mean, std=std, crop_pct=config["crop_pct"]
+    )
+
+
+# ---- images ---------------------------------------------------------------------------------
+
+
+def is_spec(word: str) -> bool:
+    """Whether a word is a data spec, and no path."""
+    return not Path(word).exists() and word.partition(":")[0] in {row.name for row in list_specs()}
+
+
+def evenly(count: int, limit: int | None) -> list[int]:
+    """Choose rows at equal distances, at most ``limit`` of them, which must be 1 or more."""
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit {limit}: take at least one image")
+    number = count if limit is None else min(limit, count)
+    return [i * count // number for i in range(number)]
+
+
+def _opens_alone(spec: str) -> bool:
+    """Tell whether images of data open one by one, without a look at the whole set.
+
+    So they do where each is a file or a cell: a few are shown at once, and broken ones left out.
+    """
+    return task_name(spec) == DEFAULT and kind_of_spec(spec) is IMAGE
+
+
+def _config(loaded: Loaded, spec: str | None) -> DataConfig:
+    """The run's settings of data; where other data are named, with what fits those."""
+    from keymix.train.evaluation import of_other_data
+
+    own = None if loaded.run is None else loaded.run.recipe.data
+    if spec is None:
+        if own is None:
+            raise UserError(
+                f"{loaded.name!r} is a model by name and brings no images: give --images"
+            )
+        return own
+    if own is None or _opens_alone(spec) or task_name(spec) != task_name(own.spec):
+        return DataConfig(spec=spec)
+    return own if spec == own.spec else replace(of_other_data(own, spec), event_split=None)
+
+
+def _split_of(data: DataConfig, split: SplitName) -> Table:
+    """Open the images of a split, as training would split them."""
+    from keymix.data.sources.base import Faults
+    from keymix.data.specs import parse
+    from keymix.data.splits import carve
+
+    entry, argument = parse(data.spec)
+    source = entry.open(argument, Faults(), cell_mib=data.cell_mib)
+    parts, _ = carve(source, data.spec, data.limit, data.val_fraction, data.split_seed)
+    return parts[split].table.select(parts[split].rows)
+
+
+def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Images:
+    import numpy as np
+
+    chosen = table.select(np.asarray(evenly(len(table), limit), dtype=np.int64))
+    names = tuple(chosen.name(i) for i in range(len(chosen)))
+
+    def read(i: int) -> Tensor:
+        import torch
+
+        from keymix.data.decode import evaluation_array, reading
+
+        with reading(one_line(names[i])), chosen.open(i) as image:
+            array = evaluation_array(image, view.size, view.in_chans, view.crop_pct)
+        return torch.from_numpy(array.copy())
+
+    return Images(origin=origin, names=names, view=view, read=read)
+
+
+def _of_split(config: DataConfig, split: SplitName, view: View, limit: int | None) -> Images:
+    """Load a set as training does and take a split of it."""
+    from keymix.train.model import load_data
+
+    data = load_data(config, image_size=view.size)
+    images = getattr(data, split)
+    rows = evenly(len(images), limit)
+    return Images(
+        origin=f"{split} {data.kind.nouns} of {config.spec}",
+        names=tuple(images.ids(row) for row in rows),
+        view=replace(view, kind=data.kind),
+        read=lambda i: images.read(rows[i]),
+    )
+
+
+def _of_files(
+    loaded: Loaded, words: Sequence[str], view: View, limit: int | None, time_steps: int | None
+) -> Images:
+    """Take files, read as the run's data reads its own; for a model by name, plain images."""
+    from keymix.data.decode import read_image
+    from keymix.data.shown import read_file
+    from keymix.train.runs import image_files
+
+    for word in words:
+        if not Path(word).exists():
+            if is_spec(word):
+                raise UserError(
+                    f"data {word!r} stands among other {view.kind.nouns}: give it alone"
+                )
+            raise UserError(
+                f"there is no {view.kind.noun} or folder {word!r}, and no data spec of that name; "
+                "`keymix list data` shows those"
+            )
+    found = image_files(words, events=view.kind.noun != IMAGE.noun)
+    chosen = [found[i] for i in evenly(len(found), limit)]
+    record = loaded.record
+    if record is not None and time_steps is not None and "T" in view.kind.axes:
+        record = replace(record, time_steps=time_steps)
+
+    def read(i: int) -> Tensor:
+        if record is not None:
+            return read_file(chosen[i], record, view.size)
+        return read_image(chosen[i], view.size, view.in_chans, crop_pct=view.crop_pct)
+
+    return Images(
+        origin=one_line(words[0]) if len(words) == 1 else f"{formats.count(len(found))} files",
+        names=tuple(map(str, chosen)),
+        view=view,
+        read=read,
+    )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of memory against tokens: its table, and the study as one offline HTML page; no torch."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
+from keymix.report import charts
+from keymix.report.charts import Line, log_curves
+from keymix.report.page import render_page
+from keymix.report.tables import Column, Table
+
+
+def table(record: MemoryGrowth) -> Table:
+    """Make the table that people read: a row for each number of tokens, a column for each mixer."""
+    mixers = record.mixers
+    found = {(row.side, row.mixer): row for row in record.rows}
+    printed = [m for m in mixers if any(r.paper_mib for r in record.rows if r.mixer == m)]
+    others = mixers[1:]
+    columns = [Column("√N", "side", "whole"), Column("N", "tokens", "whole")]
+    columns += [Column(f"{m}, MiB", f"{m}_mib", "mib") for m in mixers]
+    columns += [Column(f"{m}, paper", f"{m}_paper_mib", "mib") for m in printed]
+    columns += [Column(f"{m}, × {mixers[0]}", f"{m}_ratio", "ratio") for m in others]
+    ratios = [m for m in printed if m != mixers[0]] if mixers[0] in printed else []
+    columns += [Column(f"{m}, × in the paper", f"{m}_paper_ratio", "ratio") for m in ratios]
+    rows = []
+    for side in dict.fromkeys(row.side for row in record.rows):
+        here = {m: found[side, m] for m in mixers}
+        rows.append(
+            [
+                side,
+                side * side,
+                *(here[m].mib for m in mixers),
+                *(here[m].paper_mib for m in printed),
+                *(here[m].ratio for m in others),
+                *(here[m].paper_ratio for m in ratios),
+            ]
+        )
+    title = f"Peak memory of attention alone, C = {record.dim}, {_heads(record)}, float32"
+    return Table("memory", title, columns, rows)
+
+
+def rows(record: MemoryGrowth) -> Table:
+    """Make the table of files and pipes: a row for each measurement, all that is known of it."""
+    keys = ("mixer", "side", "tokens", "mib", "ratio", "paper_mib", "paper_ratio")
+    columns = [Column("", key) for key in (*keys, "seconds", "reason")]
+    cells = [[getattr(row, column.key) for column in columns] for row in record.rows]
+    return Table("", "", columns, cells)
+
+
+def render(record: MemoryRecord) -> str:
+    """Render the page."""
+    view = {
+        "r": record,
+        "heads": _heads(record),
+        "table": table(record),
+        "chart": _chart(record),
+        "missing": [row for row in record.rows if row.reason],
+        "printed": any(row.paper_mib for row in record.rows),
+    }
+    return render_page("own/page.html.j2", view, package=__package__ or "")
+
+
+def _heads(record: MemoryGrowth) -> str:
+    count = record.num_heads
+    return "1 head" if count == 1 else f"{count} heads"
+
+
+def _chart(record: MemoryGrowth) -> Markup | None:
+    """Draw ours as curves and the paper's beside them; None if nothing was measured."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for key, suffix in (("mib", ""), ("paper_mib", ", paper")):
+        for row in record.rows:
+            if value := getattr(row, key):
+                series.setdefault(f"{row.mixer}{suffix}", []).append((row.side, value))
+    if not series:
+        return None
+    papers = [label for label in series if label.endswith(", paper")]
+    looks = charts.looks(list(series), baseline=record.mixers[0], controls=papers)
+    lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
+    drawn: Markup = log_curves(
+        lines,
+        x_label="√N, square root of the tokens",
+        y_label="peak memory, MiB",
+        name="Peak memory of attention against the square root of the tokens",
+        marked=list(series),
+    )
+    return drawn

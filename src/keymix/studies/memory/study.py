@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of attention against the number of tokens: the options and the run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
+from keymix.analysis.study_record import joined
+from keymix.errors import UserError, whole_number
+from keymix.report.tables import Table
+from keymix.studies.memory import page
+from keymix.studies.study import Session, Study, machine_lines
+
+MOST_SIDES = 1000
+
+
+class _Memory(Study[MemoryGrowth, MemoryRecord]):
+    summary = "peak memory of attention against tokens, beside QKFormer's Table 8"
+    description = """\
+Measure the peak memory of mixers' attention alone, without projections and gradients, on one
+image in one time step, against the square root of the tokens; beside QKFormer's Table 8 and
+Fig. 4, Q-K token attention against spiking self-attention."""
+    examples = """\
+examples:
+  keymix analyze memory
+  keymix analyze memory --out memory
+  keymix analyze memory --order linear --sides 10-200:10
+  keymix analyze memory --mixers qkta,qkca,sdsa,'ssa(order=linear)',mhsa --sides 10-100:10
+  keymix analyze memory --device cuda --out memory-on-gpu
+The largest of the defaults holds a map of 6 GB; what does not fit is told and left out.
+"""
+    writes = "memory.html, memory.json and memory.csv"
+    beside = "memory.json and memory.csv"
+    markdown = True
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add(
+            "--mixers",
+            default="qkta,ssa",
+            metavar="LIST",
+            help="with commas, options in parentheses; the others are given as multiples of the "
+            "first (default qkta,ssa)",
+        )
+        add(
+            "--order",
+            choices=("quadratic", "linear", "auto"),
+            default="quadratic",
+            help="of SSA's product where a mixer names none (default quadratic, the published one)",
+        )
+        add(
+            "--sides",
+            default="10-200:10",
+            metavar="LIST",
+            help="square roots of the numbers of tokens: 10,50,100 or 10-200:10 "
+            "(default 10-200:10)",
+        )
+        add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default 256)")
+        add("--heads", type=int, default=1, metavar="H", help="attention heads (default 1)")
+        add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default cpu)")
+
+    def check(self, given: argparse.Namespace) -> None:
+        given.at_sides = _sides(given.sides)
+
+    def run(self, given: argparse.Namespace, session: Session) -> Iterator[MemoryGrowth]:
+        from keymix.analysis.memory_growth import memory_growth_parts
+
+        with session.working() as progress:
+            yield from memory_growth_parts(
+                given.mixers,
+                dim=given.dim,
+                num_heads=given.heads,
+                sides=given.at_sides,
+                order=given.order,
+                device=given.device,
+                imports=given.imports,
+                progress=progress,
+            )
+
+    def record(self, found: MemoryGrowth, session: Session) -> MemoryRecord:
+        for row in found.rows:
+            if row.reason is not None:
+                session.note(f"{row.mixer} at sqrt(N) = {row.side}: {row.reason}")
+        frame = session.frame()
+        return joined(MemoryRecord, found, frame, environment=machine_lines(frame, found.device))
+
+    def stopped(self, known: MemoryGrowth | None, out: str | None) -> str:
+        if known is None:
+            return "nothing was measured yet"
+        done = max(row.side for row in known.rows)
+        if out is None:
+            return f"above stands what was measured up to sqrt(N) = {done}"
+        return (
+            f"{out!r} holds what was measured up to sqrt(N) = {done}; the same command with "
+            "--overwrite measures all"
+        )
+
+    def tables(self, record: MemoryRecord) -> Sequence[Table]:
+        return [page.table(record)]
+
+    def piped(self, record: MemoryRecord) -> Sequence[Table]:
+        return [page.rows(record)]
+
+    def files(self, record: MemoryRecord) -> Mapping[str, str]:
+        return {"memory.csv": page.rows(record).csv(), self.page_file: page.render(record)}
+
+
+STUDY = _Memory()
+
+
+def _sides(text: str) -> tuple[int, ...]:
+    """Read square roots of numbers of tokens."""
+    found: list[int] = []
+    try:
+        for part in filter(None, (each.strip() for each in text.split(","))):
+            span, _, step = part.partition(":")
+            first, dash, last = span.partition("-")
+            ends = whole_number(first), whole_number(last if dash else first)
+            if max(ends) > MOST_SIDES:
+                raise ValueError
+            found += range(ends[0], ends[1] + 1, whole_number(step or "1"))
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UserError(
+            f"--sides {text!r}: give numbers from 1 to {MOST_SIDES:,} with commas, such as "
+            "10,50,100, or a range with its step, such as 10-200:10."
+        )
+    return tuple(found)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of spikes as one offline HTML page, SVG and CSV files: from its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy
+from keymix.report import charts, spikes_charts
+from keymix.report.charts import as_file
+from keymix.report.page import render_page
+from keymix.report.spikes_charts import along_blocks, along_steps, energy_by_part
+from keymix.studies.spikes.tables import headline, neurons, operations, tables
+from keymix.studies.study import file_words, saved_tables
+
+
+def render(record: SpikesRecord) -> str:
+    """Render the page."""
+    studies = {study.label: study for study in record.studies}
+    looks = charts.looks(list(studies), baseline="")
+    made = tables(record)
+    view = {
+        "r": record,
+        "looks": looks,
+        "studies": studies,
+        "headlines": {label: headline(study) for label, study in studies.items()},
+        "first": record.studies[0],
+        "totals": made[0],
+        "rates": [table for table in made if table.key == "rates_by_stage"],
+        "beside_paper": any(
+            column.key.startswith("paper_")
+            for table in made
+            if table.key == "rates_by_stage"
+            for column in table.columns
+        ),
+        "blocks": along_blocks(studies, looks),
+        "steps": along_steps(studies, looks),
+        "energy": energy_by_part(studies, looks),
+        "operations": {label: operations([study]) for label, study in studies.items()},
+        "neurons": {label: neurons([study]) for label, study in studies.items()},
+        "drawn": {label: _drawn(study) for label, study in studies.items()},
+    }
+    return render_page("own/page.html.j2", view, package=__package__ or "")
+
+
+def files(record: SpikesRecord) -> dict[str, str]:
+    """Return every chart and every table as a file of its own, by its name."""
+    studies = {study.label: study for study in record.studies}
+    looks = charts.looks(list(studies), baseline="")
+    every = [*along_blocks(studies, looks), *along_steps(studies, looks)]
+    every.append(energy_by_part(studies, looks))
+    made = {f"spikes-{chart.key}.svg": as_file(chart.svg, looks) for chart in every}
+    for i, (label, word) in enumerate(file_words(studies).items(), start=1):
+        name = word if len(studies) == 1 else f"{i}-{word}"
+        for j, drawn in enumerate(_drawn(studies[label]), start=1):
+            for key in ("raster", "image"):
+                svg = as_file(getattr(drawn, key))
+                made[f"spikes-{key}-{name}-{j}.svg"] = svg
+    return {**made, **saved_tables("spikes", tables(record))}
+
+
+@dataclass(frozen=True)
+class DrawnRaster:
+    """A raster of a mixer at `path`, drawn twice: spikes as dots, and A_t on the image."""
+
+    title: str
+    path: str
+    raster: Markup
+    image: Markup
+
+
+def _drawn(study: SpikesStudy) -> list[DrawnRaster]:
+    return [
+        DrawnRaster(
+            title=spikes_charts.title(found),
+            path=found.path,
+            raster=spikes_charts.of_tokens(found),
+            image=spikes_charts.on_image(found, study.photo),
+        )
+        for found in study.rasters
+    ]

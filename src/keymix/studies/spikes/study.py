@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Firing rates, rasters, synaptic operations and energy: the options and the run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keymix.analysis.energy import energy_of
+from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
+from keymix.analysis.study_record import joined
+from keymix.errors import UserError
+from keymix.report.tables import Table
+from keymix.studies.inputs import RANDOM_NOTE, Images, Loaded, StudyOnImages
+from keymix.studies.spikes import page
+from keymix.studies.spikes.tables import headline, tables
+from keymix.studies.study import Session, found_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PIPED = ("total", "rates")
+"""Tables that a pipe gets; layers, steps and operations are for files."""
+
+
+class _Spikes(StudyOnImages[SpikesRecord]):
+    summary = "what spikes come to: firing rates, rasters, synaptic operations, energy"
+    description = """\
+Measure the spikes of a spiking network: firing rates of Q, K, A_t, X', X'' and the MLPs by stage
+(QKFormer, Table 7), spikes of the token attention (Fig. 3), what values go into each layer,
+synaptic operations and energy with their assumptions, and the same network without spikes beside
+it. Several models stand side by side."""
+    examples = """\
+examples:
+  keymix analyze spikes my-run
+  keymix analyze spikes qkformer-run spikformer-run --out spikes
+  keymix analyze spikes my-run --time-steps 2 --batch-norm separate --energy int8
+  keymix analyze spikes my-run --raster-image 5 --raster-layers 0,1 --head 2 --step 0 --out spikes
+  keymix analyze spikes my-run --json > spikes.json
+
+A run on recordings of events is shown recordings, as frames. Heads, steps, tokens and images of
+rasters count from 0. docs/spikes.md tells every measure and
+every assumption."""
+    writes = "spikes.html, spikes.json, CSV and SVG files"
+    beside = "spikes.json, CSV files and charts"
+    record_type = SpikesRecord
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        super().add_options(add)
+        add(
+            "--time-steps",
+            type=int,
+            metavar="T",
+            help="time steps of every model (default: its own)",
+        )
+        add(
+            "--energy",
+            default="fp32",
+            metavar="NAME",
+            help="energies in 45 nm (Horowitz 2014): fp32 (4.6 pJ a multiply-add, 0.9 an addition; "
+            "default), fp16, int32, int8; or two numbers of pJ: MAC,AC",
+        )
+        add(
+            "--batch-norm",
+            choices=("folded", "separate"),
+            default="folded",
+            help="folded into the weights before it, or one multiply-add an element "
+            "(default folded)",
+        )
+        add(
+            "--raster-image",
+            type=int,
+            metavar="I",
+            help="which of the images the rasters are of (default: the first that can be read)",
+        )
+        add(
+            "--raster-layers",
+            metavar="LIST",
+            help="which layers of Q-K token attention: numbers among them from 0, or patterns of "
+            "paths (default: the first of each stage)",
+        )
+        add("--head", type=int, default=0, metavar="H", help="head of the rasters (default 0)")
+        add("--step", type=int, metavar="S", help="time step of the rasters (default: the last)")
+        add(
+            "--tokens",
+            metavar="START,COUNT",
+            help="tokens that rasters show (default: 100 in the middle)",
+        )
+
+    def check(self, given: argparse.Namespace) -> None:
+        given.segment = _segment(given.tokens)
+        energy_of(given.energy)
+
+    def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        for one in loaded:
+            prepare(one, given.time_steps)
+
+    def measure(
+        self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
+    ) -> SpikesStudy:
+        from keymix.analysis.spikes import spike_study
+
+        # rasters first, since what is wrong there shows at once
+        raster_image, photo, rasters = _rasters(loaded, images, given)
+        with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
+            found = spike_study(
+                loaded.model,
+                images.batches(given.batch_size),
+                energy=given.energy,
+                batch_norm=given.batch_norm,
+                batch_size=given.batch_size,
+                progress=progress,
+            )
+        return joined(
+            SpikesStudy,
+            found.reading(),
+            loaded.studied_on(images),
+            notes=(*_at_chance(loaded), *found.notes),
+            raster_image=raster_image,
+            photo=photo,
+            rasters=rasters,
+        )
+
+    def words(self, record: SpikesRecord) -> Sequence[tuple[str, Sequence[str]]]:
+        return [
+            (study.label, [headline(study), *study.notes, *([RANDOM_NOTE] * study.random)])
+            for study in record.studies
+        ]
+
+    def notes(self, record: SpikesRecord) -> Sequence[str]:
+        return [
+            f"{study.label}: {line}"
+            for study in record.studies
+            for line in (headline(study), *study.notes)
+        ]
+
+    def closing(self, record: SpikesRecord) -> str:
+        cost = record.studies[0].cost
+        return (
+            f"{cost.mac:g} pJ a multiply-add, {cost.ac:g} pJ an addition ({cost.name}); "
+            "memory access is not counted. --out DIR writes every layer and every assumption."
+        )
+
+    def tables(self, record: SpikesRecord) -> Sequence[Table]:
+        return tables(record)
+
+    def piped(self, record: SpikesRecord) -> Sequence[Table]:
+        return [table for table in tables(record) if table.key in PIPED]
+
+    def files(self, record: SpikesRecord) -> Mapping[str, str]:
+        return {**page.files(record), self.page_file: page.render(record)}
+
+    def earlier_files(self, folder: Path) -> set[str]:
+        return found_files(folder, "spikes-*.svg", "spikes-*.csv")
+
+
+STUDY = _Spikes()
+
+
+def _segment(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    try:
+        start, count = (int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(
+            f"--tokens {text!r}: give the first token and how many, such as 1500,100"
+        ) from None
+    return start, count
+
+
+def prepare(loaded: Loaded, time_steps: int | None) -> None:
+    """Check that a model has spikes, and set its time steps."""
+    from keymix.analysis.spikes import checked_neurons
+
+    try:
+        checked_neurons(loaded.model)
+    except UserError as error:
+        raise UserError(f"{loaded.name!r}: {error}") from error
+    if time_steps is None:
+        return
+    change = getattr(loaded.model, "set_time_steps", None)
+    if change is None:
+        raise UserError(f"{loaded.name!r} takes no other number of time steps: drop --time-steps")
+    change(time_steps)
+
+
+def _at_chance(loaded: Loaded) -> list[str]:
+    """Say of a run that its test accuracy, if it has one, is not above chance."""
+    from keymix.analysis.statistics import no_better_than_chance
+
+    if loaded.run is None or not loaded.run.done:
+        return []
+    summary = loaded.run.summary
+    images, top1 = summary.data.sizes["test"], summary.last.test.scores.get("top1")
+    classes = len(summary.data.classes)
+    if top1 is None or not no_better_than_chance(top1, classes=classes, images=images):
+        return []
+    return [
+        f"The run's test accuracy, {100 * top1:.1f} %, is no better than chance: its rates and its "
+        "energy say nothing of a network that works."
+    ]
+
+
+def _rasters(
+    loaded: Loaded, images: Images, given: argparse.Namespace
+) -> tuple[str | None, str | None, tuple[RasterReading, ...]]:
+    """Read the spikes of the token attention on one image: its name, itself, and the rasters."""
+    from keymix.analysis.spikes_raster import spike_rasters
+    from keymix.report.pictures import image_uri
+
+    number, pixels = _raster_image(images, given.raster_image)
+    found = spike_rasters(
+        loaded.model,
+        images.view.normalised(pixels),
+        layers=given.raster_layers,
+        head=given.head,
+        step=given.step,
+        tokens=given.segment,
+    )
+    if not found:
+        return None, None, ()
+    photo = image_uri(images.picture(pixels).numpy())
+    return Path(images.names[number]).name, photo, tuple(raster.reading() for raster in found)
+
+
+def _raster_image(images: Images, number: int | None) -> tuple[int, Tensor]:
+    """Read the image that rasters are of."""
+    if number is None:
+        for i in range(len(images)):
+            with suppress(UserError):
+                return i, images.pixels(i)
+        number = 0  # which cannot be read either, and says why
+    if not 0 <= number < len(images):
+        raise UserError(f"--raster-image {number}: there are {len(images)}, numbered from 0")
+    return number, images.pixels(number)

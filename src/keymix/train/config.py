@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen dataclasses from what a person writes: dotted overrides, YAML and JSON files; their help.
+
+Types come from the dataclasses' annotations, help from their docstrings. Values of another type,
+unknown keys and files that would fill the memory are refused in one line that names the dotted key.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from numbers import Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from keymix.data.files import regular
+from keymix.errors import UserError, one_line, unknown
+
+T = TypeVar("T")
+
+DERIVED = {"derived": True}
+"""Metadata of a field that follows from others and is no key of a recipe."""
+
+_KINDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+}
+_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+_BYTES = 2**18
+"""Most of a file; the longest recipe has 3 kB."""
+_DEPTH, _VALUES = 32, 10_000
+_TOO_DEEP = f"more than {_DEPTH} levels of lists and mappings"
+
+
+def require(condition: bool, name: str, value: object, remedy: str) -> None:
+    """Refuse a value, named by its dotted key, unless a condition holds."""
+    if not condition:
+        raise UserError(f"{name} = {value!r}: {remedy}.")
+
+
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields that are keys of a recipe, by name, in reading order."""
+    types_ = typing.get_type_hints(cls)
+    return {item.name: types_[item.name] for item in fields(cls) if item.metadata != DERIVED}
+
+
+def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dotted key of nested dataclasses with its type, in reading order."""
+    for name, hint in hints(cls).items():
+        if is_dataclass(hint):
+            yield from leaves(typing.cast(type, hint), f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+def groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """Each of nested dataclasses: a title, and the help of its dotted keys, out of docstrings."""
+    summary, _, rest = (inspect.getdoc(cls) or "").partition("\n")
+    arguments = rest.partition("\nArgs:\n")[2].partition("\n\n")[0]
+    told = re.split(r"^ {4}(\w+): ", arguments, flags=re.MULTILINE)
+    helps = {
+        name: " ".join(text.split()) for name, text in zip(told[1::2], told[2::2], strict=True)
+    }
+    inner = {name: hint for name, hint in hints(cls).items() if is_dataclass(hint)}
+    own = [name for name in hints(cls) if name not in inner]
+    yield (title or summary).rstrip("."), {prefix + name: helps[name] for name in own}
+    for name, hint in inner.items():
+        yield from groups(typing.cast(type, hint), f"{prefix}{name}.", helps[name])
+
+
+def parse(cls: type, path: str, text: str) -> Any:
+    """Read a field of nested dataclasses from the text of its option, such as ``0.9,0.95``.
+
+    What stands below a dictionary's dotted key is of any type, and read as YAML.
+    """
+    option, hint = f"--{path}", dict(leaves(cls)).get(path, Any)
+    free = hint is Any or typing.get_origin(hint) is dict
+    return _value(hint, _free(text, option) if free else text, option)
+
+
+def _free(text: str, option: str) -> Any:
+    """A value of any type; 1e-5 is a number, though to YAML 1.1 only 1.0e-5 is one."""
+    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
+        return float(text)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except _UNREADABLE:
+        raise UserError(f"{option} = {text!r}: this is no value in YAML.") from None
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Make a dataclass from a mapping, and those in its fields from the mappings within.
+
+    `prefix` is its own dotted name with a dot at the end, for messages. A UserError names the key
+    that is unknown or missing, or whose value does not fit.
+    """
+    kind = typing.cast(type, cls)
+    known = hints(kind)
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            paths = [path for path, _ in leaves(kind)] if not prefix else []
+            raise unknown("recipe key", prefix + name, [*(prefix + each for each in known), *paths])
+        made[name] = _value(known[name], value, prefix + name)
+    for item in fields(kind):
+        optional = item.default is not MISSING or item.default_factory is not MISSING
+        if item.name not in made and not optional:
+            raise UserError(f"the recipe lacks {prefix + item.name!r}: give it a value.")
+    return cls(**made)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{path} = {value!r}: expected keys such as `{path}.…`.")
+        return build(typing.cast(type, hint), value, f"{path}.")
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _union(inner, value, path)
+    if origin is typing.Literal:
+        if value not in inner:
+            raise unknown(path, str(value), map(str, inner))
+        return value
+    fit = _tuple(inner, value, path) if origin is tuple else _plain(origin or hint, value)
+    if fit is None:
+        raise _unfit(path, value, hint)
+    return fit
+
+
+def _unfit(path: str, value: Any, *taken: Any) -> UserError:
+    return UserError(f"{path} = {value!r}: expected {' or '.join(map(_kind, taken))}.")
+
+
+def _kind(hint: Any) -> str:
+    """What a value of a type is, in words."""
+    if typing.get_origin(hint) is tuple:
+        items = typing.get_args(hint)
+        return f"{len(items)} {_KINDS[items[0]].removeprefix('a ')}s with a comma between"
+    return _KINDS.get(typing.get_origin(hint) or hint, str(hint))
+
+
+def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if type(None) in choices and value in (None, "null", "None", "none"):
+        return None
+    rest = [choice for choice in choices if choice is not type(None)]
+    if len(rest) == 1:
+        return _value(rest[0], value, path)
+    for choice in rest:
+        with suppress(UserError):
+            return _value(choice, value, path)
+    raise _unfit(path, value, *rest)
+
+
+def _tuple(items: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...] | None:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("()[]").split(",")]
+    if not isinstance(value, list | tuple) or len(value) != len(items):
+        return None
+    with suppress(UserError):
+        return tuple(_value(item, part, path) for item, part in zip(items, value, strict=True))
+    return None
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """Fit a value to a plain type; a text that is a number counts as one. None if it does not."""
+    if kind is bool:
+        return value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
+    if isinstance(value, bool):
+        return None
+    if kind is int:
+        return _whole(value)
+    if kind is float:
+        return _finite(value)
+    if kind is str and isinstance(value, int | float):
+        return str(value)
+    return copy(value) if isinstance(value, kind) else None
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, int | str):
+        with suppress(ValueError):  # no number, one such as 1e3, or one of thousands of digits
+            return int(value)
+    number = _finite(value)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML without a key that is given twice, and merges without growing beyond measure."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping whose keys differ."""
+        node = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=_twice(key.value), problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge what ``<<`` names."""
+        super().flatten_mapping(node)
+        if len(node.value) > _VALUES:
+            mark = node.start_mark
+            raise yaml.MarkedYAMLError(problem=f"more than {_VALUES:,} values", problem_mark=mark)
+
+
+def _twice(key: str) -> str:
+    return f"the key {key!r} is given twice"
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UserError(_twice(key))
+        found[key] = value
+    return found
+
+
+_UNREADABLE = (OSError, RecursionError, ValueError, yaml.YAMLError)
+"""What reading raises: ValueError of no UTF-8, JSON or date, of thousands of digits, and ours."""
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return _TOO_DEEP
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return " ".join(str(error).split())
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a mapping of plain values from a YAML or, by its name, a JSON file.
+
+    A UserError names the file: it cannot be read, is no regular file, too large, or `check_plain`
+    refuses what it holds.
+    """
+    try:
+        if (size := regular(path).stat().st_size) > _BYTES:
+            raise UserError(f"it has {size:,} bytes, and a recipe has at most {_BYTES:,}")
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            values = json.loads(text, object_pairs_hook=_pairs)
+        else:
+            values = yaml.load(text, Loader=_Loader)
+        if not isinstance(values, dict):
+            raise UserError("it holds no recipe: expected keys such as `optim:`.")
+        check_plain(values)
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read the recipe {str(path)!r}: {_why(error)}") from None
+    return values
+
+
+def check_plain(values: Mapping[Any, Any]) -> None:
+    """Refuse what no recipe holds, and what cannot be written again as JSON.
+
+    That is a key that is no text, a value of another type than JSON's, text that no file can hold,
+    too many levels (a list may hold itself) or too many values.
+    """
+    left: list[tuple[str, Any, int]] = [("", values, 0)]
+    count = 0
+    while left:
+        path, value, level = left.pop()
+        count += 1
+        if level > _DEPTH:
+            raise UserError(f"{path[:80]}…: {_TOO_DEEP}.")
+        if count > _VALUES:
+            raise UserError(f"the recipe has more than {_VALUES:,} values.")
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                if not isinstance(key, str):
+                    where = f" of {path}" if path else ""
+                    raise UserError(f"the key {key!r}{where} is no text: put quotes around it.")
+                left.append((f"{path}.{key}" if path else key, each, level + 1))
+        elif isinstance(value, list | tuple):
+            left += [(path, each, level + 1) for each in value]
+        elif isinstance(value, str):
+            if not _fits_file(value):
+                wrong = f"{one_line(path)} = {value!r}: a character that no text file holds."
+                raise UserError(wrong)
+        elif value is not None and not isinstance(value, Real):
+            kind = type(value).__name__
+            raise UserError(f"{path} = {value!r} ({kind}) is no number, text, list or mapping.")
+
+
+def _fits_file(text: str) -> bool:
+    try:
+        text.encode("utf-8", errors="surrogateescape")  # names of files may hold such bytes
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's sections: looked up in their folder, and the figures behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps, render, typed
+
+from keymix.mixers.registry import aliases_of
+from keymix.records import from_json
+from keymix.report import charts, page, sections
+from keymix.report.charts import Spread, dots, histograms, looks
+from keymix.report.comparison import noted
+from keymix.report.labels import ALIASES, short_labels
+from keymix.report.page import as_element_text
+from keymix.report.record import PackedMaps
+from keymix.report.sections import attention, learning, runs
+from keymix.tasks.classification.page import classes_view
+
+LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+ADDED = """
+from keymix.report.part import Section
+from keymix.report.tables import Column, Table
+
+PLACE = 25
+
+def sections(shown):
+    table = Table("words", "Words", (Column("mixer", "m", "name"),), [["softmax"]])
+    yield Section(heading="A section more", tables=[table], notes=[(["softmax"], "a <note>")])
+"""
+
+
+def test_a_file_in_the_folder_is_a_section_in_its_place(tmp_path, monkeypatch):
+    (tmp_path / "added.py").write_text(ADDED)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, f"{sections.__name__}.added", None)
+    monkeypatch.delitem(sys.modules, f"{sections.__name__}.added")
+    text = render(make_record())
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings[2:5] == ["Cost", "Accuracy against cost", "A section more"]
+    assert "<bdi>softmax</bdi>: a &lt;note&gt;" in text
+
+
+def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
+    record = make_record()
+    lose(record, "static_key", 1, "failed", "RuntimeError")
+    found = classes_view(typed(record), LOOKS)
+    assert found is not None
+    right = {(r["mixer"], r["seed"]): r.get("class_correct") for r in record["runs"]}
+    for row in found.rows:
+        c = row.number
+        base = [right["softmax", s][c] / 36 for s in range(3)]
+        kept = [right["static_key", s][c] / 36 for s in (0, 2)]
+        cell = next(cell for cell in row.cells if cell.mixer == "static_key")
+        assert row.baseline == pytest.approx(np.mean(base))
+        assert cell.accuracy == pytest.approx(np.mean(kept))
+        assert cell.difference == pytest.approx(np.mean(kept) - np.mean([base[0], base[2]]))
+
+
+def test_the_largest_difference_comes_first_and_no_control_decides_it():
+    found = classes_view(typed(make_record()), LOOKS)
+    assert found is not None
+    sizes = [
+        max(abs(c.difference) for c in row.cells if c.mixer != "identity") for row in found.rows
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] < 0.3
+
+
+def test_without_the_baseline_s_runs_classes_have_accuracies_and_no_differences():
+    record = make_record(seeds=1)
+    lose(record, "softmax", 0, "missing", "it was not started")
+    found = classes_view(typed(record), LOOKS)
+    assert found is not None
+    assert found.by.chart is None
+    for row in found.rows:
+        assert row.baseline is None
+        assert all(c.difference is None and c.accuracy is not None for c in row.cells)
+
+
+def test_a_class_without_test_images_has_no_accuracy():
+    record = make_record()
+    record["classes"]["names"].append("empty")
+    record["classes"]["test_images"].append(0)
+    for run in record["runs"]:
+        run["class_correct"].append(0)
+    found = classes_view(typed(record), LOOKS)
+    assert found is not None
+    row = next(row for row in found.rows if row.name == "empty")
+    assert row.baseline is None
+    assert {cell.accuracy for cell in row.cells} == {None}
+
+
+def test_confusions_are_shares_of_the_true_class_s_answers():
+    record = make_record()
+    record["confusions"]["softmax"] = [{"true": 3, "predicted": 5, "count": 27}]
+    found = classes_view(typed(record), LOOKS)
+    assert found is not None
+    pair = found.confusions[0].pairs[0]
+    assert (pair.true, pair.predicted) == ("3", "5")
+    assert pair.share == pytest.approx(27 / (36 * 3))
+
+
+def spreads(classes: int) -> list[Spread]:
+    rng = np.random.default_rng(0)
+    return [
+        Spread(m, LOOKS[m], [(f"c{i}", float(rng.normal(0, 0.03))) for i in range(classes)])
+        for m in ("static_key", "key_value")
+    ]
+
+
+def test_few_classes_have_a_dot_a_mixer_and_many_a_bar_a_bin():
+    few = ET.fromstring(dots(spreads(5), baseline="softmax"))
+    assert len([e for e in few.iter() if "dot" in (e.get("class") or "")]) == 10
+    many = ET.fromstring(histograms(spreads(300), baseline="softmax"))
+    paths = [e for e in many.iter(f"{SVG}path") if "count" in (e.get("class") or "")]
+    assert len(paths) == 2
+    heights = [
+        float(part.rpartition("v")[2]) for p in paths for part in p.get("d", "").split("M")[1:]
+    ]
+    assert min(heights) == pytest.approx(-26)
+    assert max(heights) < -2
+
+
+def test_packed_maps_come_back_within_a_level():
+    weights = made_up_maps(np.random.default_rng(3), heads=5)
+    stored = packed_maps(weights)
+    back = attention.unpack(from_json(PackedMaps, stored, where="it"), *weights.shape[:2])
+    assert back.shape == weights.shape
+    np.testing.assert_allclose(back, weights, atol=stored["scale"] / 65535)
+
+
+def test_the_sheet_holds_a_middle_and_the_last_layer():
+    sheet = attention.sheet(typed(make_record()))
+    assert sheet is not None
+    assert [block.name for block in sheet.blocks] == ["Block 2 of 4", "Block 4 of 4"]
+    assert sheet.heads == 3
+
+
+@pytest.mark.parametrize("layers", [[], ["Block 1 of 2", "Block 2 of 2"]])
+def test_where_no_mixer_has_a_map_the_reasons_remain(layers):
+    record = make_record()
+    record["attention"] |= {"maps": {}, "layers": layers, "missing": {"softmax": "no map"}}
+    assert "no map" in render(record).split("Where they look")[1].split("</section>")[0]
+    sheet = attention.sheet(typed(record))
+    assert sheet is not None
+    assert sheet.blocks == []
+    assert sheet.missing == {"softmax": "no map"}
+
+
+def test_long_names_keep_in_charts_what_sets_them_apart():
+    labels = ["softmax", *(LONG.format(i) for i in range(3)), "pooling(" + "x" * 80 + ")"]
+    short = short_labels(labels)
+    assert short["softmax"] == "softmax"
+    assert short[LONG.format(2)] == "static_key(…,pos_dim=2)"
+    assert len(set(short.values())) == len(labels)
+    assert all(len(name) < 30 for name in short.values())
+
+
+def test_mixers_a_stage_keep_the_stages_that_set_them_apart():
+    placed = {
+        "sep_conv/sep_conv/softmax/softmax": "…/sep_conv/softmax/…",
+        "sep_conv/conv_static_key/softmax/softmax": "…/conv_static_key/softmax/…",
+        "sep_conv/sep_conv/static_key/softmax": "…/sep_conv/static_key/…",
+    }
+    assert short_labels([*placed, "softmax"]) == {**placed, "softmax": "softmax"}
+    brief = ["ska/mhsa", "mhsa/ska"]
+    assert short_labels(brief) == {label: label for label in brief}
+    assert short_labels(["sep_conv/" * 6 + "softmax"]) != {}
+    wide = "static_key(head_dim=33)/static_key(head_dim=33)/softmax"
+    assert short_labels([wide, "softmax"], 250)[wide] == "static_key/static_key/softmax"
+
+
+def test_stages_of_spiking_mixers_take_their_short_names() -> None:
+    spiking = {
+        "qk_token/qk_token/spiking_self": "qkta/qkta/ssa",
+        "qk_channel/spiking_self/spike_driven": "qkca/ssa/sdsa",
+    }
+    assert short_labels([*spiking, "spiking_self"]) == {**spiking, "spiking_self": "spiking_self"}
+    assert all(ALIASES[name] in aliases_of(name) for name in ALIASES)
+    assert len(set(ALIASES.values())) == len(ALIASES)
+
+
+def test_json_in_the_page_cannot_end_its_element():
+    told = {"</script>": ["<!--", "a & b", "\u2028"]}
+    text = str(as_element_text(told))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == told
+
+
+def test_what_differs_between_environments_is_found():
+    first, second = runs.environments(typed(make_record()))
+    assert first.differs == second.differs == {"packages", "machine"}
+    assert {who.seeds for who in second.who} == {"seed 1"}
+
+
+def test_labels_break_within_and_remarks_stay_whole() -> None:
+    broken = page._breakable("key_value(head_dim=43) loses here (−1.0 points) <b>")
+    assert broken == (
+        "key_<wbr>value(<wbr>head_<wbr>dim=<wbr>43) loses here (−1.0 points) &lt;b&gt;"
+    )
+
+
+def test_curves_are_of_the_epochs_that_every_run_tells(monkeypatch):
+    drawn: list[charts.Line] = []
+    monkeypatch.setattr(charts, "curves", lambda lines, **more: drawn.extend(lines))
+    record = make_record()
+    mixer = record["baseline"]
+    own = [run for run in record["runs"] if run["mixer"] == mixer]
+    own[0]["history"] = [entry for entry in own[0]["history"] if entry["epoch"] != 2]
+    learning.curves(typed(record), {mixer: LOOKS[mixer]})
+    wanted = [float(entry["epoch"]) for entry in own[0]["history"]]
+    assert [line.xs for line in drawn] == [wanted] * 3
+    at = [i for i, entry in enumerate(own[1]["history"]) if entry["epoch"] != 2]
+    losses = [[run["history"][i]["val_loss"] for i in range(len(at))] for run in own[:1]]
+    losses += [[run["history"][i]["val_loss"] for i in at] for run in own[1:]]
+    assert drawn[1].ys == pytest.approx(np.mean(losses, axis=0).tolist())
+
+
+def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so():
+    record = make_record()
+    run = next(run for run in record["runs"] if run["status"] == "done")
+    run["notes"], run["best"]["epoch"] = ["metrics.jsonl lacks <the lines>"], None
+    text = render(record)
+    assert "metrics.jsonl lacks &lt;the lines&gt;" in text
+    assert "not known" in text
+    assert [found.reason for found in noted(typed(record))] == run["notes"]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running statistics of young spiking models: the mean of what the first batches had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from keymix.models import create_model
+from keymix.train import files
+from keymix.train.batchnorm_warmup import BatchNormWarmup
+from keymix.train.engine import train
+from keymix.train.recipe import Recipe
+
+Vary = Callable[[dict[str, Any]], Recipe]
+
+
+def spiking() -> nn.Module:
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "time_steps": 2}
+    return create_model("qkformer_micro_32", num_classes=3, **small).train()
+
+
+def first_norm(model: nn.Module) -> tuple[str, nn.BatchNorm2d]:
+    return next((n, m) for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d))
+
+
+def expected(batches: list[torch.Tensor], start: float, momentum: float = 0.1) -> torch.Tensor:
+    value = torch.full_like(batches[0], start)
+    for n, batch in enumerate(batches, 1):
+        value = value + max(momentum, 1 / n) * (batch - value)
+    return value
+
+
+def test_statistics_are_means_until_the_momentum_takes_over() -> None:
+    model = spiking()
+    name, norm = first_norm(model)
+    conv = model.get_submodule(name.rpartition(".")[0]).conv
+    young = BatchNormWarmup(model)
+    means, variances = [], []
+    for step in range(14):
+        images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(step))
+        with torch.no_grad():
+            y = conv(images).double().transpose(0, 1).flatten(1)
+        means.append(y.mean(1))
+        variances.append(y.var(1))
+        with young.averaging():
+            loss = model(images).square().sum()
+        loss.backward()  # statistics changed since the forward pass must not disturb it
+        torch.testing.assert_close(
+            norm.running_mean.double(), expected(means, 0), rtol=1e-4, atol=1e-6
+        )
+        torch.testing.assert_close(
+            norm.running_var.double(), expected(variances, 1), rtol=1e-4, atol=0
+        )
+        assert int(norm.num_batches_tracked) == step + 1
+
+
+def test_count_of_a_resumed_model_goes_on() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    whole, begun, resumed = (spiking() for _ in range(3))
+    young = BatchNormWarmup(whole)
+    for _ in range(4):
+        with young.averaging():
+            whole(images)
+    young = BatchNormWarmup(begun)
+    for _ in range(2):
+        with young.averaging():
+            begun(images)
+    young = BatchNormWarmup(resumed)  # before the state is there, as in a resumed run
+    resumed.load_state_dict(begun.state_dict())
+    for _ in range(2):
+        with young.averaging():
+            resumed(images)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_norms_called_otherwise_are_as_pytorch_has_them(calls: int) -> None:
+    images = torch.randn(2, 3, 32, 32)
+    model, plain = spiking(), spiking()
+    for each in (model, plain):
+        each(images)
+    young = BatchNormWarmup(model)
+    with young.averaging():
+        for _ in range(calls):
+            model(images)
+    for _ in range(calls):
+        plain(images)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_loaded_statistics_without_a_count_are_kept() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    model, plain = spiking(), spiking()
+    for each in (model, plain):
+        first_norm(each)[1].running_mean.fill_(7)
+    young = BatchNormWarmup(model)
+    with young.averaging():
+        model(images)
+    plain(images)
+    assert torch.equal(first_norm(model)[1].running_mean, first_norm(plain)[1].running_mean)
+    assert torch.equal(first_norm(model)[1].running_var, first_norm(plain)[1].running_var)
+
+
+def test_frozen_norms_and_other_models_are_left_alone() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    model = spiking()
+    norm = first_norm(model)[1].eval()
+    before = [norm.running_mean.clone(), norm.running_var.clone()]
+    with BatchNormWarmup(model).averaging():
+        model(images)
+    assert torch.equal(norm.running_mean, before[0])
+    assert torch.equal(norm.running_var, before[1])
+
+    dense = nn.Sequential(nn.BatchNorm2d(3)).train()
+    with BatchNormWarmup(dense).averaging():
+        dense(images)
+    torch.testing.assert_close(dense[0].running_mean, 0.1 * images.mean((0, 2, 3)))
+
+
+@pytest.mark.slow
+def test_short_training_answers_differently_in_evaluation(vary: Vary, tmp_path: Path) -> None:
+    small = {"embed_dim": 32, "num_heads": 1, "time_steps": 2}
+    recipe = vary({"model.name": "qkformer_micro_32", "model.options": small})
+    run = train(recipe, tmp_path / "run")
+    answers = np.load(run.folder / files.PREDICTIONS)["last_pred"]
+    assert len(set(answers.tolist())) > 1
