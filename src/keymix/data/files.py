@@ -137,6 +137,10 @@ def threads(count: int) -> ThreadPool:
 
 def in_chunks(count: int, work: Callable[[range], _T]) -> list[_T]:
     """Run ``work`` on ranges that cover ``count``, in order of the ranges' results."""
-    ranges = [range(start, min(count, start + _CHUNK)) for start in range(0, count, _CHUNK)]
     with threads(_THREADS) as pool:
-        return list(pool.imap(work, ranges))
+        return list(pool.imap(work, ranges(count, _CHUNK)))
+
+
+def ranges(count: int, size: int) -> list[range]:
+    """Cut ``count`` positions into ranges of a size; the last may be shorter."""
+    return [range(start, min(count, start + size)) for start in range(0, count, size)]

@@ -42,7 +42,7 @@ class Targets(ABC):
     groups: Sequence[str] | None = None
     moves: bool = False
     multilabel: bool | None = None
-    findings: ClassVar[str] = "keymix.data.contents:TargetFindings"
+    findings: ClassVar[str] = "keymix.data.findings:TargetFindings"
     """Where it is said what a check tells of them, ``module:class``."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class ClassTargets(Targets):
     """
 
     kind = CLASS
-    findings: ClassVar[str] = "keymix.data.contents:ClassFindings"
+    findings: ClassVar[str] = "keymix.data.findings:ClassFindings"
 
     def __init__(self, labels: IntArray) -> None:
         self.labels = labels

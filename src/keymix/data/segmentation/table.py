@@ -235,7 +235,7 @@ class ScanSource(Source):
     """A source whose tables are `ScanTable`."""
 
     preparation: ClassVar[str] = "keymix.data.segmentation.inputs:ScanPreparation"
-    surveyed: ClassVar[str] = "keymix.data.segmentation.survey:survey_source"
+    surveyed: ClassVar[str] = "keymix.data.segmentation.check:survey_source"
     checked_fraction: ClassVar[float] = 1 / 6  # 80:16:4 with the test split
 
     train: ScanTable
