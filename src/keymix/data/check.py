@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validates a data set before hours are spent.
 
-`check` reads every input and continues after a problem. `glance` is its cheap part for data that are
-loaded: seconds, whatever the size. It finds what falsifies a comparison without a sign of it:
+`check` reads every input and continues after a problem. `glance` is its cheap part for data that
+are loaded: seconds, whatever the size. It finds what falsifies a comparison without a sign of it:
 copies in several splits or with several labels, cases in several splits, missing rows of masks,
 frames of sequences, uneven classes. What there was no time for is named.
 """
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from keymix.data.findings import FAULTS, STOPS, WARNING, Report
 from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Fault, Faults, Source
-from keymix.data.specs import DataSpec, Options, find_spec, kind_of, parse
+from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
 from keymix.data.splits import carve
 from keymix.data.survey import Survey, hash_of
 from keymix.errors import UserError
@@ -96,7 +95,7 @@ def check(
 
     targets, opened = source.train.targets, len(faults.found)
     splits = _splits(report, source, options, faulty=bool(opened))
-    surveys = _survey(source, faults, options, count)
+    surveys = look_up(source.surveyed)(source, tables, faults, options, count)
     _add_faults(report, faults.found, words)
     images = findings.Images(source.classes, tables, surveys, splits, source.kind)
     findings.add_broken(report, images)
@@ -104,7 +103,8 @@ def check(
     findings.add_copies(report, images)
     findings.add_cases(report, images, grouped=source.grouped)
     known = {fault.kind for fault in faults.found}
-    findings.findings_of(targets).check(report, images, source, known)
+    looked_for: findings.TargetFindings = look_up(targets.findings)()
+    looked_for.check(report, images, source, known)
     if targets.groups is None or not source.grouped:
         findings.add_sequences(report, sequences_of(tables), targets.kind)
     findings.add_sizes(report, images)
@@ -113,15 +113,6 @@ def check(
     remedy = f"they are not read: move them, or {source.kind.stored}"
     report.add(WARNING, f"files that are no {items} by their name", faults.strangers, remedy)
     return report
-
-
-def _survey(
-    source: Source, faults: Faults, options: Options, count: Callable[[int], None]
-) -> dict[str, Survey]:
-    """Look at all inputs as their source says."""
-    module, _, name = source.surveyed.partition(":")
-    look = getattr(importlib.import_module(module), name)
-    return cast("dict[str, Survey]", look(source, source.tables, faults, options, count))
 
 
 def _opens(entry: DataSpec, argument: str) -> bool:
@@ -179,8 +170,7 @@ def _words(entry: DataSpec) -> dict[str, tuple[str, str]]:
     items = entry.input_kind.nouns
     words = {kind: (what, remedy.format(items=items)) for kind, (what, remedy) in FAULTS.items()}
     if entry.target_kind.faults:
-        module, _, name = entry.target_kind.faults.partition(":")
-        words |= getattr(importlib.import_module(module), name)
+        words |= look_up(entry.target_kind.faults)
     return words
 
 
@@ -238,7 +228,8 @@ def glance(
     )
     findings.add_copies(report, images)
     findings.add_cases(report, images, grouped=grouped)
-    findings.findings_of(targets).glance(report, images, data)
+    looked_for: findings.TargetFindings = look_up(targets.findings)()
+    looked_for.glance(report, images, data)
     seen = sum(int(look.tried.sum()) for look in looks.values())
     every = sum(map(len, data.splits))
     if seen < every:

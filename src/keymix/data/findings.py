@@ -6,11 +6,10 @@ Damage, copies, classes, sizes, kinds of file, sequences; `Report` has a verdict
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from keymix.data.sequences import Sequences
 from keymix.data.sources.base import Source, Table
 from keymix.data.streams import IntArray
 from keymix.data.survey import TRAITS, Survey
-from keymix.data.targets import Targets
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -275,12 +273,6 @@ class ClassFindings(TargetFindings):
         by_split = {"train": learned, **{split.name: counts(split) for split in given}}
         add_unmeasured(report, data.classes, by_split, images.kind)
         add_uneven(report, data.classes, learned, images.kind)
-
-
-def findings_of(targets: Targets) -> TargetFindings:
-    """Open what a check tells of targets."""
-    module, _, name = targets.findings.partition(":")
-    return cast("type[TargetFindings]", getattr(importlib.import_module(module), name))()
 
 
 def add_broken(report: Report, images: Images) -> None:

@@ -8,9 +8,7 @@ source names the class of another kind (`keymix.data.sources.base.Source.prepara
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -33,7 +31,7 @@ from keymix.data.inputs import HASHED, ImagesInMemory, ImagesOneByOne, Inputs, W
 from keymix.data.kinds import CLASS
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.specs import Options, parse
+from keymix.data.specs import Options, look_up, parse
 from keymix.data.splits import Part, carve, is_large, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Targets
@@ -352,7 +350,8 @@ def load(
     if source.train.targets.kind is CLASS and not source.classes:
         raise UserError(f"data {spec} have class numbers, but no classes. Name them in the source.")
     task = get_task(entry.task)
-    preparation = _preparation(source, spec, options, task)
+    prepare: type[Preparation] = look_up(source.preparation)
+    preparation = prepare(source, spec, options, task)
     source = preparation.source
     parts, notes = carve(
         source,
@@ -410,13 +409,6 @@ def load(
         facts=preparation.facts(facts),
         task=task,
     )
-
-
-def _preparation(source: Source, spec: str, options: Options, task: Task) -> Preparation:
-    """Open what loading does for a source."""
-    module, _, name = source.preparation.partition(":")
-    opened = cast("type[Preparation]", getattr(importlib.import_module(module), name))
-    return opened(source, spec, options, task)
 
 
 def _fingerprint(pairs: Pairs, left_out: Mapping[str, IntArray]) -> tuple[str, str]:

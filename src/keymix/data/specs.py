@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from keymix.data.kinds import (
     CELLS,
@@ -50,6 +50,12 @@ OF_ONE_KIND: Mapping[str, Settings] = {
 _SOURCES = "keymix.data.sources"
 _DECLARED = re.compile(r"^SPECS = (\(\n.*?^\))", re.MULTILINE | re.DOTALL)
 _WORDNET_ID = re.compile(r"n\d{8}")
+
+
+def look_up(place: str) -> Any:
+    """Open what a kind of data names as ``module:name``, so that only its own data load it."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,7 @@ class DataSpec:
         """
         opener = self.open_with
         if opener is None:
-            opener = getattr(importlib.import_module(self.module), self.function)
+            opener = look_up(f"{self.module}:{self.function}")
         given = {name: value for name, value in settings.items() if value is not None}
         return cast("Source", opener(argument, faults, **given))
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keymix.data.events.aedat2 import read_aedat2
-from keymix.data.events.aedat3 import read_aedat3
+from keymix.data.events.aedat import read_aedat2, read_aedat3
 from keymix.data.events.frames import integrate
 from keymix.data.events.npz import read_npz
 from keymix.data.events.recordings import unreadable

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keymix.data.events.aedat2 import SENSOR, read_aedat2
+from keymix.data.events.aedat import SENSOR, read_aedat2
 from keymix.data.events.recordings import EventSource, RecordingFiles, Recordings
 from keymix.data.files import folders
 from keymix.data.sources.base import Faults, some

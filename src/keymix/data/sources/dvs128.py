@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keymix.data.events.aedat3 import SENSOR, read_aedat3
+from keymix.data.events.aedat import SENSOR, read_aedat3
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet, reading
 from keymix.data.files import short
 from keymix.data.sources.base import Faults, some
