@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import UserError, one_line, unknown
 
 T = TypeVar("T")
