@@ -368,9 +368,9 @@ def _config(loaded: Loaded, spec: str | None) -> DataConfig:
 
 def _split_of(data: DataConfig, split: SplitName) -> Table:
     """Open the images of a split, as training would split them."""
-    from keymix.data.carve import carve
     from keymix.data.sources.base import Faults
     from keymix.data.specs import parse
+    from keymix.data.splits import carve
 
     entry, argument = parse(data.spec)
     source = entry.open(argument, Faults(), cell_mib=data.cell_mib)
