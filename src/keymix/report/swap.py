@@ -14,8 +14,7 @@ from keymix.report.charts import Line, Look, curves
 from keymix.report.formats import milliseconds, percent, points
 from keymix.report.page import render_page
 from keymix.report.tables import Cell, Column, Table, csv_text, text_table
-from keymix.surgery.search_record import Search, Step
-from keymix.surgery.swap_record import SwapRecord
+from keymix.swap.record import Search, Step, SwapRecord
 
 _Value = Callable[["StepRow"], Any]
 
@@ -24,25 +23,11 @@ _Value = Callable[["StepRow"], Any]
 class StepRow:
     """A step of a search as a row of the CSV file and of the page.
 
-    Attributes:
-        step: Its number, from 0.
-        layer: Path of the layer that it adds; None for the original model.
-        share: Of the attention's cost that its layers hold.
-        loss: On the held-out images.
-        top1: Accuracy on them, a fraction.
-        change: Of that against the original, a fraction.
-        change_low: Lower end of its 95 % interval.
-        change_high: Upper end.
-        params: Parameters of the whole model.
-        macs: Multiply-adds of one image.
-        latency_ms: Of one image; None, as all times are, where the machine was too busy.
-        original_ms: The same of the original.
-        latency_change: Of the rounds' ratios, less 1, as are the quartiles.
-        latency_q1: First quartile.
-        latency_q3: Third quartile.
-        latency_p: Of the test for a difference; None where there was none: in the first step, and
-            in searches of a version without it.
-        latency_verdict: What the test says; ``"busy"`` where the machine was too busy.
+    `layer` is the path of the one that it adds, None of the original model; `share` is of the
+    attention's cost that its layers hold. Loss and top-1 are of the held-out images, `change`
+    against the original with its 95 % interval. Times are of one image, None where the machine was
+    too busy; their change and quartiles are of the rounds' ratios, less 1. `latency_p` is of the
+    test for a difference: None in the first step, and in searches of a version without it.
     """
 
     step: int
@@ -69,11 +54,7 @@ STEPS = tuple(item.name for item in fields(StepRow))
 
 
 def steps(search: Search) -> list[StepRow]:
-    """Return a search's steps as rows.
-
-    Args:
-        search: Finished or not.
-    """
+    """Return a search's steps, finished or not, as rows."""
     return [_row(search, number) for number in range(len(search.steps))]
 
 
@@ -205,14 +186,7 @@ def told_latency(step: Step) -> str:
 
 
 def render(record: SwapRecord) -> str:
-    """Render a swap's record.
-
-    Args:
-        record: The content of ``swap.json``.
-
-    Returns:
-        The HTML document.
-    """
+    """Render a swap's record as an HTML document."""
     search = record.search
     view = {
         "r": record,
