@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError
+from keymix.errors import GridNeeded, NoAttentionMap, UserError
 from keymix.mixers.site import Grid, Site
 
 __all__ = [
     "BackendChoice",
     "Grid",
+    "ImageMixer",
     "Queries",
     "Site",
     "Stage",
@@ -303,6 +304,38 @@ class TokenMixer(nn.Module):
         """
         name = self.mixer_name or type(self).__name__
         raise NoAttentionMap(f"mixer {name!r} forms no attention map: {self.why_no_map}")
+
+
+class ImageMixer(TokenMixer):
+    """A mixer of patch tokens as an image on their grid; prefix tokens pass through.
+
+    A subclass writes ``mix(image)`` and says in :attr:`why_grid` what it does on the grid.
+    """
+
+    traits = Traits(mixes_prefix=False, maskable=False, permutation="positional", control=True)
+    why_grid: ClassVar[str] = "mixes an image"
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if site.grid is None:
+            raise GridNeeded(f"mixer {self.mixer_name!r} {self.why_grid} and so needs grid=(H, W)")
+
+    def mix(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Mix patch tokens laid out as images."""
+        raise TypeError(f"{type(self).__name__} must define mix(image)")
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch N C"],
+        grid: Grid | None = None,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "*batch N C"]:
+        """Mix the patch tokens on their grid."""
+        grid = self.resolve_grid(x, grid)
+        assert grid is not None  # the site has one
+        prefix, patches = split_prefix(x, self.site.num_prefix_tokens)
+        tokens = to_tokens(self.mix(to_image(patches, grid)), patches.shape[:-2])
+        return torch.cat((prefix, tokens), -2) if self.site.num_prefix_tokens else tokens
 
 
 def split_prefix(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:

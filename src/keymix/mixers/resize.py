@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.mixers.base import Grid, Queries, Site, Stage
-from keymix.mixers.map_mixer import MapMixer, Roles
-from keymix.mixers.options import MapOptions
+from keymix.mixers.base import Grid, Site
+from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.site import as_grid, strided
 from keymix.ops import resample
 
@@ -266,35 +265,15 @@ class GridBound(MapMixer):
         source = self.source_grid(grid, t.shape[-2] - self.site.num_prefix_tokens)
         return resample.pool(t, self.site.num_prefix_tokens, source, self.home)
 
-    def _check_bias(self, bias: Tensor | None) -> None:
-        if bias is None or not self.keeps_grid:
-            return
-        keys = self.site.num_keys
-        if bias.ndim and bias.shape[-1] not in (1, keys):
+    def _added(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, rows: Tensor | None
+    ) -> Tensor | None:
+        given = bias is not None and bias.ndim > 0 and self.keeps_grid
+        if bias is not None and given and bias.shape[-1] not in (1, self.site.num_keys):
             raise UserError(
-                f"mixer {self.mixer_name!r} keeps its {keys} keys on a grid of {self.home} "
+                f"mixer {self.mixer_name!r} keeps its {self.site.num_keys} keys on a grid of "
+                f"{self.home} "
                 f"(resize='pool_values') and got a bias for {bias.shape[-1]} keys; give it "
                 "resize='interpolate', under which keys lie where the tokens do"
             )
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch N C"],
-        grid: Grid | None = None,
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "*batch N C"]:
-        """Mix the tokens; see :class:`keymix.mixers.base.TokenMixer`."""
-        self._check_bias(bias)
-        return super().forward(x, grid, bias)
-
-    def attention_map(
-        self,
-        x: Float[Tensor, "*batch N C"],
-        grid: Grid | None = None,
-        queries: Queries | None = None,
-        stage: Stage = "softmax",
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "*batch h Q M"]:
-        """Return rows of the map; see :meth:`keymix.mixers.map_mixer.MapMixer.attention_map`."""
-        self._check_bias(bias)
-        return super().attention_map(x, grid, queries, stage, bias)
+        return super()._added(inputs, grid, bias, rows)
