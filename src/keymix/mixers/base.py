@@ -90,7 +90,9 @@ class TokenMixer(nn.Module):
     """
 
     traits: ClassVar[Traits] = Traits()
-    laid: ClassVar[tuple[str, ...]] = ()  # names in a state with one row a position of a grid
+    grid_parameters: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names in a state with one row a position of a grid
     why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
     short_name: ClassVar[str] = ""  # in labels that need one; mixer_name if empty
     # submodule to the paper's name of its spikes; of "proj" it names what comes in
@@ -192,9 +194,9 @@ class TokenMixer(nn.Module):
     ) -> dict[str, Tensor]:
         """Make the tensors of a checkpoint from another grid fit this mixer.
 
-        What lies on the grid (:attr:`laid`) is resampled, also what the state leaves out because
-        its grid says it (:attr:`optional_state`); the rest, and what no resampling can make fit,
-        is returned as it is.
+        What lies on the grid (:attr:`grid_parameters`) is resampled, also what the state leaves
+        out because its grid says it (:attr:`optional_state`); the rest, and what no resampling can
+        make fit, is returned as it is.
 
         Args:
             state: Tensors by their name in this mixer.
