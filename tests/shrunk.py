@@ -134,16 +134,7 @@ FAMILIES: dict[str, Family] = {
         names="*_ce",
         dense=True,
     ),
-    "setr": Family(
-        options=_SETR,
-        wide={},
-        blocks=2,
-        image=(32, 48),
-        path=r"encoder\.blocks\.\d+\.attn\.mixer",
-        head="decoder.head",
-        dense=True,
-    ),
-    "setr_cvt": Family(
+    "setr on a CvT": Family(
         options={
             "embed_dims": (8, 12, 24),
             "num_heads": (1, 3, 6),
@@ -155,9 +146,10 @@ FAMILIES: dict[str, Family] = {
         image=(32, 48),
         path=r"encoder\.stages\.\d+\.blocks\.\d+\.attn\.mixer",
         head="decoder.head",
+        names="*_cvt",
         dense=True,
     ),
-    "setr_backbone": Family(
+    "setr on a backbone": Family(
         options={
             "backbone": "vit_micro_p4_32",
             "backbone_options": {"embed_dim": 16, "depth": 4, "num_heads": 2},
@@ -167,6 +159,16 @@ FAMILIES: dict[str, Family] = {
         blocks=4,
         image=(32, 48),
         path=r"encoder\.model\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        names="setr",
+        dense=True,
+    ),
+    "setr": Family(
+        options=_SETR,
+        wide={},
+        blocks=2,
+        image=(32, 48),
+        path=r"encoder\.blocks\.\d+\.attn\.mixer",
         head="decoder.head",
         dense=True,
     ),
@@ -247,7 +249,7 @@ def forms_of(line: str) -> dict[str, tuple[str]]:
     return {name: case for name, case in models_of(line).items() if name in different()}
 
 
-QUICK = ("deepvit", "swin", "spikformer", "setr_backbone")
+QUICK = ("deepvit", "swin", "spikformer", "setr on a backbone")
 """Families of a quick run: with time steps or a decoder or neither, of one stage or of several."""
 
 

@@ -319,7 +319,7 @@ ALLOWED = {
     "cli/comparison.py": 1,
     "cli/index.py": 1,
     "compare/run.py": 4,
-    "data/events/places.py": 1,
+    "data/events/cache_dir.py": 1,
     "report/page.py": 1,
     "report/record.py": 1,
     "swap/report.py": 1,
@@ -329,11 +329,10 @@ ALLOWED = {
     "train/record.py": 1,
     "train/runs.py": 1,
     # what a check of data found, which `keymix data check --json` prints
-    "data/contents.py": 2,
-    "data/findings.py": 2,
+    "data/findings.py": 4,
     # keyword arguments, states and calls, whose form torch or a caller sets
     "records.py": 1,
-    "data/events/store.py": 1,
+    "data/events/frame_cache.py": 1,
     "data/specs.py": 1,
     "compare/executor.py": 1,
     "swap/drift.py": 2,

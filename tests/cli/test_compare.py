@@ -90,7 +90,7 @@ def _no_fresh_process(monkeypatch) -> Iterator[None]:
         del args, more
         return dict.fromkeys(builds, Peak(inference_mib=1.0, training_mib=2.0, note=""))
 
-    monkeypatch.setattr("keymix.analysis.memory.peak_memory", known)
+    monkeypatch.setattr("keymix.compare.costs.peak_memory", known)
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
     monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
     with one_thread():

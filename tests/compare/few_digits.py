@@ -51,7 +51,7 @@ def cheap_costs() -> Iterator[None]:
         return dict.fromkeys(builds, peak)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keymix.analysis.memory.peak_memory", known)
+        patch.setattr("keymix.compare.costs.peak_memory", known)
         patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
         yield
 

@@ -19,17 +19,17 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def measured(monkeypatch) -> list[list[str]]:
     """What was measured, call by call."""
-    from keymix.analysis import measure
+    from keymix.compare import costs
 
     calls: list[list[str]] = []
-    really = measure.measure_interleaved
+    really = costs.measure_interleaved
 
     def watched(models: Any, *args: Any, **options: Any) -> Any:
         if options["batch_size"] > 1 or options["repeats"] > 3:  # not the choice of the effort
             calls.append(list(models))
         return really(models, *args, **options)
 
-    monkeypatch.setattr(measure, "measure_interleaved", watched)
+    monkeypatch.setattr(costs, "measure_interleaved", watched)
     return calls
 
 
@@ -91,9 +91,9 @@ def test_a_damaged_store_is_measured_anew_and_overwrite_forgets_it(tmp_path, mea
 
 
 def test_a_machine_that_is_busy_while_times_are_measured_is_noted(tmp_path, monkeypatch):
-    from keymix.analysis import measure
+    from keymix.compare import costs
 
-    really = measure.measure_interleaved
+    really = costs.measure_interleaved
 
     def disturbed(models: Any, *args: Any, **options: Any) -> Any:
         shares = {"softmax": 1.0, "static_key": 0.4}
@@ -102,7 +102,7 @@ def test_a_machine_that_is_busy_while_times_are_measured_is_noted(tmp_path, monk
             name: replace(cost, quiet_share=shares.get(name, 1.0)) for name, cost in found.items()
         }
 
-    monkeypatch.setattr(measure, "measure_interleaved", disturbed)
-    costs = to_json(small(tmp_path / "out", controls=False).record)["costs"]
-    assert "busy" not in costs["softmax"]["note"]
-    assert "the machine was busy" in costs["static_key"]["note"]
+    monkeypatch.setattr(costs, "measure_interleaved", disturbed)
+    rows = to_json(small(tmp_path / "out", controls=False).record)["costs"]
+    assert "busy" not in rows["softmax"]["note"]
+    assert "the machine was busy" in rows["static_key"]["note"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keymix.compare import folder, record
-from keymix.compare.folder import write_json
+from keymix.compare.folder import write_record
 from keymix.compare.pictures import packed
 from keymix.compare.plan import Plan, PlannedMixer
 from keymix.compare.run import rebuild
@@ -108,7 +108,7 @@ def large(tmp_path_factory) -> Path:
         costs={label: CostRow.unknown(1, note="") for label in LABELS},
         runs=(),
     )
-    write_json(out / "results.json", before)
+    write_record(out / "results.json", before)
     return out
 
 
@@ -117,7 +117,7 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
     def gone(config: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     record = to_json(rebuild(large).record)
     assert (large / "results.json").stat().st_size < 5e6
     assert len(record["runs"]) == 18

@@ -172,7 +172,7 @@ def test_a_page_made_anew_is_the_same_and_without_images_keeps_its_pictures(
     def gone(*args: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     kept = rebuild(out)
     assert to_json(kept.record)["gallery"] == to_json(done.record)["gallery"]
     assert "kept as they were" in kept.notes[0]

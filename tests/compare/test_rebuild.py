@@ -17,7 +17,7 @@ from few_digits import brittle, small
 
 from keymix.cli import main
 from keymix.compare import folder
-from keymix.compare.folder import write_json
+from keymix.compare.folder import write_record
 from keymix.compare.run import rebuild
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import to_json
@@ -173,7 +173,7 @@ def test_without_its_images_the_earlier_maps_stay(done, monkeypatch):
     def gone(config: Any) -> None:
         raise UserError(f"data {config.spec!r}: the disk is not there")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     result = rebuild(done)
     assert result.notes == (
         "attention maps are kept as they were: data 'digits': the disk is not there",
@@ -239,7 +239,7 @@ def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
 
 def test_a_name_that_is_no_utf8_is_written_and_read_again(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
-    write_json(tmp_path / "results.json", {"classes": [name]})
+    write_record(tmp_path / "results.json", {"classes": [name]})
     assert json.loads((tmp_path / "results.json").read_text("utf-8")) == {"classes": [name]}
 
 
@@ -421,7 +421,7 @@ def test_earlier_pictures_that_are_damaged_are_left_out(done, monkeypatch):
     def gone(config: Any) -> None:
         raise UserError("the disk is not there")
 
-    monkeypatch.setattr("keymix.train.model.load_data", gone)
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
     changed(done / "results.json", lambda v: v["attention"].update(maps=5, layers="x"))
     result = rebuild(done)
     assert result.record.attention is None

@@ -270,7 +270,7 @@ def test_bounds_are_told_in_their_order(twinned, monkeypatch):
         energy = (1e6, 2e6, 3e6)  # pJ
         twin_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
 
-    monkeypatch.setattr("keymix.analysis.spikes.spike_study", lambda *_, **__: Study)
+    monkeypatch.setattr("keymix.compare.costs.spike_study", lambda *_, **__: Study)
     row = costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
     told = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
     assert told == pytest.approx([1, 2, 4, 3])

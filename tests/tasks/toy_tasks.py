@@ -76,7 +76,7 @@ def quick_comparisons() -> Iterator[None]:
         return dict.fromkeys(builds, peak)
 
     with pytest.MonkeyPatch.context() as patch, one_thread():
-        patch.setattr("keymix.analysis.memory.peak_memory", known)
+        patch.setattr("keymix.compare.costs.peak_memory", known)
         patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
         yield
 

@@ -19,7 +19,7 @@ from keymix.train.signals import interruptible
 
 VERBS = {
     "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
-    "report": "make the page and tables of a comparison anew from its runs",
+    "report": "rebuild the page and tables of a comparison from its runs",
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images, or predict their masks, with a trained run",
@@ -95,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")
         return 2
     except KeyboardInterrupt as stop:
-        told = one_line(str(stop)) or f"interrupted; {_AGAIN}"
-        sys.stderr.write(f"keymix: {told}\n")
+        text = one_line(str(stop)) or f"interrupted; {_AGAIN}"
+        sys.stderr.write(f"keymix: {text}\n")
         return stop.exit_code if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -132,12 +132,12 @@ def _packages_there() -> Iterator[None]:
 
 @contextmanager
 def _told_in_one_line() -> Iterator[None]:
-    """Tell what keymix or Pillow warns of in one line, once; other warnings come as they do.
+    """Show what keymix or Pillow warns of in one line, once; other warnings come as they do.
 
     Runs of a comparison warn alike, one after another and side by side. Of very large images keymix
     warns itself, with their names.
     """
-    others, told = warnings.showwarning, set[str]()
+    others, shown = warnings.showwarning, set[str]()
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *place: Any, **more: Any
@@ -145,9 +145,9 @@ def _told_in_one_line() -> Iterator[None]:
         of_pillow = "PIL" in Path(filename).parts
         if of_pillow or issubclass(category, KeymixWarning):
             line = one_line("Pillow: " * of_pillow + str(message))
-            if line not in told:
+            if line not in shown:
                 sys.stderr.write(f"keymix: warning: {line}\n")
-            told.add(line)
+            shown.add(line)
         else:
             others(message, category, filename, *place, **more)
 

@@ -182,8 +182,8 @@ def _count(
     from keymix.analysis.counting import count
     from keymix.models import create_model
     from keymix.models.factory import task_of_model
+    from keymix.models.image_size import take_time_steps
     from keymix.models.memory import ran_out
-    from keymix.models.time_steps import take_time_steps
     from keymix.task import DEFAULT, list_tasks
 
     task = task_of_model(name)

@@ -83,8 +83,8 @@ def _check(argv: list[str]) -> int:
         metavar="T",
         help="frames a recording of events, as data.time_steps will be in training; default: 10",
     )
-    for name, (kind, metavar, told) in _OF_ONE_KIND.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=told)
+    for name, (kind, metavar, text) in _OF_ONE_KIND.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
@@ -187,14 +187,14 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if "sizes" in facts:
         sizes = facts["sizes"]
-        told = "; ".join(
+        named = "; ".join(
             f"{which} {sizes[which]['width']}x{sizes[which]['height']} "
             f"({sizes[which].get('id') or str(sizes[which]['images']) + ' images'})"
             for which in ("common", "smallest", "largest")
         )
         yield (
             "sizes",
-            f"{sizes['different']} different; {told}"
+            f"{sizes['different']} different; {named}"
             if sizes["different"] > 1
             else (f"all {sizes['common']['width']}x{sizes['common']['height']}"),
         )
@@ -210,10 +210,10 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_masks(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Say what the masks are, and for each class in how many images and pixels it is."""
     masks = facts["masks"]
-    told = f"{masks['kind']}; {masks['empty']} without any class"
+    text = f"{masks['kind']}; {masks['empty']} without any class"
     if masks["ignored"]:
-        told += f"; {masks['ignored']:.2%} of pixels ignored"
-    yield "masks", told
+        text += f"; {masks['ignored']:.2%} of pixels ignored"
+    yield "masks", text
     names = facts.get("splits", facts["images"])
     for name, of in facts.get("classes", {}).items():
         splits = ", ".join(f"{split} {of[split]}" for split in names)

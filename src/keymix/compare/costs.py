@@ -19,14 +19,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from keymix.analysis import statistics
+from keymix.analysis.counting import count
+from keymix.analysis.energy import ENERGIES
+from keymix.analysis.measure import measure_interleaved, with_peak
+from keymix.analysis.memory import Build, peak_memory
+from keymix.analysis.passes import example_for, passes_of
+from keymix.analysis.spikes import spike_study
 from keymix.compare import environments
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.pictures import evenly, normalised
 from keymix.compare.plan import Plan, PlannedMixer
 from keymix.compare.runs import Finished, Reading
+from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import from_json, to_json
@@ -41,12 +51,11 @@ from keymix.report.record import (
     RunSpikes,
     Spikes,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from keymix.analysis.memory import Build
-    from keymix.data.dataset import ImageData
+from keymix.train.environment import environment
+from keymix.train.files import read_json, weights_file, write_json
+from keymix.train.model import device_of_this_machine, model_for
+from keymix.train.recipe import from_dict
+from keymix.train.runs import load_run
 
 COSTS, SPIKES = "costs.json", "spikes.json"
 NOT_YET = "not measured yet: `keymix compare` does it when it ends"
@@ -101,8 +110,6 @@ def measured_costs(plan: Plan, data: DataRecord, *, say: Say) -> tuple[Table, Me
 
     With it comes the record of how costs were measured.
     """
-    from keymix.train.files import write_json
-
     threads = _threads(plan)
     setting, kept = _setting(threads), _read_costs(plan)
     changed = environments.changes(kept.setting, setting) if kept else ""
@@ -165,21 +172,15 @@ def known_costs(
 
 def _threads(plan: Plan) -> int:
     """How many CPU threads a measurement has; on a GPU those of a run, for its host's part."""
-    from keymix.train.model import device_of_this_machine
-
     return plan.threads if device_of_this_machine().type == "cuda" else 1
 
 
 def _setting(threads: int) -> Lines:
-    from keymix.train.environment import environment
-
     return {**environments.lines(environment()), "threads": str(threads)}
 
 
 def _read_costs(plan: Plan) -> Store | None:
     """Return what is kept; a file that is missing or damaged keeps nothing."""
-    from keymix.train.files import read_json
-
     path = plan.out / COSTS
     if not path.exists():
         return None
@@ -247,10 +248,6 @@ def measure(
 
     Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
     """
-    from keymix.analysis.measure import measure_interleaved, with_peak
-    from keymix.analysis.memory import peak_memory
-    from keymix.train.model import device_of_this_machine
-
     shape = _shape(data)
     builds = _builds(plan, mixers, data)
     device = device_of_this_machine()
@@ -300,8 +297,6 @@ def measure(
 
 
 def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow:
-    from keymix.analysis.counting import count
-
     row = CostRow.unknown(mixer.params, note="")
     try:
         found = count(model, _shape(data), task=data.task)
@@ -323,15 +318,10 @@ def _shape(data: DataRecord) -> tuple[int, ...]:
 
 def model_of(recipe: Mapping[str, Any], data: object) -> nn.Module:
     """Build the model of a recipe for data, both as plain values; another process does so, too."""
-    from keymix.train.model import model_for
-    from keymix.train.recipe import from_dict
-
     return model_for(from_dict(recipe), from_json(DataRecord, data, where="the record of the data"))
 
 
 def _builds(plan: Plan, mixers: Sequence[PlannedMixer], data: DataRecord) -> dict[str, Build]:
-    from keymix.analysis.memory import Build
-
     return {
         mixer.label: Build(
             factory="keymix.compare.costs:model_of",
@@ -345,10 +335,6 @@ def _builds(plan: Plan, mixers: Sequence[PlannedMixer], data: DataRecord) -> dic
 
 def _breaks(model: nn.Module, data: DataRecord) -> str | None:
     """Say why a model cannot run on one image; ``None`` if it can."""
-    import torch
-
-    from keymix.analysis.passes import example_for, passes_of
-
     model.eval()
     try:
         with torch.inference_mode():
@@ -360,8 +346,6 @@ def _breaks(model: nn.Module, data: DataRecord) -> str | None:
 
 def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effort:
     """Choose batch size and rounds, so that large models are measured in sensible time too."""
-    from keymix.analysis.measure import measure_interleaved
-
     seconds = 1e-5
     if models:  # the fastest of a few passes: a busy machine slows any of them
         trial = measure_interleaved(
@@ -421,8 +405,6 @@ def measured_spikes(
 
     None where the model has no spikes.
     """
-    from keymix.train.files import write_json
-
     found = known_spikes(plan, readings)
     if found is None:
         return None
@@ -477,7 +459,6 @@ def spike_table(
     """
     if runs is None:
         return None
-    from keymix.analysis.energy import ENERGIES
 
     cost = ENERGIES["fp32"]
     rows: dict[str, list[RunSpikes]] = {label: [] for label in plan.labels}
@@ -542,12 +523,6 @@ def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
 
 
 def _study(folder: Path, images: ImageData) -> RunSpikes:
-    import torch
-
-    from keymix.analysis.spikes import spike_study
-    from keymix.train.model import device_of_this_machine
-    from keymix.train.runs import load_run
-
     chosen = evenly(images.val, IMAGES)
     model = load_run(folder).model("last").to(device_of_this_machine())
     with torch.random.fork_rng(devices=[]):
@@ -570,8 +545,6 @@ def _study(folder: Path, images: ImageData) -> RunSpikes:
 
 
 def _hash(folder: Path) -> str:
-    from keymix.train.files import weights_file
-
     try:
         return hashlib.sha256((folder / weights_file("last")).read_bytes()).hexdigest()
     except OSError:
@@ -580,8 +553,6 @@ def _hash(folder: Path) -> str:
 
 def _read_spikes(plan: Plan) -> dict[str, RunSpikes]:
     """Return what is kept; a file, or a run's row, that is missing or damaged keeps nothing."""
-    from keymix.train.files import read_json
-
     path = plan.out / SPIKES
     try:
         runs = read_json(path).get("runs")

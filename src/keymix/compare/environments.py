@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from keymix.report.formats import listing
 from keymix.report.record import Lines, TrainedWith
 from keymix.train.record import Environment, Machine
 
@@ -70,7 +71,7 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
             for key in _keys([env.lines for env in trained_with])
         ]
         return (
-            f"The runs were not all trained in one environment; they differ in {_listing(parts)}. "
+            f"The runs were not all trained in one environment; they differ in {listing(parts)}. "
             "Differences between mixers may be differences between environments."
         )
     if not trained_with:
@@ -94,7 +95,7 @@ def changes(then: Lines, now: Lines) -> str:
     for key in _keys([then, now]):
         a, b = _values([then, now], key)
         parts.append(f"{key} ({a} then, {b} now)")
-    return _listing(parts) if parts else ""
+    return listing(parts) if parts else ""
 
 
 def _keys(environments: Sequence[Lines]) -> list[str]:
@@ -123,7 +124,3 @@ def _values(environments: Sequence[Lines], key: str) -> list[str]:
     if key == "commit":
         values = [re.sub(r"\b([0-9a-f]{10})[0-9a-f]+", r"\1", value) for value in values]
     return [text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in values]
-
-
-def _listing(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

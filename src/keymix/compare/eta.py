@@ -14,16 +14,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from keymix.compare.costs import expected_seconds, expected_spike_seconds
 from keymix.compare.plan import Job, Plan
-
-if TYPE_CHECKING:
-    from keymix.data.batches import Batch
-    from keymix.data.dataset import ImageData
-    from keymix.train.recipe import Recipe
-    from keymix.train.step import Training
+from keymix.data.dataset import ImageData
+from keymix.data.loaders import Batch, Loader
+from keymix.train.engine import make_training
+from keymix.train.files import METRICS, read_metrics
+from keymix.train.model import device_of_this_machine, model_for
+from keymix.train.recipe import Recipe, replace_path
+from keymix.train.step import Training, check_precision
 
 SHARE = 0.02
 """A trial may take this share of the time that the mixer's runs will take …"""
@@ -67,10 +69,6 @@ def try_out(
 
     So many `runs` of it will follow one another, which bounds the effort.
     """
-    import torch
-
-    from keymix.train.model import device_of_this_machine
-
     device = device_of_this_machine()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         training = _training(recipe, data)
@@ -90,11 +88,6 @@ def try_out(
 
 def _training(recipe: Recipe, data: ImageData) -> Training:
     """A training as a run's, of a model of its own; each of its steps ends in an update."""
-    from keymix.train.engine import make_training
-    from keymix.train.model import model_for
-    from keymix.train.recipe import replace_path
-    from keymix.train.step import check_precision
-
     check_precision(recipe.precision)
     recipe = replace_path(recipe, {"optim.accumulate": 1})
     model = model_for(recipe, data.record())
@@ -135,8 +128,6 @@ class _Steps:
 
         The mean, since a run on a busy machine has the slow steps, too.
         """
-        from keymix.data.loaders import Loader
-
         recipe = self.training.task.recipe
         loader = Loader(
             self._data.train,
@@ -179,8 +170,6 @@ class _Steps:
 
     def _now(self) -> float:
         if self.training.fabric.device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize(self.training.fabric.device)
         return self._clock()
 
@@ -254,8 +243,6 @@ def estimated(
 
 
 def _epochs_done(job: Job) -> int:
-    from keymix.train.files import METRICS, read_metrics
-
     return min(len(read_metrics(job.folder / METRICS)), job.recipe.schedule.epochs)
 
 

@@ -17,7 +17,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from keymix.compare import eta
 from keymix.compare.costs import unmeasured
@@ -32,15 +34,17 @@ from keymix.compare.executor import (
 )
 from keymix.compare.plan import Job, Plan
 from keymix.compare.runs import is_done
+from keymix.data.dataset import ImageData
 from keymix.data.specs import task_name
 from keymix.errors import Interrupted, KeymixWarning, WriteError
+from keymix.mixers.registry import import_file
 from keymix.task import get_task
+from keymix.train.engine import train
+from keymix.train.files import METRICS, InUse, epoch_lines, line_text, locked
+from keymix.train.model import load_data
 from keymix.train.recipe import DataConfig, Recipe
+from keymix.train.record import EpochLine
 from keymix.train.signals import interruptible
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
-    from keymix.train.record import EpochLine
 
 POLL = 0.05
 """Seconds between two looks at the epochs of runs under way."""
@@ -78,8 +82,6 @@ class Runner:
 
     def train(self, recipe: Recipe, folder: str) -> None:
         """Train one run; SIGTERM raises Interrupted, as does SIGINT where it is not ignored."""
-        from keymix.train.engine import train
-
         images, after = self._images(recipe), self._on_epoch
         _wait_for(Path(folder))
         train(recipe, folder, progress=None if after is None else lambda line: after(), data=images)
@@ -92,8 +94,6 @@ class Runner:
             return None
 
     def _images(self, recipe: Recipe) -> ImageData:
-        from keymix.train.model import load_data
-
         if self._data is None or self._data[0] != recipe.data:
             self._data = (recipe.data, load_data(recipe.data))
         return self._data[1]
@@ -101,8 +101,6 @@ class Runner:
 
 def _wait_for(folder: Path) -> None:
     """Wait for a worker to let go of a run whose parent was killed a moment ago."""
-    from keymix.train.files import InUse, locked
-
     deadline = time.monotonic() + _PATIENCE
     while folder.exists():
         try:
@@ -119,10 +117,6 @@ _runner = Runner()  # of a worker process
 
 def set_up(imports: tuple[str, ...], threads: int) -> None:
     """Make a worker process ready: import the files that register things, limit its threads."""
-    import torch
-
-    from keymix.mixers.registry import import_file
-
     torch.set_num_threads(threads)
     for path in imports:
         import_file(path)
@@ -187,8 +181,6 @@ def run_here(
 
     SIGINT and SIGTERM raise Interrupted, with the run saved.
     """
-    import torch
-
     schedule = Schedule(jobs, watch, estimate=estimate)
     runner = Runner(data, on_epoch=schedule.report_epochs)
     executor = SynchronousExecutor(logs / "worker0.log")
@@ -352,8 +344,6 @@ class Schedule:
                 )
 
     def _start(self, job: Job) -> None:
-        from keymix.train.files import METRICS
-
         self._epochs[job.mixer, job.seed] = job, NewEpochs(job.folder / METRICS)
         self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
 
@@ -394,8 +384,6 @@ class NewEpochs:
 
     def read(self) -> list[EpochLine]:
         """Return the new lines; one that is not whole yet waits."""
-        from keymix.train.files import epoch_lines, line_text
-
         try:
             found = self._path.stat()
             status = (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -19,13 +19,16 @@ from typing import Any
 
 from keymix.compare.costs import COSTS, SPIKES
 from keymix.compare.plan import Plan, Planned, PlannedMixer
-from keymix.compare.runs import differences
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
-from keymix.records import from_json, to_json
+from keymix.records import differences, from_json, to_json
+from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, DoneRun
 from keymix.report.tables import csv_text
+from keymix.train import folder as run_folder
+from keymix.train.files import clear_parts, read_json, write_json, write_text
+from keymix.train.folder import recorded_recipe
 from keymix.train.recipe import Recipe, from_record, is_name
 
 MANIFEST = "comparison.json"
@@ -91,8 +94,6 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
 
     A UserError refuses a folder of another comparison, or with files that are no comparison's.
     """
-    from keymix.train.files import clear_parts
-
     out = plan.out
     check_folder(out)
     clear_parts(out)
@@ -111,7 +112,8 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
             differing = [*differences(to_json(there.identity), identity)]
         if differing and not overwrite:
             listed = "; ".join(
-                f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]
+                f"{key.removeprefix('recipe.')} is {_short(a)} there and {_short(b)} here"
+                for key, a, b in differing[:3]
             )
             raise UserError(
                 f"the folder {str(out)!r} holds another comparison: {listed}. Name another with "
@@ -143,9 +145,6 @@ def check_folder(out: Path) -> None:
 
 def clear(out: Path, runs: Sequence[str]) -> None:
     """Delete what a comparison made in its folder, and nothing else."""
-    from keymix.train import folder as run_folder
-    from keymix.train.files import clear_parts
-
     for name in runs:
         place = out / name
         if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
@@ -173,8 +172,6 @@ def write_manifest(
     plan: Plan, data: DataRecord, *, before: Iterable[str] = (), checked: Checked | None = None
 ) -> None:
     """Write the manifest of a plan; `before` are run folders that it named before."""
-    from keymix.train.files import write_json
-
     ours = [plan.folder(mixer, s).relative_to(plan.out).as_posix() for mixer, s in plan.pairs]
     planned = Planned(**{each.name: getattr(plan, each.name) for each in fields(Planned)})
     plan.out.mkdir(parents=True, exist_ok=True)
@@ -194,8 +191,6 @@ def read_manifest(out: Path) -> Manifest:
 
     Fields that recipes have got since it was written take their defaults.
     """
-    from keymix.train.files import read_json
-
     path = out / MANIFEST
     try:
         values = read_json(path)
@@ -244,8 +239,6 @@ def recorded_in(out: Path) -> Recipe | None:
 
     Where the manifest is damaged, a run has it.
     """
-    from keymix.train.folder import recorded_recipe
-
     if not (out / MANIFEST).is_file():
         return None
     try:
@@ -259,8 +252,6 @@ def recorded_in(out: Path) -> Recipe | None:
 
 def keep_checked(out: Path, checked: Checked) -> None:
     """Add to the manifest what the check of the data found."""
-    from keymix.train.files import read_json, write_json
-
     write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": checked})
 
 
@@ -329,7 +320,7 @@ def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> P
 
 def _from_record(record: ComparisonRecord) -> Planned:
     """Take the plan from an earlier record; a UserError says that it is none."""
-    deaf = record.readout.because
+    unheard = record.readout.because
     lacking = [mixer.label for mixer in record.mixers if mixer.label not in record.costs]
     if lacking:
         raise UserError(f"costs of {lacking[0]!r} are not known")
@@ -340,7 +331,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
                 slug=mixer.slug,
                 control=mixer.control,
                 note=mixer.note,
-                mixes_prefix=mixer.label not in deaf,
+                mixes_prefix=mixer.label not in unheard,
                 params=record.costs[mixer.label].params,
             )
             for mixer in record.mixers
@@ -349,7 +340,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
         baseline=record.baseline,
         match=record.match,
         pooling=record.readout.pooling,
-        unheard=deaf,
+        unheard=unheard,
         command=record.command,
         processes=record.processes,
         threads=record.threads,
@@ -361,26 +352,19 @@ def _from_record(record: ComparisonRecord) -> Planned:
 
 def write_results(record: ComparisonRecord, out: Path) -> None:
     """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
-    from keymix.report.comparison import render
-    from keymix.train.files import write_text
-
-    write_json(out / RESULTS, record)
+    write_record(out / RESULTS, record)
     write_csv(out / TABLE, record)
     write_text(out / REPORT, render(record))
 
 
-def write_json(path: Path, record: object) -> None:
+def write_record(path: Path, record: object) -> None:
     """Write JSON whole or not at all; numbers that are not finite are refused."""
-    from keymix.train.files import write_text
-
     plain = to_json(record)
     write_text(path, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, record: ComparisonRecord) -> None:
-    """Write ``results.csv``: a row a number, with the mixer's costs beside it."""
-    from keymix.train.files import write_text
-
+    """Write ``results.csv``: a row per number, with the mixer's costs in every row."""
     columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
     write_text(path, csv_text(columns, csv_rows(record)))
 

@@ -17,9 +17,11 @@ from keymix.analysis.statistics import (
     Summary,
     Verdict,
 )
+from keymix.report.formats import listing
 from keymix.report.part import page_of
 from keymix.report.record import OutcomeRow
 from keymix.task import FRACTION, Score, Task
+from keymix.train.parts import answers_of
 
 _ALPHA = 1 - LEVEL
 
@@ -56,8 +58,6 @@ def outcome(
     validation. `unit` is what the units of the test split are called, where the task does not say;
     they are `narrow` if they belong together, so that the interval over them is too narrow.
     """
-    from keymix.train.parts import answers_of
-
     task = replace(task, unit=unit or task.unit)
     score, part = task.score, answers_of(task)
     others = [label for label in labels if label != baseline]
@@ -133,11 +133,11 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str =
         names = [row.mixer for row in rows if row.verdict == word]
         if names:
             verb = "does" if len(names) == 1 else "do"
-            text += f" {_listing(names)} {verb} {word}."
+            text += f" {listing(names)} {verb} {word}."
     if any(row.verdict not in (None, "no verdict") for row in rows):
         unclear = [row.mixer for row in rows if row.verdict == "no difference shown"]
         if unclear:
-            text += f" No difference is shown for {_listing(unclear)}."
+            text += f" No difference is shown for {listing(unclear)}."
     return text
 
 
@@ -153,10 +153,6 @@ def caution(seeds: int, *, task: Task) -> str:
         f"is hardly known. Run the same command with --seeds {VERDICT_SEEDS} for one; "
         "finished runs are kept."
     )
-
-
-def _listing(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def _by_seed(runs: Runs, key: str) -> dict[int, float]:

@@ -7,25 +7,27 @@ import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from keymix.analysis.answers import Answers
+from keymix.analysis.attention import attention_maps, on_image
+from keymix.analysis.collapse import map_similarity
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
+from keymix.data.dataset import ImageData, Split
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts import find_host, find_mixers
 from keymix.records import Own
 from keymix.report.part import Page, page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from keymix.data.dataset import ImageData, Split
+from keymix.train.runs import load_run
 
 FloatArray = npt.NDArray[np.float64]
 Stage = tuple[list[int], dict[str, PackedMaps], dict[str, str]]
@@ -76,8 +78,6 @@ def trained_models(plan: Plan, runs: Sequence[Reading]) -> tuple[int, dict[str, 
 
     Returns that seed, and the models by label; a mixer without that run is absent.
     """
-    from keymix.train.runs import load_run
-
     done = {(r.run.mixer, r.run.seed): r.run.folder for r in runs if isinstance(r, Finished)}
     seed = next((s for s in plan.seeds if any((m, s) in done for m in plan.labels)), plan.seeds[0])
     models = {
@@ -92,8 +92,6 @@ def _drawn(
     page: Page, models: Mapping[str, nn.Module], data: ImageData, answers: Answers, *, seed: int
 ) -> object:
     """Let the task draw what each model answers to the test images that it chose."""
-    import torch
-
     chosen = page.drawn(answers)
     if not chosen:
         return None
@@ -121,8 +119,6 @@ def evenly(split: Split, number: int) -> list[int]:
 
 def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
     """Read images as the models see them in evaluation, ``[B, C, H, W]`` or frames."""
-    import torch
-
     return data.prepared(torch.stack([split.read(i) for i in chosen]))
 
 
@@ -139,12 +135,10 @@ def attention(
 
     The map is that after the softmax, head by head and averaged over heads: the row of the class
     token where the model reads out by it and it passes through the mixers, else the mean of the
-    rows of all patch tokens. Prefix keys are left out, and windows are laid back on the image. Of
+    rows of all patch tokens. Prefix keys are left out, and windows are put back on the image. Of
     a model in stages one is shown: that in which most mixers have maps, and of those the one with
     the finest. `chosen` says which test images, `label` what one of them is.
     """
-    from keymix.hosts import find_mixers
-
     images = normalised(data, data.test, chosen)
     found = [list(find_mixers(model).values()) for model in models.values()]
     depth = max(map(len, found), default=0)
@@ -176,8 +170,6 @@ def attention(
 
 def _stages(models: Mapping[str, nn.Module]) -> list[list[int]]:
     """Return the blocks of each stage, by their numbers in the model's order."""
-    from keymix.hosts import find_host
-
     model = next(iter(models.values()))
     stages: dict[int, list[int]] = {}
     for i, place in enumerate(find_host(model).places(model)):
@@ -237,8 +229,6 @@ def _weights(
 
     A `UserError` says that a layer has no map, or that maps of different layers differ in shape.
     """
-    from keymix.analysis.attention import attention_maps, on_image
-
     query: Any = "cls" if by_class_token else "mean"
     rows = attention_maps(model, images, layers=layers, queries=query, windows="image")
     if lost := [path for path in rows if path not in rows.layouts]:
@@ -291,8 +281,6 @@ def _likeness(
     models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int]
 ) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
     """Compare the maps of neighbours in a stage: means and reasons by label."""
-    from keymix.analysis.collapse import map_similarity
-
     similarity: dict[str, tuple[float, ...]] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():

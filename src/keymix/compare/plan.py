@@ -12,21 +12,37 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from keymix import recipes
 from keymix.data.bounds import MOST_OF_A_SEED
+from keymix.data.dataset import ImageData
+from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.hosts import find_mixers, hears_image
+from keymix.mixers.registry import get_mixer_class, list_mixers
+from keymix.mixers.spec import MixerSpec, parse_mixer, parse_mixers
+from keymix.models.factory import domain_of
+from keymix.models.match import matched, trainable
+from keymix.models.memory import refuse_beyond_memory
 from keymix.report.record import ComparedMixer
 from keymix.task import DEFAULT, Task, get_task
+from keymix.train.model import (
+    device_of_this_machine,
+    find_weights,
+    load_data,
+    model_for,
+    settled,
+    start_from,
+    warn_of_data,
+)
 from keymix.train.recipe import Recipe, is_name, replace_path
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from keymix.data.dataset import ImageData
-    from keymix.mixers.spec import MixerSpec
+from keymix.train.validate import check_recipe, training_batches
 
 CONTROL = "identity"
 DATA = "digits"
@@ -116,8 +132,6 @@ class Plan(Planned):
     @property
     def spiking(self) -> bool:
         """Whether the model's neurons spike."""
-        from keymix.models.factory import domain_of
-
         model = self.recipe.model
         return domain_of(model.name) == "spiking" and model.options.get("neuron") != "relu"
 
@@ -180,9 +194,6 @@ def resolve(
     `recorded` reads the recipe that the folder shares already, by which the rest of a recipe is
     settled; `say` gets a line before the data is loaded. A UserError refuses any bad argument.
     """
-    from keymix.train.model import device_of_this_machine, load_data, settled, warn_of_data
-    from keymix.train.validate import check_recipe, training_batches
-
     shared, why = choose_recipe(
         data=data,
         recipe=recipe,
@@ -246,8 +257,6 @@ def choose_recipe(
 
     A warm-up or a cool-down that would not fit into fewer epochs keeps its share.
     """
-    from keymix import recipes
-
     short = {"data.spec": data, "model.name": model, "data.limit": limit}
     changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
     if epochs is not None:
@@ -279,8 +288,6 @@ def _default_recipe(
     A task has recipes by data set and by kind of input. Mixers of spiking tokens want a spiking
     model.
     """
-    from keymix import recipes
-
     task, kind = get_task(task_name(data)), kind_of_spec(data)
     if task.name != DEFAULT or kind is not IMAGE:
         holds = kind.holds if task.name == DEFAULT else task.holds
@@ -312,7 +319,6 @@ def at_the_models_size(recipe: Recipe) -> Recipe:
     own = recipe.model.name == SPIKING_MODEL and kind_of_spec(recipe.data.spec) is RECORDING
     if not own or recipe.data.image_size is not None:
         return recipe
-    from keymix.data.events.loading import sensor_of
 
     sensor = sensor_of(recipe.data.spec)
     if min(sensor) < _SIDE or max(sensor) == _SIDE:
@@ -340,10 +346,6 @@ def choose_mixers(
     Where none are named these are all registered mechanisms for the model's tokens (dense if the
     model is none of keymix's), softmax or spiking self-attention first.
     """
-    from keymix.mixers.registry import get_mixer_class, list_mixers
-    from keymix.mixers.spec import parse_mixers
-    from keymix.models.factory import domain_of
-
     if mixers is None:
         domain = domain_of(model)
         traits = {name: get_mixer_class(name).traits for name in list_mixers(domain=domain)}
@@ -366,15 +368,11 @@ def choose_mixers(
 
 
 def _parsed(mixers: str | Sequence[str]) -> list[MixerSpec]:
-    from keymix.mixers.spec import parse_mixers
-
     return parse_mixers(mixers if isinstance(mixers, str) else ",".join(mixers))
 
 
 def _by_tokens(mixers: str | Sequence[str] | None) -> dict[str, list[str]]:
     """List the mixers that were named by the tokens they want, those that take any left out."""
-    from keymix.mixers.registry import get_mixer_class
-
     named: dict[str, list[str]] = {}
     specs = [] if mixers is None else _parsed(mixers)
     for name in dict.fromkeys(name for spec in specs for name in spec.names):
@@ -407,8 +405,6 @@ def choose_baseline(specs: Sequence[MixerSpec], baseline: str | None) -> MixerSp
 
     If none was asked for: softmax, or spiking self-attention, if it is there, else the first.
     """
-    from keymix.mixers.spec import parse_mixer
-
     labels = [spec.label for spec in specs]
     if baseline is None:
         preferred = [name for name in PREFERRED_BASELINES.values() if name in labels]
@@ -456,11 +452,6 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
 
 
 def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.Module:
-    import torch
-
-    from keymix.models.memory import refuse_beyond_memory
-    from keymix.train.model import model_for
-
     mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
     with torch.random.fork_rng(devices=[]), torch.device(device):
         try:
@@ -515,9 +506,6 @@ def make_plan(
     A `UserError` refuses a model that cannot be built or does not take the weights to start from,
     and a readout that starves a mixer.
     """
-    from keymix.models.match import matched, trainable
-    from keymix.train.model import find_weights
-
     weights = find_weights(recipe.model)  # or refuse, before any model is built
     if match not in (None, "params"):
         raise unknown("match", str(match), ["params"])
@@ -525,20 +513,20 @@ def make_plan(
     models = {spec.label: build(spec) for spec in specs}
     found = getattr(models[baseline.label], "global_pool", "")
     pooled = found is not None  # else every token is read out
-    deaf = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
+    unmixed = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
     pooling = str(found or "token") if pooled else ""
     unheard: tuple[str, ...] = ()
-    if deaf and pooling != "avg":
+    if unmixed and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):
             raise UserError(
                 f"model.global_pool = {recipe.model.global_pool!r} reads out where "
-                f"{', '.join(deaf)} brings nothing. Leave {deaf[0]} out (--no-controls) or set "
-                "--model.global_pool avg."
+                f"{', '.join(unmixed)} brings nothing. Leave {unmixed[0]} out (--no-controls) or "
+                "set --model.global_pool avg."
             )
         recipe = replace(recipe, model=replace(recipe.model, global_pool="avg"))
         build = meta_builder(recipe, data)
         models = {spec.label: build(spec) for spec in specs}
-        pooling, unheard = "avg", deaf
+        pooling, unheard = "avg", unmixed
     target = trainable(models[baseline.label])
     mixers = []
     for spec in specs:
@@ -555,7 +543,7 @@ def make_plan(
                 label=chosen.label,
                 slug=chosen.slug,
                 control=spec.control,
-                mixes_prefix=spec.label not in deaf,
+                mixes_prefix=spec.label not in unmixed,
                 params=params,
                 note=note,
             )
@@ -576,15 +564,11 @@ def make_plan(
 
 def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:
     """Whether the class token of the built model hears of the image; options may decide it."""
-    from keymix.hosts import find_mixers, hears_image
-
     return hears_image(model) if find_mixers(model) else spec.mixes_prefix
 
 
 def _check_weights(path: Path, recipe: Recipe, data: ImageData, spec: MixerSpec) -> None:
     """Load the weights that all runs start from into a model, or refuse."""
-    from keymix.train.model import start_from
-
     model = _built(recipe, data, spec, "cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KeymixWarning)
@@ -598,9 +582,6 @@ def twin_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
     neuron, and one time step. Recordings of events keep their frames, one after another through
     the network, so that both see the same data.
     """
-    from keymix.mixers.spec import parse_mixer
-    from keymix.models.match import trainable
-
     if not plan.spiking:
         raise UserError(
             f"--twin: {plan.recipe.model.name} has no spikes to do without. Choose a spiking model "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from keymix.analysis.statistics import VERDICT_SEEDS
 from keymix.compare import environments
@@ -19,8 +19,12 @@ from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
+from keymix.data.check import glance
+from keymix.data.dataset import ImageData
+from keymix.data.findings import IN_SEQUENCES
 from keymix.data.record import DataRecord
 from keymix.records import Own
+from keymix.report.formats import listing
 from keymix.report.part import Page, page_of
 from keymix.report.record import (
     Checked,
@@ -40,9 +44,7 @@ from keymix.report.record import (
 )
 from keymix.report.wording import unit_of
 from keymix.task import DEFAULT
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
+from keymix.train.environment import environment
 
 NARROW = (
     "Intervals over test {units} are too narrow: {inputs} that belong together count as "
@@ -66,8 +68,6 @@ def make_record(
     checked: Checked | None,
 ) -> ComparisonRecord:
     """Make the content of ``results.json``: all that the report shows."""
-    from keymix.train.environment import environment
-
     task = data.task_kind
     done = [reading for reading in readings if isinstance(reading, Finished)]
     narrow = narrow_note(checked, data)
@@ -292,7 +292,7 @@ def _readout(plan: Plan, page: Page) -> str:
     if plan.unheard:
         verb = "brings" if len(plan.unheard) == 1 else "bring"
         return (
-            f"{_listing(plan.unheard)} {verb} nothing to a class token, so that reading out there "
+            f"{listing(plan.unheard)} {verb} nothing to a class token, so that reading out there "
             "would tell of the readout and not of the mixer. Therefore every model of this "
             "comparison reads out by the mean of its patch tokens."
         )
@@ -305,10 +305,6 @@ def _readout(plan: Plan, page: Page) -> str:
     return f"Every model reads out in the same way (pooling: {plan.pooling})."
 
 
-def _listing(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-
 def _plural(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
@@ -318,9 +314,6 @@ def _plural(n: int, one: str, many: str | None = None) -> str:
 
 def checked_data(data: ImageData) -> Checked:
     """Run the cheap part of the data check and return what it found."""
-    from keymix.data.contents import IN_SEQUENCES
-    from keymix.data.glance import glance
-
     report = glance(data)
     findings = tuple(
         Finding(

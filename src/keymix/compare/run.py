@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from keymix.compare import folder, record
 from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
@@ -23,16 +23,19 @@ from keymix.compare.pictures import Pictures, pictures
 from keymix.compare.plan import Plan, resolve
 from keymix.compare.record import make_record
 from keymix.compare.runs import Finished, Reading, read_runs
+from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
 from keymix.errors import UserError
+from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
+from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, OpenRun, opened
 from keymix.task import DEFAULT, Task, get_task, list_tasks
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
-    from keymix.train.recipe import Recipe
+from keymix.train.files import RECIPE, locked, read_json
+from keymix.train.model import load_data
+from keymix.train.recipe import Recipe
+from keymix.train.validate import check_processes
 
 PICTURES = ("attention", "collapse")
 """What of the record is read off the models and the images, besides the task's own."""
@@ -137,10 +140,6 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    from keymix.mixers.registry import import_file
-    from keymix.train.files import locked
-    from keymix.train.validate import check_processes
-
     out = Path(out)
     watch: Watcher = progress or ignore
     if command is None:
@@ -278,8 +277,6 @@ def rebuild(
     Raises:
         UserError: If the folder holds no comparison, or no run of it is finished.
     """
-    from keymix.mixers.registry import import_file
-
     out = Path(out)
     watch = progress or ignore
     _check(out)
@@ -326,8 +323,6 @@ def rebuild(
 
 
 def _check(out: Path) -> None:
-    from keymix.train.files import RECIPE
-
     if (out / MANIFEST).is_file():
         return
     if not out.exists():
@@ -352,8 +347,6 @@ def _stamp(out: Path) -> int | None:
 
 def _before(out: Path) -> Before:
     """Open the earlier record, of any format; where only pictures are damaged, without them."""
-    from keymix.train.files import read_json
-
     path, damage = out / folder.RESULTS, ""
     try:
         values = read_json(path)
@@ -388,8 +381,6 @@ def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
 
 def _shows(record: ComparisonRecord) -> bool:
     """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
-    from keymix.report.comparison import render
-
     try:
         render(record)
     except FAILURES:
@@ -401,8 +392,6 @@ def _pictures(
     plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before
 ) -> tuple[Pictures, str]:
     """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
-    from keymix.train.model import load_data
-
     try:
         images = load_data(plan.recipe.data)
         if SameImages.of(images.record()) != there.identity.data:

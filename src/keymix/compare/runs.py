@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -16,10 +16,20 @@ from keymix.compare.outcome import Scores
 from keymix.compare.plan import Plan, PlannedMixer
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
-from keymix.records import Own
+from keymix.records import Own, differences
 from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
+from keymix.train.files import METRICS, PREDICTIONS, SUMMARY, read_metrics
+from keymix.train.folder import (
+    can_be_tested,
+    check_metrics,
+    is_finished,
+    read_answers,
+    read_environment,
+    read_summary,
+    recorded_recipe,
+)
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, Tested
 
@@ -63,8 +73,6 @@ def is_done(folder: Path) -> bool:
 
     One that is damaged and cannot be mended counts as done: reading it tells why it failed.
     """
-    from keymix.train.folder import is_finished
-
     try:
         return is_finished(folder)
     except UserError:
@@ -90,8 +98,6 @@ def read_run(
     A run whose files cannot be read, that is another run than the plan's or of other images,
     counts as failed. `failure` is why it failed when it was last tried, if it did.
     """
-    from keymix.train.files import SUMMARY
-
     folder = plan.folder(mixer, seed)
     status: Literal["failed", "missing"] = "failed"
     try:
@@ -112,14 +118,6 @@ def read_run(
 
 
 def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -> Finished:
-    from keymix.train.files import METRICS, PREDICTIONS, read_metrics
-    from keymix.train.folder import (
-        check_metrics,
-        read_answers,
-        read_environment,
-        read_summary,
-    )
-
     folder = plan.folder(mixer, seed)
     _check_recipe(folder, plan.recipe_for(mixer, seed))
     summary = _read(folder, lambda: read_summary(folder))
@@ -175,8 +173,6 @@ def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -
 
 def _read(folder: Path, read: Callable[[], T]) -> T:
     """Read a file of a finished run; say how it is mended if it is damaged."""
-    from keymix.train.folder import can_be_tested
-
     try:
         return read()
     except UserError as error:
@@ -194,8 +190,6 @@ def _check_recipe(folder: Path, wanted: Recipe) -> None:
 
     Where the images lie may differ on another machine: their fingerprint is checked instead.
     """
-    from keymix.train.folder import recorded_recipe
-
     there = recorded_recipe(folder).to_dict()
     for key, found, here in differences(there, wanted.to_dict()):
         if key not in _HERE:
@@ -205,19 +199,7 @@ def _check_recipe(folder: Path, wanted: Recipe) -> None:
             )
 
 
-def differences(a: Any, b: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two nested mappings differ, as dotted key and both values."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in {**a, **b}:
-            path = f"{prefix}.{key}" if prefix else str(key)
-            yield from differences(a.get(key), b.get(key), path)
-    elif a != b:
-        yield prefix.removeprefix("recipe."), a, b
-
-
 def _how_far(folder: Path, epochs: int) -> str:
-    from keymix.train.files import METRICS, read_metrics
-
     path = folder / METRICS
     done = len(read_metrics(path)) if path.exists() else 0
     if not done:

@@ -81,18 +81,7 @@ def arguments_of(build: type) -> dict[str, tuple[Any, Any]]:
 
 
 def check_most(name: str, value: Any) -> bool:
-    """Refuse numbers that no model has, in arguments of keymix's models and timm's alike.
-
-    Args:
-        name: The argument.
-        value: What was given.
-
-    Returns:
-        Whether a number is large enough that memory may not hold the model.
-
-    Raises:
-        UserError: Naming the argument and the largest number.
-    """
+    """Refuse numbers that no model has; say whether one is so large that memory may not hold it."""
     numbers: list[Any] = [leaf for leaf in leaves(value) if isinstance(leaf, Real)]
     for names, large, most in _MOST:
         if name in names and numbers:
@@ -105,14 +94,7 @@ def check_most(name: str, value: Any) -> bool:
 def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> None:
     """Refuse a value of another kind than annotated, or a number out of the argument's range.
 
-    Args:
-        name: The argument.
-        value: What was given.
-        hint: The argument's annotation, resolved.
-        lists: Whether a list will do too where the annotation names one value.
-
-    Raises:
-        UserError: If it will not do; it says what the argument takes, or the largest number.
+    With ``lists`` a list will do too where the annotation names one value.
     """
     held = leaves(value)
     fits = of_kind(value, hint)
@@ -132,14 +114,8 @@ def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> Non
 def check_arguments(model: str, build: type, row: Values, given: Values) -> None:
     """Refuse arguments that a family cannot take, by kind, range and number of stages.
 
-    Args:
-        model: The model's name, for the message.
-        build: The family's class.
-        row: The variant's own arguments.
-        given: What a user gave; what the class does not take is left to its constructor.
-
-    Raises:
-        UserError: If one will not do; it names the argument and what it takes.
+    ``model`` is the name for the message, ``row`` the variant's own arguments. What the family's
+    class does not take is left to its constructor.
     """
     known = arguments_of(build)
     merged = {name: default for name, (default, _) in known.items()} | dict(row) | dict(given)

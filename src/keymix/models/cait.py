@@ -18,13 +18,19 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import resample_abs_pos_embed
+from timm.models._input import update_model_input_size
 from timm.models.cait import Cait, checkpoint_filter_fn
 from torch import nn
 
 from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.class_attention import ClassAttention
-from keymix.models.family import MixerModel, base_cfg, register_variants, with_norm_eps
-from keymix.models.input_size import asked_grid, check_patches, record_input_size
+from keymix.models.family import (
+    MixerModel,
+    asked_grid,
+    check_patches,
+    register_variants,
+    with_norm_eps,
+)
 
 
 class MixerCait(MixerModel, Cait):
@@ -92,7 +98,7 @@ class MixerCait(MixerModel, Cait):
             find_host(self).tell(self)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
-        record_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
+        update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
 
 _SMALL = {
@@ -126,17 +132,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    side = VARIANTS[name]["img_size"]
-    return base_cfg(side, first_conv="patch_embed.proj", classifier="head")
-
-
 register_variants(
     __name__,
     MixerCait,
     VARIANTS,
-    cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head"},
     filter_fn=checkpoint_filter_fn,
     with_mixer=("class_heads", "class_head_dim"),
 )

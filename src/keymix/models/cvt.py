@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
-from timm.layers import calculate_drop_path_rates, get_device_dtype, to_2tuple, trunc_normal_
+from timm.layers import calculate_drop_path_rates, to_2tuple, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -24,14 +24,17 @@ from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.stages import cvt_grids
 from keymix.layers.cvt_stage import CvTStage
 from keymix.mixers.base import Grid, to_image
-from keymix.models.arguments import check_value
-from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import take_input_size
+from keymix.models.family import (
+    StageModel,
+    Wanted,
+    linear_head,
+    register_variants,
+)
 
 POOLS = ("token", "avg", "")
 
 
-class CvT(MixerModel):
+class CvT(StageModel):
     """CvT with a token mixer in every block, at ``stages.<s>.blocks.<i>.attn.mixer``.
 
     Mixers with queries get keys and values from convolutions of stride ``kv_stride``; those that
@@ -98,12 +101,12 @@ class CvT(MixerModel):
         factory = {"device": device, "dtype": dtype}
         count = len(embed_dims)
         strides = [kv_stride] * count if isinstance(kv_stride, int) else list(kv_stride)
-        _check_pool(global_pool, class_token)
         height, width = to_2tuple(img_size)
         self.img_size: Grid = (height, width)
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = int(class_token)
+        self.check_pool(global_pool, num_classes)
         self.grad_checkpointing = False
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stages = nn.ModuleList(
@@ -128,10 +131,10 @@ class CvT(MixerModel):
             reduction *= embed[1]
             info = {"num_chs": embed_dims[i], "reduction": reduction, "module": f"stages.{i}"}
             self.feature_info.append(info)
-        self.norm: nn.Module = nn.LayerNorm(self.num_features, **factory)
+        self.norm = nn.LayerNorm(self.num_features, **factory)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = _classifier(self.num_features, num_classes, **factory)
-        self.apply(_init_weights)
+        self.head = linear_head(self.num_features, num_classes, **factory)
+        self.apply(self.start)
         put_mixers(self, mixer, mixer_options)
 
     def no_weight_decay(self) -> set[str]:
@@ -139,111 +142,55 @@ class CvT(MixerModel):
         tokens = {name for name, _ in self.named_parameters() if name.endswith(".cls_token")}
         return super().no_weight_decay() | tokens
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Say which parameters make a layer, as timm asks for layer-wise learning rates."""
-        blocks = [
-            (r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)),
-            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-        ]
-        return {
-            "stem": r"^stages\.0\.patch_embed",
-            "blocks": r"^stages\.(\d+)" if coarse else blocks,
-        }
+    def grids(self, image: Grid) -> list[Grid]:
+        """Grid of the tokens in every stage, for images of this height and width in pixels."""
+        return cvt_grids(self, image)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the activations of blocks in the backward pass instead of keeping them."""
-        self.grad_checkpointing = enable
-        for stage in self._stages():
-            stage.grad_checkpointing = enable
+    def check_pool(self, global_pool: str, num_classes: int) -> None:
+        """Refuse an unknown read-out, and that of a class token that is not there."""
+        if global_pool not in POOLS:
+            raise unknown("global_pool", global_pool, POOLS)
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise UserError("global_pool='token' reads the class token out; class_token is False")
 
-    def get_classifier(self) -> nn.Module:
-        """The last layer."""
-        return self.head
+    def start(self, module: nn.Module) -> None:
+        """Start as the authors do: linear maps and the class token from N(0, 0.02), cut at 2."""
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, CvTStage) and module.cls_token is not None:
+            trunc_normal_(module.cls_token, std=0.02)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the last layer.
-
-        Args:
-            num_classes: Its outputs; 0 for none.
-            global_pool: What is read out; as it was if None.
-        """
-        if global_pool is not None:
-            _check_pool(global_pool, self.num_prefix_tokens > 0)
-            self.global_pool = global_pool
-        check_value("num_classes", num_classes, int)
-        self.num_classes = num_classes
-        head = _classifier(self.num_features, num_classes, **get_device_dtype(self))
-        head.apply(_init_weights)
-        self.head = head.train(self.training)
-
-    def set_input_size(self, img_size: int | Grid | None = None) -> None:
-        """Change the image size, as timm's; all mixers are asked before any changes.
-
-        Args:
-            img_size: Side, or height and width, pixels; as it is if None.
-
-        Raises:
-            UserError: If a mixer cannot take its new grid; it names the mixer and the remedy.
-        """
-        take_input_size(self, img_size, cvt_grids)
-
-    def forward_intermediates(
-        self,
-        x: Float[Tensor, "B c H W"],
-        indices: int | Sequence[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Return the patch tokens of stages as images, and the final features.
-
-        Args:
-            x: Images.
-            indices: The last so many stages, or these; all if None.
-            norm: Normalise the last stage's.
-            stop_early: Run no stage behind the last one asked for.
-            output_fmt: ``"NCHW"``.
-            intermediates_only: Leave the final features out.
-        """
-        if output_fmt != "NCHW":
-            raise UserError(f"{output_fmt=} must be 'NCHW'")
-        take, last = feature_take_indices(len(self.stages), indices)
-        end = last + 1 if stop_early else len(self.stages)
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
+        """Return the patch tokens of stages as images, and the final tokens."""
+        take, last = feature_take_indices(len(self.stages), wanted.indices)
+        end = last + 1 if wanted.stop_early else len(self.stages)
         found: list[Tensor] = []
         tokens = x
-        for i, stage in enumerate(self._stages()[:end]):
+        for i, stage in enumerate(self.stages[:end]):
             tokens, grid = stage(x)
             x = _image(tokens, stage, grid)
             if i == len(self.stages) - 1:
                 tokens = self.norm(tokens)
             if i in take:
-                found.append(_image(tokens, stage, grid) if norm else x)
-        return found if intermediates_only else (tokens, found)
+                found.append(_image(tokens, stage, grid) if wanted.norm else x)
+        return found if wanted.alone else (tokens, found)
 
-    def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Drop what stands behind the stages asked for."""
-        take, last = feature_take_indices(len(self.stages), indices)
-        if last + 1 < len(self.stages):
-            self.stages = self.stages[: last + 1]
-            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
-            self.num_prefix_tokens = 0
-            prune_norm = prune_head = True
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return list(take)
+    @property
+    def num_maps(self) -> int:
+        """Stages."""
+        return len(self.stages)
+
+    def keep_maps(self, count: int) -> None:
+        """Drop the stages after the first so many, and the class token with the last."""
+        self.stages = self.stages[:count]
+        self.num_prefix_tokens = 0
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B N C"]:
         """Return the last stage's tokens, normalised, the class token first."""
         tokens: Tensor = x
-        for stage in self._stages():
+        for stage in self.stages:
             tokens, grid = stage(x)
             x = _image(tokens, stage, grid)
         out: Tensor = self.norm(tokens)
@@ -264,39 +211,11 @@ class CvT(MixerModel):
         out: Tensor = x if pre_logits else self.head(x)
         return out
 
-    def forward(self, x: Float[Tensor, "B c H W"]) -> Tensor:
-        """Classify images."""
-        return self.forward_head(self.forward_features(x))
-
-    def _stages(self) -> list[CvTStage]:
-        return [stage for stage in self.stages if isinstance(stage, CvTStage)]
-
 
 def _image(tokens: Tensor, stage: CvTStage, grid: Grid) -> Tensor:
     """Lay a stage's patch tokens out as an image."""
     patches = tokens[:, stage.num_prefix_tokens :]
     return to_image(patches, grid)
-
-
-def _check_pool(global_pool: str, class_token: bool) -> None:
-    if global_pool not in POOLS:
-        raise unknown("global_pool", global_pool, POOLS)
-    if global_pool == "token" and not class_token:
-        raise UserError("global_pool='token' reads the class token out; class_token is False")
-
-
-def _classifier(width: int, num_classes: int, **factory: Any) -> nn.Module:
-    return nn.Linear(width, num_classes, **factory) if num_classes > 0 else nn.Identity()
-
-
-def _init_weights(module: nn.Module) -> None:
-    """Start as the authors do: linear maps and the class token from N(0, 0.02), cut at 2."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, CvTStage) and module.cls_token is not None:
-        trunc_normal_(module.cls_token, std=0.02)
 
 
 _WIDE = {"embed_dims": (64, 198, 402)}  # the paper's; its CIFAR-100 run has 64/195/402
@@ -318,11 +237,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    side = VARIANTS[name]["img_size"]
-    return base_cfg(side, first_conv="stages.0.patch_embed.proj", classifier="head")
-
-
 register_variants(
-    __name__, CvT, VARIANTS, cfg=_cfg, feature_cfg={"out_indices": 3, "feature_cls": "getter"}
+    __name__, CvT, VARIANTS, cfg={"first_conv": "stages.0.patch_embed.proj", "classifier": "head"}
 )

@@ -29,16 +29,17 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import mixer_options as options_of
 from keymix.mixers.shared_map import SharedMapAttention
 from keymix.mixers.spec import spec_of
-from keymix.models.family import base_cfg, register_variants
+from keymix.models.family import (
+    Row,
+    register_variants,
+)
 from keymix.models.vit import MixerVisionTransformer
 
 
 class DeepBlock(Block):
     """timm's block, whose branches may be scaled and whose mixer may be handed a map.
 
-    Args:
-        residual_scale: s in ``x + branch(s x) / s``, for both branches.
-        timm: Arguments of timm's block.
+    Both branches are ``x + branch(s x) / s`` with s the ``residual_scale``.
     """
 
     def __init__(self, *args: Any, residual_scale: float = 1.0, **timm: Any) -> None:
@@ -149,12 +150,10 @@ class DeepVisionTransformer(MixerVisionTransformer):
             self._share(shared_from, family, own if len(own) > 1 else own * len(self.blocks))
 
     def _share(self, first: int, family: list[dict[str, Any]], own: list[dict[str, Any]]) -> None:
-        """Let blocks from the first on take the map of the block before it.
+        """Let blocks from ``first`` on take the map of the block before it.
 
-        Args:
-            first: The first of them.
-            family: Options of each block for any mixer that knows them.
-            own: Options of each block's mixer, which go before.
+        ``family`` has options of each block for any mixer that knows them, ``own`` those of its
+        mixer.
         """
         depth = len(self.blocks)
         if not 0 < first < depth:
@@ -189,8 +188,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
     ) -> list[Tensor]:
         """Run the first blocks, all if None, and hand the shared map on from one to the next.
 
-        Returns:
-            The tokens after each block of ``keep``, and then those after the last.
+        Returned are the tokens after each block of ``keep``, and then those after the last.
         """
         if self.shared_from is not None and (attn_mask is not None or is_causal):
             raise UserError("blocks that share a map take no attention mask: their norm undoes it")
@@ -314,16 +312,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
-    side = row["img_size"]
-    return base_cfg(
-        side,
-        num_classes=10 if side == 32 else 1000,
-        crop_pct=1.0 if side == 32 else 0.9,
-        first_conv="patch_embed.conv.0" if "conv_stem" in row else "patch_embed.proj",
-        classifier="head",
-    )
+def _cfg(row: Row) -> Row:
+    return {
+        "crop_pct": 1.0 if row["img_size"] == 32 else 0.9,
+        "first_conv": "patch_embed.conv.0" if "conv_stem" in row else "patch_embed.proj",
+        "classifier": "head",
+    }
 
 
 register_variants(
@@ -331,7 +325,6 @@ register_variants(
     DeepVisionTransformer,
     VARIANTS,
     cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
     filter_fn=checkpoint_filter_fn,
     with_mixer=("last_mixer", "last_blocks"),
 )

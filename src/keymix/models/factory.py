@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import timm
@@ -26,8 +25,7 @@ from keymix.mixers.base import probability
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import MixerSpec, spec_of
 from keymix.models.arguments import arguments_of, check_most, check_value
-from keymix.models.family import family_of
-from keymix.models.input_size import check_patches
+from keymix.models.family import check_patches, family_names, family_of
 from keymix.models.match import matched, trainable
 from keymix.models.memory import check_weights_fit, ran_out
 from keymix.models.pretrained import fetching
@@ -51,11 +49,9 @@ def list_models(pattern: str = "*") -> list[str]:
     Args:
         pattern: Shell-style pattern, e.g. ``"*ska*"``.
     """
-    import keymix.models  # registers them
+    import keymix.models  # noqa: F401 # registers them
 
-    modules = [each for each in vars(keymix.models).values() if isinstance(each, ModuleType)]
-    names = {name for module in modules for name in getattr(module, "VARIANTS", ())}
-    return sorted(name for name in names if fnmatch.fnmatch(name, pattern))
+    return sorted(fnmatch.filter(family_names(), pattern))
 
 
 def create_model(
@@ -155,9 +151,7 @@ def _matched(
 def own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
     """Return the mixers that a model of ours has of its own; None for timm's, with attention.
 
-    Args:
-        name: Of the model.
-        model: The model, with its own mixers or some of them swapped for others.
+    The model has its own mixers, or some of them swapped for others.
     """
     if name not in list_models():
         return None
@@ -173,11 +167,7 @@ def own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
 
 
 def domain_of(name: str) -> Literal["dense", "spiking"]:
-    """Say what a model's tokens are, by the mixers that it has of its own; timm's are dense.
-
-    Args:
-        name: Of the model, or any other text.
-    """
+    """Say what a model's tokens are, by the mixers that it has of its own; timm's are dense."""
     if name not in list_models():
         return "dense"
     build, row = family_of(name)
@@ -204,22 +194,14 @@ def task_of_model(name: str) -> str:
 
 
 def check_model(name: str) -> None:
-    """Refuse a model that there is not, before any work.
-
-    Raises:
-        UserError: With the nearest names.
-    """
+    """Refuse a model that there is not, before any work, with the nearest names."""
     own = list_models()
     if name not in own and not timm.is_model(name):
         raise unknown("model", name, [*own, *timm_list_models()])
 
 
 def takes_images_alone(name: str) -> bool:
-    """Tell whether a model is one of keymix's that has no time steps, so takes no frames.
-
-    Args:
-        name: Of the model.
-    """
+    """Whether a model is one of keymix's that has no time steps, so takes no frames."""
     return name in list_models() and "time_steps" not in arguments_of(family_of(name)[0])
 
 

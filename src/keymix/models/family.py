@@ -1,39 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all families of models share: rows of variants become timm models by name."""
+"""What families of models share: mix-ins, image sizes, rows of variants as models by name."""
 
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from timm.layers import LayerNorm
+from timm.layers import LayerNorm, PatchEmbed, get_device_dtype
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
+from keymix.layers.patches import patch_grid, whole_size
+from keymix.mixers.base import Grid
 from keymix.mixers.spec import spec_of
 from keymix.models.arguments import check_arguments, check_value
 from keymix.models.pretrained import names_weights, weights_of
 
 Row = Mapping[str, Any]
+Cfg = Row | Callable[[Row], Row]
+"""What a family says of its models in timm's descriptions, or says by row."""
 
 
 class MixerModel(nn.Module):
     """Mix-in, before a timm class, for models that host mixers."""
 
     def __call__(self, *images: Any, **more: Any) -> Any:
-        """Run the model, hooks and all.
-
-        Args:
-            images: What the model's ``forward`` takes.
-            more: The same by name.
-
-        Raises:
-            UserError: If images are whole numbers, such as pixels of 8 bits.
-        """
+        """Run the model, hooks and all; refuse whole numbers, such as pixels of 8 bits."""
         refuse_whole_numbers(images[0] if images else more.get("x"))
         return super().__call__(*images, **more)
 
@@ -46,27 +46,157 @@ class MixerModel(nn.Module):
         return names
 
     def reset_classifier(self, num_classes: int, *args: Any, **timm: Any) -> None:
-        """Replace the last layers, as the family does it.
-
-        Args:
-            num_classes: Outputs; 0 for none.
-            args: The other arguments of the family's method.
-            timm: The same by name.
-
-        Raises:
-            UserError: If ``num_classes`` is no number of classes.
-        """
+        """Replace the last layers, as the family does it."""
         check_value("num_classes", num_classes, int)
         family: Any = super()
         family.reset_classifier(num_classes, *args, **timm)
 
 
-def refuse_whole_numbers(images: object) -> None:
-    """Refuse images that are no floating-point numbers, for which no weights are.
+@dataclass(frozen=True)
+class Wanted:
+    """What `forward_intermediates` is asked for; with ``alone`` no final features."""
 
-    Raises:
-        UserError: It names the type and the remedy.
+    indices: int | Sequence[int] | None
+    norm: bool
+    stop_early: bool
+    alone: bool
+
+
+class FeatureModel(MixerModel):
+    """Mix-in for models of our own, on no class of timm's: they give maps of features as timm's do.
+
+    ``feature_info`` lists the maps: channels, reduction and path.
     """
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Return maps of features from between, and the final features, as timm's models do.
+
+        ``indices`` are the last so many of ``feature_info``, or these; all if None. They are
+        normalised as the last is if ``norm``. ``stop_early`` runs nothing behind the last of them.
+        """
+        if output_fmt != "NCHW":
+            raise UserError(f"{output_fmt=} must be 'NCHW'")
+        return self.intermediates(x, Wanted(indices, norm, stop_early, intermediates_only))
+
+    @abstractmethod
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
+        """Do as `forward_intermediates`."""
+
+
+class StageModel(FeatureModel):
+    """Mix-in for our classifiers: ``stages`` of blocks with a grid each, and a linear ``head``."""
+
+    stages: Any
+    head: nn.Module
+    num_features: int
+    global_pool: str
+    feature_info: list[dict[str, Any]]
+
+    @abstractmethod
+    def grids(self, image: Grid) -> list[Grid]:
+        """Grid of the tokens in every stage, for images of this height and width in pixels."""
+
+    @abstractmethod
+    def check_pool(self, global_pool: str, num_classes: int) -> None:
+        """Refuse what the model cannot read out."""
+
+    @abstractmethod
+    def keep_maps(self, count: int) -> None:
+        """Drop what comes after the first so many maps."""
+
+    @property
+    @abstractmethod
+    def num_maps(self) -> int:
+        """How many maps of features there are."""
+
+    @abstractmethod
+    def start(self, module: nn.Module) -> None:
+        """Draw the weights of a linear map as the family does."""
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Say which parameters make a layer, as timm asks for layer-wise learning rates."""
+        return stage_matcher(r"^stages\.0\.patch_embed", "(?:patch_embed|cls_token)", coarse=coarse)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of blocks in the backward pass instead of keeping them."""
+        self.grad_checkpointing = enable
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the last layer, none for no classes; and what is read out, unless it is None."""
+        check_value("num_classes", num_classes, int)
+        pool = self.global_pool if global_pool is None else global_pool
+        self.check_pool(pool, num_classes)
+        self.global_pool, self.num_classes = pool, num_classes
+        head = linear_head(self.num_features, num_classes, **get_device_dtype(self))
+        self.start(head)
+        self.head = head.train(self.training)
+
+    def set_input_size(self, img_size: int | Grid | None = None) -> None:
+        """Change the image size (pixels), as timm's; all mixers are asked before any changes."""
+        take_input_size(self, img_size, self.grids)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what comes after the maps asked for."""
+        take, last = feature_take_indices(self.num_maps, indices)
+        if last + 1 < self.num_maps:
+            self.keep_maps(last + 1)
+            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
+            prune_norm = prune_head = True
+        if prune_norm and "norm" in self._modules:
+            self.norm: nn.Module = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(take)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images."""
+        out: Tensor = self.forward_head(self.forward_features(x))
+        return out
+
+    @abstractmethod
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the last stage's features."""
+
+    @abstractmethod
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Read the features out and classify, unless it stops before the classifier."""
+
+
+def linear_head(width: int, num_classes: int, **factory: Any) -> nn.Module:
+    """Make a linear classifier, nothing for no classes."""
+    return nn.Linear(width, num_classes, **factory) if num_classes > 0 else nn.Identity()
+
+
+def stage_matcher(stem: str, opening: str, *, coarse: bool) -> dict[str, Any]:
+    """Return a timm ``group_matcher`` of stages, each with an opening before its blocks."""
+    blocks = [
+        (rf"^stages\.(\d+)\.{opening}", (0,)),
+        (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+    ]
+    return {"stem": stem, "blocks": r"^stages\.(\d+)" if coarse else blocks}
+
+
+def refuse_whole_numbers(images: object) -> None:
+    """Refuse images that are no floating-point numbers, for which no weights are."""
     if isinstance(images, Tensor) and not images.is_floating_point():
         raise UserError(
             f"images of {images.dtype}: the model takes floating-point numbers; normalise pixels, "
@@ -74,35 +204,72 @@ def refuse_whole_numbers(images: object) -> None:
         )
 
 
-def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
-    """Return timm's description of a model that has no weights of its own to download.
+def check_patches(model: nn.Module, size: Grid | None = None) -> None:
+    """Refuse an image size that a model's patches do not fill, unless it pads them.
 
-    Args:
-        img_size: Side of the images it was made for, pixels.
-        in_chans: Their channels.
-        more: What the family says apart from that, such as ``first_conv`` and ``classifier``.
+    The size is the model's own if None. That which a model of timm's was published for is never
+    refused, nor any by models that do not cut patches.
     """
-    return {
-        "url": "",
-        "num_classes": 10,
-        "input_size": (in_chans, img_size, img_size),
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5,) * in_chans,
-        "std": (0.5,) * in_chans,
-        "license": "apache-2.0",
-        **more,
-    }
+    embed: Any = getattr(model, "patch_embed", None)
+    if not isinstance(embed, PatchEmbed) or embed.img_size is None:
+        return
+    size = (embed.img_size[0], embed.img_size[1]) if size is None else size
+    published = getattr(model, "pretrained_cfg", {}).get("input_size", (0,))[1:]
+    if size != tuple(published):
+        patch_grid(size, embed.patch_size, padded=embed.dynamic_img_pad)
+
+
+def grid_of(embed: Any, img_size: Any, patch_size: Any) -> Grid:
+    """Return the grid that a patch embedding would have after ``set_input_size``, or refuse it."""
+    size, patch = embed.img_size, embed.patch_size
+    size = size if img_size is None else whole_size("img_size", img_size)
+    patch = patch if patch_size is None else whole_size("patch_size", patch_size)
+    return patch_grid(size, patch, padded=embed.dynamic_img_pad)
+
+
+def refuse_unfit(reasons: Mapping[str, str | None]) -> None:
+    """Refuse another image size where a mixer, by its path, has a reason against it."""
+    against = {path: reason for path, reason in reasons.items() if reason is not None}
+    if against:
+        path, reason = next(iter(against.items()))
+        more = f" (and {len(against) - 1} more)" if len(against) > 1 else ""
+        raise UserError(f"{path}{more}: {reason}")
+
+
+def asked_grid(model: Any, img_size: Any, patch_size: Any) -> Grid:
+    """Return the grid of patches of a model at another size, after asking all of its mixers."""
+    grid = grid_of(model.patch_embed, img_size, patch_size)
+    mixers = find_mixers(model)
+    refuse_unfit({path: mixer.refuses_grid(grid) for path, mixer in mixers.items()})
+    return grid
+
+
+def take_input_size(
+    model: nn.Module, img_size: int | Grid | None, grids_of: Callable[[Grid], list[Grid]]
+) -> None:
+    """Change the image size of a model with an ``img_size``, and mixers at ``stages.<s>.…``.
+
+    ``grids_of`` says the grid of every stage, for images of a height and width. A mixer that cannot
+    take its new grid refuses for all, and nothing has changed.
+    """
+    if img_size is None:
+        return
+    size = whole_size("img_size", img_size)
+    grids = grids_of(size)
+    changes = []
+    for path, mixer in find_mixers(model).items():
+        grid = grids[int(path.split(".")[1])]
+        changes.append((path, mixer, grid, mixer.site.key_grid_on(grid)))
+    refuse_unfit({path: mixer.refuses_grid(to, key_grid=keys) for path, mixer, to, keys in changes})
+    for _, mixer, to, keys in changes:
+        mixer.set_grid(to, key_grid=keys)
+    owner: Any = model
+    owner.img_size = size
+    update_model_input_size(model, size)
 
 
 def with_norm_eps(eps: float | None, timm: Row) -> dict[str, Any]:
-    """Add LayerNorms of this eps to the arguments of a timm class; timm's own if None.
-
-    Raises:
-        UserError: If ``norm_layer`` is given as well.
-    """
+    """Add LayerNorms of this eps to the arguments of a timm class; timm's own if None."""
     if eps is None:
         return dict(timm)
     if timm.get("norm_layer") is not None:
@@ -116,9 +283,6 @@ def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, 
     Options for the row's own mixer join those of the row, in whichever of the forms that models
     take either has them; another mixer leaves them behind, and with them the row's arguments that
     ``with_mixer`` names. A row that has options names its mixer.
-
-    Raises:
-        UserError: If there are options of a mixer that the row has not, or too few or many.
     """
     arguments = {**row, **given}
     options = given.get("mixer_options")
@@ -141,9 +305,32 @@ def family_of(name: str) -> tuple[type[nn.Module], Row]:
     return _FAMILIES[name]
 
 
+def family_names() -> list[str]:
+    """Return the names of the registered models."""
+    return list(_FAMILIES)
+
+
 def families() -> list[type[nn.Module]]:
     """Return the classes of the registered models, each once."""
     return list(dict.fromkeys(build for build, _ in _FAMILIES.values()))
+
+
+def _described(row: Row, cfg: Cfg) -> dict[str, Any]:
+    """Return timm's description of a model without weights to download."""
+    side, in_chans = row.get("img_size", 224), row.get("in_chans", 3)
+    return {
+        "url": "",
+        "num_classes": 1000 if side == 224 else 10,  # of ImageNet, or of small images
+        "input_size": (in_chans, side, side),
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5,) * in_chans,
+        "std": (0.5,) * in_chans,
+        "license": "apache-2.0",
+        **(cfg(row) if callable(cfg) else cfg),
+    }
 
 
 def register_variants(
@@ -151,30 +338,25 @@ def register_variants(
     build: type[nn.Module],
     variants: Mapping[str, Row],
     *,
-    cfg: Callable[[str], dict[str, Any]],
-    feature_cfg: Mapping[str, Any],
+    cfg: Cfg,
+    out_indices: int | None = 3,
     filter_fn: Callable[..., Any] | None = None,
     with_mixer: Sequence[str] = (),
 ) -> None:
     """Register every row of a family's table in timm, under its name.
 
-    timm looks for the descriptions in the module, so they are left there as ``default_cfgs``.
-
-    Args:
-        module: ``__name__`` of the family's module.
-        build: The family's class.
-        variants: Name to the arguments of the class.
-        cfg: Makes a name's description, see :func:`base_cfg`.
-        feature_cfg: How timm makes a feature extractor of the model (``features_only=True``).
-        filter_fn: Makes a checkpoint's tensors fit the model, as timm calls it.
-        with_mixer: Arguments of a row that belong to its mixer, so that another mixer given in
-            its place leaves them behind.
+    timm looks for the descriptions in the module (its ``__name__``), so they are left there as
+    ``default_cfgs``, with what ``cfg`` says of a row. Feature extractors
+    (``features_only=True``) give the maps ``out_indices``. ``filter_fn`` makes a checkpoint's
+    tensors fit the model, as timm calls it. Another mixer in place of a row's own leaves the
+    arguments ``with_mixer`` behind.
     """
-    described = {f"{name}.untrained": cfg(name) for name in variants}
-    vars(sys.modules[module])["default_cfgs"] = generate_default_cfgs(described)
+    described = {f"{name}.untrained": _described(row, cfg) for name, row in variants.items()}
+    known = vars(sys.modules[module]).setdefault("default_cfgs", {})
+    known.update(generate_default_cfgs(described))
 
     def register(name: str, row: Row) -> None:
-        classes = cfg(name)["num_classes"]
+        classes = _described(row, cfg)["num_classes"]
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
             if pretrained and not names_weights(weights_of(name, given)):
@@ -189,7 +371,7 @@ def register_variants(
                 name,
                 pretrained,
                 pretrained_filter_fn=filter_fn,
-                feature_cfg=dict(feature_cfg),
+                feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
                 **{"num_classes": classes, **lay_over(row, given, with_mixer)},
             )
             return model

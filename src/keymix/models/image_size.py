@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model takes images of another size than it was trained on."""
+"""A trained model takes images of another size, or more or fewer time steps, than in training."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from keymix.errors import UserError
-from keymix.hosts.base import find_mixers
+from keymix.hosts.base import find_host, find_mixers
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 from keymix.mixers.resize import GridBound
-from keymix.models.input_size import check_patches, tell_mixers, without_memory
+from keymix.models.family import MixerModel, check_patches
 
 Policy = Literal["interpolate", "pool_values"]
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -90,3 +91,36 @@ def _policies_that_serve(model: nn.Module, size: Grid) -> list[str]:
             continue
         found.append(policy)
     return found
+
+
+def tell_mixers(model: nn.Module) -> None:
+    """Tell the mixers in a model of timm's where they sit after it took another image size.
+
+    keymix's own models do so themselves; timm's classes know no mixers.
+    """
+    if find_mixers(model) and not isinstance(model, MixerModel):
+        find_host(model).tell(model)
+
+
+def without_memory(model: nn.Module) -> Any:
+    """Copy a model without the memory of its weights, to try on it what may be refused."""
+    memo: dict[int, Any] = {}
+    for held in model.parameters():
+        memo[id(held)] = nn.Parameter(torch.empty_like(held, device="meta"), held.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def take_time_steps(model: nn.Module, time_steps: int) -> None:
+    """Let a spiking model take so many steps T, 1 or more, from the next call on, or refuse.
+
+    Paper: QKFormer, https://arxiv.org/abs/2403.16552, Table 5 varies T. No weight depends on it.
+    """
+    change = getattr(model, "set_time_steps", None)
+    if change is None:
+        raise UserError(
+            f"time_steps={time_steps} is for spiking models such as qkformer_micro_32; "
+            f"{type(model).__name__} has no time steps. Leave --time-steps out."
+        )
+    change(time_steps)

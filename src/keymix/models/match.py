@@ -24,13 +24,7 @@ WITH_HEADS = (MapMixer, SpikingMixer)
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """What a search chose.
-
-    Args:
-        spec: The mixer with its chosen width.
-        params: Trainable parameters of the model with it.
-        note: The choice in words.
-    """
+    """What a search chose: the mixer with its width, the model's trainable parameters, in words."""
 
     spec: MixerSpec
     params: int
@@ -45,12 +39,7 @@ def trainable(model: nn.Module) -> int:
 def nearest(target: int, count: Callable[[int], int], start: int, stop: int, step: int = 1) -> int:
     """Return the width in range(start, stop, step) whose count is nearest, ties to the smaller.
 
-    Args:
-        target: The count to come near to.
-        count: Parameters by width; growing with the width.
-        start: First width tried.
-        stop: First width not tried any more.
-        step: Negative to search downwards.
+    ``count`` gives parameters by width and grows with it; a negative step searches downwards.
     """
     best, best_gap = start, abs(count(start) - target)
     for width in range(start + step, stop, step):
@@ -78,12 +67,9 @@ def matched(
     are. A mixer never gets fewer heads than the model gives it. One that already has the
     baseline's parameters or more stays as it is, and the note says so.
 
-    Args:
-        spec: The mixer.
-        target: Trainable parameters of the baseline's model.
-        build: Builds the model with a mixer, on the meta device.
-        model: That model with the mixer as it is.
-        baseline: The baseline's mixers, one for all or one a stage, where they are known.
+    ``target`` counts the trainable parameters of the baseline's model. ``build`` builds the model
+    with a mixer, on the meta device; ``model`` has the mixer as it is. ``baseline`` has its mixers,
+    one for all or one a stage, where they are known.
     """
     own = trainable(model)
     given = {key for pairs in spec.options for key, _ in pairs}

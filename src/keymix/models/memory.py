@@ -37,8 +37,7 @@ def memory_of_this_machine() -> float:
 def memory_of_this_group() -> tuple[float, float]:
     """Return the limit of the process's control group and what is used of it, in bytes.
 
-    Returns:
-        Both; an infinite limit and 0 where there is no limit, or the system does not say.
+    Without a limit, or where the system does not say, infinite and 0.
     """
     limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
     return (math.inf, 0.0) if limit is None else (float(limit), float(used or 0))
@@ -63,13 +62,7 @@ def ran_out(error: BaseException | None) -> bool:
 def within_reach(label: str) -> Iterator[None]:
     """Say in one line that tensors without memory are larger than PyTorch can express.
 
-    Its own log tells of each such failure with a stack of calls.
-
-    Args:
-        label: The model and its input, in words.
-
-    Raises:
-        UserError: If a size overflows within.
+    Its own log reports each such failure with a stack of calls.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
@@ -87,13 +80,6 @@ def check_weights_fit(label: str, build: Callable[[], nn.Module]) -> None:
     """Refuse a model whose weights this machine's memory does not hold.
 
     It is built without memory; a model that cannot be built so is left to the attempt.
-
-    Args:
-        label: The model and its arguments, in words.
-        build: Builds it.
-
-    Raises:
-        UserError: With the memory that it needs.
     """
     if torch.get_default_device().type == "meta":
         return
@@ -108,15 +94,7 @@ def check_weights_fit(label: str, build: Callable[[], nn.Module]) -> None:
 
 
 def refuse_beyond_memory(label: str, model: nn.Module) -> None:
-    """Refuse weights that this machine's memory does not hold.
-
-    Args:
-        label: The model, in words.
-        model: The model, on the meta device.
-
-    Raises:
-        UserError: With the memory that it needs.
-    """
+    """Refuse weights, of a model on the meta device, that this machine's memory does not hold."""
     tensors = (*model.parameters(), *model.buffers())
     need = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**30
     there = memory_of_this_machine() / 2**30

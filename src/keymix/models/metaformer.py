@@ -10,6 +10,7 @@ of 32 are CAFormer's. S18 has 3, 3, 9, 3 blocks of width 64, 128, 320, 512, B36 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from timm.layers import to_2tuple, trunc_normal_
@@ -20,8 +21,13 @@ from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.timm_metaformer import HEAD_DIM, stage_grids
 from keymix.mixers.base import Grid
-from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import take_input_size
+from keymix.models.family import (
+    MixerModel,
+    Row,
+    register_variants,
+    stage_matcher,
+    take_input_size,
+)
 
 STEM = (7, 4, 2)
 
@@ -90,11 +96,7 @@ class MixerMetaFormer(MixerModel, MetaFormer):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Say which parameters make a layer, as timm asks for layer-wise learning rates."""
-        blocks = [
-            (r"^stages\.(\d+)\.downsample", (0,)),
-            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-        ]
-        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+        return stage_matcher(r"^stem", "downsample", coarse=coarse)
 
     def reset_classifier(
         self, num_classes: int, global_pool: str | None = None, **timm: Any
@@ -119,7 +121,7 @@ class MixerMetaFormer(MixerModel, MetaFormer):
         Raises:
             UserError: If a mixer cannot take its new grid; it names the mixer and the remedy.
         """
-        take_input_size(self, img_size, stage_grids)
+        take_input_size(self, img_size, partial(stage_grids, self))
 
 
 _S18 = {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)}
@@ -145,15 +147,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
-    side = row.get("img_size", 224)
-    return base_cfg(
-        side,
-        num_classes=10 if side == 32 else 1000,
-        first_conv="stem.conv",
-        classifier="head.fc.fc2" if row.get("use_mlp_head", True) else "head.fc",
-    )
+def _cfg(row: Row) -> Row:
+    last = "head.fc.fc2" if row.get("use_mlp_head", True) else "head.fc"
+    return {"first_conv": "stem.conv", "classifier": last}
 
 
 register_variants(
@@ -161,5 +157,5 @@ register_variants(
     MixerMetaFormer,
     VARIANTS,
     cfg=_cfg,
-    feature_cfg={"out_indices": 4, "feature_cls": "getter"},
+    out_indices=4,
 )

@@ -65,11 +65,7 @@ _CROPPED = {"crop_mode": "center", "interpolation": "bicubic"}
 
 
 def preprocessing_of(data: TrainedOn) -> Config:
-    """Return what the record of a run's data says, as ``pretrained_cfg`` has it.
-
-    Args:
-        data: The record.
-    """
+    """Return what the record of a run's data says, as ``pretrained_cfg`` has it."""
     return {
         "input_size": (data.in_chans, *data.image_size),
         "mean": data.mean,
@@ -83,11 +79,7 @@ def preprocessing_of(data: TrainedOn) -> Config:
 
 
 def _declared(task: str) -> Mapping[str, str]:
-    """Return what the models for a task declare of how its images are resized, if they do.
-
-    Args:
-        task: Name of the task, which weights of an unknown one may tell, too.
-    """
+    """Return what the models for a task, known or not, declare of how its images are resized."""
     takes = get_task(task).takes if task in list_tasks() else task
     builds = [build for build in families() if getattr(build, "task", DEFAULT) == takes]
     return next(filter(None, (getattr(build, "preprocessing", None) for build in builds)), {})
@@ -102,13 +94,9 @@ def described(model: nn.Module) -> Config:
 def describe(model: nn.Module, shown: Mapping[str, Any]) -> None:
     """Let a model's ``pretrained_cfg`` say how its weights want their images shown.
 
-    A backbone in it that has a description of its own, and the encoder of a dense model, get
-    theirs: the same images, and no classes but those that they have. Models that timm did not
-    build are left as they are.
-
-    Args:
-        model: The model.
-        shown: As `preprocessing_of` or `described` return it.
+    ``shown`` is what `preprocessing_of` or `described` returns. A backbone in it that has a
+    description of its own, and the encoder of a dense model, get theirs: the same images, and no
+    classes but those that they have. Models that timm did not build are left as they are.
     """
     cfg = getattr(model, "pretrained_cfg", None)
     if not cfg:
@@ -130,10 +118,7 @@ def describe(model: nn.Module, shown: Mapping[str, Any]) -> None:
 def describe_loaded(model: nn.Module, shown: Mapping[str, Any], *, with_classes: bool) -> None:
     """Do as `describe` does for a model that took some weights over, at its own image size.
 
-    Args:
-        model: The model.
-        shown: What describes the run that the weights are of.
-        with_classes: Whether the classifier was among them.
+    ``with_classes`` says whether the classifier was among them.
     """
     traits = get_model_traits(model)
     channels, *size = shown["input_size"]

@@ -26,10 +26,8 @@ _NETWORK = cast("tuple[type[Exception], ...]", (OSError, *HfHubHTTPError.__bases
 def weights_of(name: str, given: Mapping[str, Any]) -> PretrainedCfg:
     """Return by what timm finds a model's weights.
 
-    Args:
-        name: The model, by timm's name.
-        given: What is given to timm's builder: ``pretrained_cfg`` and ``pretrained_cfg_overlay``
-            go before what the registry has.
+    ``pretrained_cfg`` and ``pretrained_cfg_overlay``, as given to timm's builder, go before what
+    the registry has.
     """
     variant, tag = split_model_name_tag(name)
     config = given.get("pretrained_cfg") or tag or None
@@ -37,11 +35,7 @@ def weights_of(name: str, given: Mapping[str, Any]) -> PretrainedCfg:
 
 
 def names_weights(config: PretrainedCfg) -> bool:
-    """Whether there are weights of a model anywhere.
-
-    Args:
-        config: As :func:`weights_of` returns it.
-    """
+    """Whether there are weights of a model anywhere."""
     return bool(config.has_weights or config.state_dict or config.source)
 
 
@@ -52,13 +46,6 @@ def fetching(name: str, given: Mapping[str, Any]) -> Iterator[None]:
     The Hub's client tries an address five times over half a minute, with a warning each time; it
     is asked once here, unless its cache has the weights. For weights in a file or in memory
     nobody is asked.
-
-    Args:
-        name: The model, by timm's name.
-        given: What else is given to timm's builder.
-
-    Raises:
-        UserError: If the weights cannot be fetched or read; it names the remedy, or the file.
     """
     config = weights_of(name, given)
     if config.source != "hf-hub" and (config.state_dict or config.file):

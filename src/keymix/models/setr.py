@@ -2,11 +2,18 @@
 """SETR: a Transformer encodes the image, a decoder gives every pixel its class.
 
 Papers: SETR, https://arxiv.org/abs/2012.15840; KV attention in SETR (Hwa et al.),
-https://doi.org/10.1007/978-3-658-47422-5_71, Sec. 2.2 and Table 2: here ViT-B/16, and the same
-behind the stages of a ResNet-50 (``…_ce``), each with and without the query of attention.
-Where the paper is silent: ViT's class token, qkv biases and final norm are kept, the token is
-dropped before the decoder; 4 classes, the background and 3 organs. Table 2 has 0.15 M parameters
-more in these rows than anything the text names; what is missing does no multiply-adds.
+https://doi.org/10.1007/978-3-658-47422-5_71, Sec. 2.2 and Table 2: ViT-B/16, the same behind the
+stages of a ResNet-50 (``…_ce``), and CvT-13 (``…_cvt``), each with and without the query of
+attention. Where the paper is silent: ViT's class token, qkv biases and final norm are kept, the
+token is dropped before the decoder; 4 classes, the background and 3 organs. Table 2 has 0.15 M
+parameters more in the rows of the ViT than anything the text names; what is missing does no
+multiply-adds.
+
+The CvT's keys and values have stride 1 in all stages, which the paper does not say: of all strides
+only these come near the multiply-adds of Table 2, and without a query there must be as many keys
+as tokens. Dropping the query drops its convolution and norm too.
+
+``setr`` is no paper's: the decoder meets other encoders than its own, convolutional ones included.
 """
 
 from __future__ import annotations
@@ -18,24 +25,38 @@ from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from timm.layers import get_device_dtype, to_2tuple
+from timm.models._features import FeatureGetterNet, feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from keymix.decoders.segmentation.pup import WIDTHS, PUPDecoder
 from keymix.errors import UserError
-from keymix.hosts.base import Encoded, MixerNames, MixerOptions
-from keymix.layers.patches import ResNetPatchEmbed
+from keymix.hosts.base import Encoded, MixerNames, MixerOptions, find_host, put_mixers
+from keymix.hosts.stages import cvt_grids
+from keymix.layers.patches import ResNetPatchEmbed, whole_size
 from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value
-from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import record_input_size
+from keymix.models.cvt import CvT
+from keymix.models.factory import create_model, task_of_model
+from keymix.models.family import (
+    FeatureModel,
+    Row,
+    Wanted,
+    check_patches,
+    register_variants,
+)
+from keymix.models.image_size import set_image_size
 from keymix.models.vit import MixerVisionTransformer
+from keymix.task import DEFAULT
 
-FEATURES = {"out_indices": 3, "feature_cls": "getter"}
 _START = re.compile(r"(?<!\[)\^")  # of a line, not the one that turns a set of letters round
 CLASSES = 4  # of the paper's masks: background, large bowel, small bowel, stomach
+DEEPEST = 16
+"""Reduction that the decoder's four doublings undo: the deepest map of at most this is decoded."""
+_OF_THE_MODEL = ("img_size", "in_chans", "num_classes", "features_only", "out_indices", "mixer")
 
 
-class SETR(MixerModel, Encoded):
+class SETR(FeatureModel, Encoded):
     """An encoder with token mixers, and the progressive upsampling decoder behind it.
 
     The decoder's weights are drawn first, then the encoder's and the mixers', so at one seed all
@@ -141,37 +162,18 @@ class SETR(MixerModel, Encoded):
         self.encoder.set_input_size(img_size=img_size)
         height, width = to_2tuple(img_size)
         self.img_size = (height, width)
-        record_input_size(self, self.img_size)
+        update_model_input_size(self, self.img_size)
 
-    def forward_intermediates(
-        self,
-        x: Float[Tensor, "B c H W"],
-        indices: int | Sequence[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Return maps of the encoder's stages or blocks, and what the decoder gets.
-
-        Args:
-            x: Images.
-            indices: The last so many, or these; all if None.
-            norm: Normalise them as the last is.
-            stop_early: Run nothing behind the last one asked for.
-            output_fmt: ``"NCHW"``.
-            intermediates_only: Leave the final features out.
-        """
-        if output_fmt != "NCHW":
-            raise UserError(f"{output_fmt=} must be 'NCHW'")
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
+        """Return maps of the encoder's stages or blocks, and what the decoder gets."""
         found = self.encoder.forward_intermediates(
             x,
-            indices=indices,
-            norm=norm,
-            stop_early=stop_early,
-            intermediates_only=intermediates_only,
+            indices=wanted.indices,
+            norm=wanted.norm,
+            stop_early=wanted.stop_early,
+            intermediates_only=wanted.alone,
         )
-        return found if intermediates_only else (self._as_map(found[0], x), found[1])
+        return found if wanted.alone else (self._as_map(found[0], x), found[1])
 
     def prune_intermediate_layers(
         self,
@@ -180,10 +182,14 @@ class SETR(MixerModel, Encoded):
         prune_head: bool = True,
     ) -> list[int]:
         """Drop what stands behind the stages or blocks asked for."""
-        taken: list[int] = self.encoder.prune_intermediate_layers(indices, prune_norm, prune_head)
+        prune = getattr(self.encoder, "prune_intermediate_layers", None)
+        if prune is None:  # what gives a backbone's maps was cut behind the one that is decoded
+            taken = feature_take_indices(len(self.feature_info), indices)[0]
+        else:
+            taken = prune(indices, prune_norm, prune_head)
         if prune_head:
             self.decoder, self.num_classes = nn.Identity(), 0
-        return taken
+        return list(taken)
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
         """Return what the decoder gets: the encoder's patch tokens on their grid."""
@@ -216,12 +222,7 @@ class SETR(MixerModel, Encoded):
 
 
 def within(path: str, matcher: dict[str, Any]) -> dict[str, Any]:
-    """Let a timm model's ``group_matcher`` match it as a part of another model.
-
-    Args:
-        path: Of the part.
-        matcher: What the part's own says.
-    """
+    """Let a timm model's ``group_matcher`` match it as a part, at this path, of another model."""
 
     def inside(pattern: str) -> str:
         return rf"^{re.escape(path)}\.(?:{_START.sub('', pattern)})"
@@ -305,7 +306,9 @@ class SETRViT(SETR):
             device=device,
             dtype=dtype,
         )
-        stem = {} if stem_depths is None else {"embed_layer": _resnet(stem_depths)}
+        stem: dict[str, Any] = {}
+        if stem_depths is not None:
+            stem["embed_layer"] = partial(ResNetPatchEmbed, depths=stem_depths)
         self.encoder = MixerVisionTransformer(
             img_size=img_size,
             patch_size=patch_size,
@@ -336,24 +339,260 @@ class SETRViT(SETR):
         return to_image(patches, grid)
 
 
-def _resnet(depths: Sequence[int]) -> Any:
-    return partial(ResNetPatchEmbed, depths=depths)
+class SETRCvT(SETR):
+    """SETR on a CvT; mixers sit at ``encoder.stages.<s>.blocks.<i>.attn.mixer``.
 
-
-def setr_cfg(img_size: int, first_conv: str | None) -> dict[str, Any]:
-    """Return timm's description of a SETR.
+    Images of any size go in where the mixers allow it.
 
     Args:
-        img_size: Side of the images it was made for, pixels.
-        first_conv: Path of its first convolution; None where it is not known.
+        img_size: Side, or height and width, of the images, pixels.
+        in_chans: Channels of the images.
+        num_classes: Outputs of a pixel.
+        embed_dims: Width of every stage.
+        depths: Blocks of every stage.
+        num_heads: Heads of every stage.
+        mlp_ratio: Hidden width of the MLPs over that of the tokens.
+        kv_stride: Step of the convolutions of keys and values, for all stages or one a stage.
+        qkv_bias: Biases of the mixers' input projections.
+        class_token: Whether a class token passes through the last stage; it is not decoded.
+        decoder_widths: Channels behind each convolution of the decoder; each doubles the size.
+        drop_rate: Probability of dropping a channel before the classifier.
+        proj_drop_rate: Probability of dropping a value behind mixers and in MLPs.
+        attn_drop_rate: Probability of dropping an entry of an attention map.
+        drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
+        mixer: One name, or one a stage, or one a block.
+        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        device: As PyTorch's modules take it.
+        dtype: As PyTorch's modules take it.
+
+    Shape: images ``[B, in_chans, H, W]`` -> logits ``[B, num_classes, H, W]``.
+
+    Raises:
+        UserError: If values do not fit one another, or a mixer cannot sit here.
     """
-    return base_cfg(img_size, first_conv=first_conv, classifier="decoder.head", num_classes=CLASSES)
+
+    def __init__(
+        self,
+        *,
+        img_size: int | Grid = 224,
+        in_chans: int = 3,
+        num_classes: int = CLASSES,
+        embed_dims: Sequence[int] = (64, 192, 384),
+        depths: Sequence[int] = (1, 2, 10),
+        num_heads: Sequence[int] = (1, 3, 6),
+        mlp_ratio: float = 4.0,
+        kv_stride: int | Sequence[int] = 1,
+        qkv_bias: bool = True,
+        class_token: bool = True,
+        decoder_widths: Sequence[int] = WIDTHS,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        mixer: MixerNames = "softmax",
+        mixer_options: MixerOptions = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            dim=embed_dims[-1],
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            decoder_widths=decoder_widths,
+            drop_rate=drop_rate,
+            device=device,
+            dtype=dtype,
+        )
+        self.encoder = CvT(
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=0,
+            global_pool="",
+            embed_dims=embed_dims,
+            depths=depths,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            kv_stride=kv_stride,
+            qkv_bias=qkv_bias,
+            class_token=class_token,
+            proj_drop_rate=proj_drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            drop_path_rate=drop_path_rate,
+            mixer=mixer,
+            mixer_options=mixer_options,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
+        patches = features[:, self.encoder.num_prefix_tokens :]
+        grid = cvt_grids(self.encoder, (x.shape[-2], x.shape[-1]))[-1]
+        return to_image(patches, grid)
+
+
+class SETRBackbone(SETR):
+    """A timm backbone's map of features, decoded.
+
+    Maps are those of ``features_only``: those of a ViT come without its final norm. Mixers sit
+    where the backbone has attention, if its family has an adapter, at ``encoder.model.…``. All
+    weights but the mixers' are equal at one seed.
+
+    Args:
+        backbone: Name of the backbone, timm's or keymix's.
+        backbone_options: Its further arguments.
+        out_index: Number of the map that is decoded, from 0; None for the deepest that is reduced
+            by at most 16.
+        img_size: Side, or height and width, of the images, pixels.
+        in_chans: Channels of the images.
+        num_classes: Outputs of a pixel.
+        decoder_widths: Channels behind each convolution of the decoder, which doubles the size
+            then; None for as many of the paper's as bring the map near to the image's size.
+        drop_rate: Probability of dropping a channel before the classifier.
+        drop_path_rate: Stochastic depth of the backbone, probability; above 0 for those that have
+            it.
+        mixer: One name, or one a stage, or one a block; None for the backbone's own attention.
+        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+
+    Shape: images ``[B, in_chans, H, W]`` -> logits ``[B, num_classes, H, W]``.
+
+    Raises:
+        UserError: If there is no such backbone or map, or a mixer cannot sit in it.
+    """
+
+    encoder_path = "encoder.model"  # what gathers the maps is around it
+
+    def __init__(
+        self,
+        *,
+        backbone: str = "resnet50",
+        backbone_options: Mapping[str, Any] | None = None,
+        out_index: int | None = None,
+        img_size: int | Grid = 224,
+        in_chans: int = 3,
+        num_classes: int = CLASSES,
+        decoder_widths: Sequence[int] | None = None,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        mixer: MixerNames | None = None,
+        mixer_options: MixerOptions = None,
+    ) -> None:
+        options = _checked(backbone, backbone_options or {})
+        if drop_path_rate:
+            options["drop_path_rate"] = drop_path_rate
+        options |= {"img_size": img_size, "in_chans": in_chans, "num_classes": 0}
+        encoder, reduction = _encoder(backbone, out_index, options)
+        if decoder_widths is None:
+            doublings = max(1, min(len(WIDTHS), reduction.bit_length() - 1))
+            decoder_widths = WIDTHS[:doublings]
+        super().__init__(
+            dim=encoder.feature_info.channels()[-1],
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            decoder_widths=decoder_widths,
+            drop_rate=drop_rate,
+        )
+        self.encoder = encoder
+        if mixer is not None:
+            find_host(self._body)  # its refusal names the backbone's class
+            put_mixers(self, mixer, mixer_options)
+        elif mixer_options:
+            raise UserError(f"mixer_options were given for {backbone!r}, but no mixer")
+
+    @property
+    def _body(self) -> Any:
+        """The backbone, without what gathers its maps."""
+        return self.encoder.model
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """The maps up to the one that is decoded: channels, reduction and path."""
+        known = self.encoder.feature_info
+        own = [known.info[i] for i in known.out_indices]
+        return [{**info, "module": f"{self.encoder_path}.{info['module']}"} for info in own]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that weight decay leaves alone: the backbone's, and what the mixers name."""
+        names: set[str] = getattr(self._body, "no_weight_decay", set)()
+        return super().no_weight_decay() | {f"{self.encoder_path}.{name}" for name in names}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Say which parameters make a layer: the backbone's own, then the decoder."""
+        own: Any = getattr(self._body, "group_matcher", None)
+        if own is None:
+            return {"stem": r"^encoder", "blocks": r"^decoder\.blocks\.(\d+)"}
+        return within(self.encoder_path, own(coarse=coarse))
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of the backbone's blocks instead of keeping them."""
+        self._body.set_grad_checkpointing(enable)
+
+    def set_input_size(self, img_size: int | Grid | None = None) -> None:
+        """Change the image size; what is refused changes nothing.
+
+        Args:
+            img_size: Side, or height and width, pixels; as it is if None.
+
+        Raises:
+            UserError: If the backbone, or a mixer in it, cannot take it.
+        """
+        if img_size is None:
+            return
+        size = whole_size("img_size", img_size)
+        set_image_size(self._body, size)
+        self.img_size = size
+        update_model_input_size(self, size)
+
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
+        """Return maps of the backbone, all of which run and have no norm, and what is decoded."""
+        if wanted.norm:
+            raise UserError("maps of a backbone come without a norm; leave norm=True out")
+        maps = self.encoder(x)
+        taken, _ = feature_take_indices(len(maps), wanted.indices)
+        found = [maps[i] for i in taken]
+        return found if wanted.alone else (maps[-1], found)
+
+    def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
+        """Return what the decoder gets: the map of the backbone."""
+        found: Tensor = self.encoder(x)[-1]
+        return found
+
+
+def _checked(backbone: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse a backbone that decodes maps itself, and arguments that the model itself takes."""
+    if task_of_model(backbone) != DEFAULT:
+        raise UserError(f"{backbone=} has a decoder itself; name what encodes, such as 'resnet50'")
+    for name in _OF_THE_MODEL:
+        if name in given:
+            raise UserError(f"backbone_options has {name!r}, which the model says; leave it out")
+    return dict(given)
+
+
+def _encoder(name: str, index: int | None, options: Mapping[str, Any]) -> tuple[Any, int]:
+    """Build what gives the maps up to the one wanted, and say by how much that one is reduced."""
+    body: Any = create_model(name, **options)
+    known = getattr(body, "feature_info", None)
+    infos = list(getattr(known, "info", known) or ())
+    if not infos or not hasattr(body, "forward_intermediates"):
+        raise UserError(f"backbone={name!r} gives no maps of features; take another, as 'resnet50'")
+    reductions = [int(info["reduction"]) for info in infos]
+    if index is None:
+        fitting = [i for i, reduction in enumerate(reductions) if reduction <= DEEPEST]
+        index = fitting[-1] if fitting else 0
+    if not 0 <= index < len(infos):
+        raise UserError(
+            f"out_index={index}: {name!r} gives maps 0 to {len(infos) - 1}, reduced by "
+            f"{', '.join(map(str, reductions))}"
+        )
+    check_patches(body)
+    return FeatureGetterNet(body, out_indices=tuple(range(index + 1))), reductions[index]
 
 
 _CE = {"stem_depths": (3, 4, 9)}
 _KV = {"mixer": "key_value"}
 
-VARIANTS: dict[str, dict[str, Any]] = {
+_ON_VIT: dict[str, dict[str, Any]] = {
     "setr_qkv": {},
     "setr_kv": _KV,
     "setr_kv_pos": {**_KV, "mixer_options": {"pos_dim": 50}},
@@ -371,12 +610,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "weight_init": "jax",  # Xavier: timm's N(0, 0.02) starts a net this narrow very slowly
     },
 }
+_ON_CVT: dict[str, dict[str, Any]] = {"setr_qkv_cvt": {}, "setr_kv_cvt": _KV}
+_ON_BACKBONE: dict[str, dict[str, Any]] = {"setr": {}}
+VARIANTS = {**_ON_VIT, **_ON_CVT, **_ON_BACKBONE}
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
-    patches = "proj" if "stem_depths" not in row else "backbone.conv1"
-    return setr_cfg(row.get("img_size", 224), f"encoder.patch_embed.{patches}")
+def _register(build: type[SETR], variants: dict[str, dict[str, Any]], first: str | None) -> None:
+    """Register models whose first convolution is at this path, None where it is not known."""
+
+    def cfg(row: Row) -> Row:
+        conv = "encoder.patch_embed.backbone.conv1" if "stem_depths" in row else first
+        return {"first_conv": conv, "classifier": "decoder.head", "num_classes": CLASSES}
+
+    register_variants(__name__, build, variants, cfg=cfg)
 
 
-register_variants(__name__, SETRViT, VARIANTS, cfg=_cfg, feature_cfg=FEATURES)
+_register(SETRViT, _ON_VIT, "encoder.patch_embed.proj")
+_register(SETRCvT, _ON_CVT, "encoder.stages.0.patch_embed.proj")
+_register(SETRBackbone, _ON_BACKBONE, None)

@@ -32,7 +32,9 @@ from keymix.layers.spiking_embed import (
 )
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
-from keymix.models.family import base_cfg, register_variants
+from keymix.models.family import (
+    register_variants,
+)
 from keymix.models.spiking import SpikingTransformer
 
 # how many of QKFormer's embeddings make tokens as large as those of the splitting stem, and where
@@ -180,21 +182,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
-    return base_cfg(
-        row.get("img_size", 224),
-        row.get("in_chans", 3),
-        num_classes=1000 if "img_size" not in row else 10,
-        first_conv="stages.0.patch_embed.convs.0.conv",
-        classifier="head",
-    )
-
-
 register_variants(
     __name__,
     Spikformer,
     VARIANTS,
-    cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    cfg={"first_conv": "stages.0.patch_embed.convs.0.conv", "classifier": "head"},
 )

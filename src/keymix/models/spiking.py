@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from timm.layers import get_device_dtype, to_2tuple, trunc_normal_
+from timm.layers import to_2tuple, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -18,8 +18,7 @@ from keymix.hosts.stages import spiking_grids
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
 from keymix.models.arguments import check_value
-from keymix.models.family import MixerModel
-from keymix.models.input_size import take_input_size
+from keymix.models.family import StageModel, Wanted, linear_head
 
 POOLS = ("avg", "")
 
@@ -29,15 +28,8 @@ Images = Float[Tensor, "B c H W"] | Float[Tensor, "B T c H W"]
 def with_steps(x: Tensor, steps: int, in_chans: int) -> Float[Tensor, "S B c H W"]:
     """Turn what a model is handed so that time comes first, and channels lie last in memory.
 
-    An image is one step that stands for all.
-
-    Args:
-        x: Images ``[B, c, H, W]``, or frames ``[B, T, c, H, W]``.
-        steps: The model's T.
-        in_chans: The model's channels.
-
-    Raises:
-        UserError: If time steps or channels are others than the model's; it names the axes.
+    An image ``[B, c, H, W]`` is one step that stands for all; frames ``[B, T, c, H, W]`` have the
+    model's steps T and channels.
     """
     shape = list(x.shape)
     if x.ndim not in (4, 5):
@@ -60,7 +52,7 @@ def with_steps(x: Tensor, steps: int, in_chans: int) -> Float[Tensor, "S B c H W
     return images.view(time_first.shape)
 
 
-class SpikingTransformer(MixerModel):
+class SpikingTransformer(StageModel):
     """Stages of spiking blocks, rates averaged over steps and places, and a linear classifier.
 
     Neurons start from rest in every call, so that no call hears of the one before. The backbone's
@@ -98,7 +90,7 @@ class SpikingTransformer(MixerModel):
         dtype: Any,
     ) -> None:
         super().__init__()
-        _check_pool(global_pool, num_classes)
+        self.check_pool(global_pool, num_classes)
         height, width = to_2tuple(img_size)
         self.img_size: Grid = (height, width)
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
@@ -119,7 +111,8 @@ class SpikingTransformer(MixerModel):
             info = {"num_chs": stages[s].dim, "reduction": reduction, "module": path}
             self.feature_info.append(info)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = _classifier(self.num_features, num_classes, device=device, dtype=dtype)
+        self.head = linear_head(self.num_features, num_classes, device=device, dtype=dtype)
+        self.start(self.head)
         put_mixers(self, mixer, mixer_options)
 
     def set_time_steps(self, time_steps: int) -> None:
@@ -131,111 +124,56 @@ class SpikingTransformer(MixerModel):
         check_value("time_steps", time_steps, int)
         self.time_steps = time_steps
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Say which parameters make a layer, as timm asks for layer-wise learning rates."""
-        blocks = [
-            (r"^stages\.(\d+)\.patch_embed", (0,)),
-            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-        ]
-        return {
-            "stem": r"^stages\.0\.patch_embed",
-            "blocks": r"^stages\.(\d+)" if coarse else blocks,
-        }
+    def grids(self, image: Grid) -> list[Grid]:
+        """Grid of the tokens in every stage, for images of this height and width in pixels."""
+        return spiking_grids(self, image)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the activations of blocks in the backward pass instead of keeping them."""
-        self.grad_checkpointing = enable
-        for stage in self._stages():
-            stage.grad_checkpointing = enable
+    def check_pool(self, global_pool: str, num_classes: int) -> None:
+        """Refuse an unknown read-out, and a classifier of features at every place."""
+        if global_pool not in POOLS:
+            raise unknown("global_pool", global_pool, POOLS)
+        if not global_pool and num_classes > 0:
+            raise UserError("global_pool='' leaves places as they are, for num_classes=0 alone")
 
-    def get_classifier(self) -> nn.Module:
-        """The last layer."""
-        return self.head
+    def start(self, module: nn.Module) -> None:
+        """Start the classifier as Spikformer does: from N(0, 0.02), cut at 2, the bias at 0."""
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the last layer.
-
-        Args:
-            num_classes: Its outputs; 0 for none.
-            global_pool: What is read out; as it was if None.
-        """
-        check_value("num_classes", num_classes, int)
-        pool = self.global_pool if global_pool is None else global_pool
-        _check_pool(pool, num_classes)
-        self.global_pool, self.num_classes = pool, num_classes
-        head = _classifier(self.num_features, num_classes, **get_device_dtype(self))
-        self.head = head.train(self.training)
-
-    def set_input_size(self, img_size: int | Grid | None = None) -> None:
-        """Change the image size, as timm's; all mixers are asked before any changes.
-
-        Args:
-            img_size: Side, or height and width, pixels; as it is if None.
-
-        Raises:
-            UserError: If a mixer cannot take its new grid; it names the mixer and the remedy.
-        """
-        take_input_size(self, img_size, spiking_grids)
-
-    def forward_intermediates(
-        self,
-        x: Images,
-        indices: int | Sequence[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Return features between, means over the steps, and the final ones.
-
-        Args:
-            x: Images, or frames.
-            indices: The last so many of ``feature_info``, or these; all if None.
-            norm: Normalise the last; there is no norm behind it, so it changes nothing.
-            stop_early: Run nothing behind the last one asked for.
-            output_fmt: ``"NCHW"``.
-            intermediates_only: Leave the final features out.
-        """
-        if output_fmt != "NCHW":
-            raise UserError(f"{output_fmt=} must be 'NCHW'")
-        take, last = feature_take_indices(len(self.taps), indices)
-        wanted = [self.taps[i] for i in take]
+    def intermediates(self, x: Images, wanted: Wanted) -> Any:
+        """Return features of blocks, means over the steps, and the final ones; none has a norm."""
+        take, last = feature_take_indices(len(self.taps), wanted.indices)
+        taken = [self.taps[i] for i in take]
         found: list[Tensor] = []
         x = with_steps(x, self.time_steps, self.in_chans)
-        for s, stage in enumerate(self._stages()):
-            if stop_early and s > self.taps[last][0]:
+        for s, stage in enumerate(self.stages):
+            if wanted.stop_early and s > self.taps[last][0]:
                 break
             x = stage.patch_embed(x, self.time_steps)
             for i, block in enumerate(stage.blocks):
-                if stop_early and (s, i) > self.taps[last]:
+                if wanted.stop_early and (s, i) > self.taps[last]:
                     break
                 x = stage.mix(x, block)
-                if (s, i) in wanted:
+                if (s, i) in taken:
                     found.append(x.mean(0))
-        return found if intermediates_only else (x.mean(0), found)
+        return found if wanted.alone else (x.mean(0), found)
 
-    def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Drop what stands behind the features asked for."""
-        take, last = feature_take_indices(len(self.taps), indices)
-        if last + 1 < len(self.taps):
-            stage, block = self.taps[last]
-            self.stages = self.stages[: stage + 1]
-            self._stages()[stage].blocks = self._stages()[stage].blocks[: block + 1]
-            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
-            prune_head = True
-        if prune_head:
-            self.reset_classifier(0, "")
-        return list(take)
+    @property
+    def num_maps(self) -> int:
+        """Blocks behind which features are taken."""
+        return len(self.taps)
+
+    def keep_maps(self, count: int) -> None:
+        """Drop the blocks and stages after the first so many maps."""
+        stage, block = self.taps[count - 1]
+        self.stages = self.stages[: stage + 1]
+        self.stages[stage].blocks = self.stages[stage].blocks[: block + 1]
 
     def forward_features(self, x: Images) -> Float[Tensor, "B C h w"]:
         """Return the last stage's features, their mean over the steps."""
         x = with_steps(x, self.time_steps, self.in_chans)
-        for stage in self._stages():
+        for stage in self.stages:
             x = stage(x, self.time_steps)
         return x.mean(0)
 
@@ -251,27 +189,3 @@ class SpikingTransformer(MixerModel):
         x = self.head_drop(x)
         out: Tensor = x if pre_logits else self.head(x)
         return out
-
-    def forward(self, x: Images) -> Tensor:
-        """Classify images ``[B, c, H, W]``, or frames ``[B, T, c, H, W]``."""
-        return self.forward_head(self.forward_features(x))
-
-    def _stages(self) -> list[SpikingStage]:
-        return [stage for stage in self.stages if isinstance(stage, SpikingStage)]
-
-
-def _check_pool(global_pool: str, num_classes: int) -> None:
-    if global_pool not in POOLS:
-        raise unknown("global_pool", global_pool, POOLS)
-    if not global_pool and num_classes > 0:
-        raise UserError("global_pool='' leaves places as they are, for num_classes=0 alone")
-
-
-def _classifier(width: int, num_classes: int, **factory: Any) -> nn.Module:
-    """Start as Spikformer does: from N(0, 0.02), cut at 2, the bias at 0."""
-    if num_classes == 0:
-        return nn.Identity()
-    head = nn.Linear(width, num_classes, **factory)
-    trunc_normal_(head.weight, std=0.02)
-    nn.init.zeros_(head.bias)
-    return head

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from timm.models._input import update_model_input_size
 from timm.models.swin_transformer import (
     SwinTransformer,
     calc_stage_window_sizes,
@@ -30,8 +31,13 @@ from keymix.hosts.base import MixerNames, MixerOptions, put_mixers
 from keymix.hosts.timm_swin import TimmSwin
 from keymix.layers.patches import PatchMerge
 from keymix.mixers.base import Grid
-from keymix.models.family import MixerModel, base_cfg, register_variants
-from keymix.models.input_size import check_patches, grid_of, record_input_size, refuse_unfit
+from keymix.models.family import (
+    MixerModel,
+    check_patches,
+    grid_of,
+    refuse_unfit,
+    register_variants,
+)
 
 
 class MixerSwinTransformer(MixerModel, SwinTransformer):
@@ -163,7 +169,7 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
             stage.input_resolution, stage.output_resolution = before, after
         for _, block, to in changes:
             block.set_input_size(*to)
-        record_input_size(
+        update_model_input_size(
             self,
             self.patch_embed.img_size,
             patch_size=patch_size,
@@ -202,16 +208,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    side = VARIANTS[name]["img_size"]
-    return base_cfg(side, first_conv="patch_embed.proj", classifier="head.fc")
-
-
 register_variants(
     __name__,
     MixerSwinTransformer,
     VARIANTS,
-    cfg=_cfg,
-    feature_cfg={"out_indices": None, "feature_cls": "getter"},  # all stages
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head.fc"},
+    out_indices=None,  # all stages
     filter_fn=checkpoint_filter_fn,
 )

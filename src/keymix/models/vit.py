@@ -18,8 +18,13 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.patches import ShiftedPatchEmbed
-from keymix.models.family import MixerModel, base_cfg, register_variants, with_norm_eps
-from keymix.models.input_size import asked_grid, check_patches
+from keymix.models.family import (
+    MixerModel,
+    asked_grid,
+    check_patches,
+    register_variants,
+    with_norm_eps,
+)
 
 
 class MixerVisionTransformer(MixerModel, VisionTransformer):
@@ -145,21 +150,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    row = VARIANTS[name]
-    return base_cfg(
-        row["img_size"],
-        row.get("in_chans", 3),
-        first_conv="patch_embed.proj",
-        classifier="head",
-    )
-
-
 register_variants(
     __name__,
     MixerVisionTransformer,
     VARIANTS,
-    cfg=_cfg,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head"},
     filter_fn=checkpoint_filter_fn,
 )

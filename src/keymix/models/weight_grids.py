@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which grids a checkpoint's positions lie: what its image size says, or else its counts."""
+"""A checkpoint's tensors in the shapes of a model: layouts, grids of positions, whole mixers.
+
+The grid of its positions follows from its image size, or else from their number.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
@@ -15,9 +20,9 @@ from keymix.errors import UserError
 from keymix.hosts.base import encoder_of, find_mixers
 from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
-from keymix.mixers.base import Grid
+from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound
-from keymix.models.input_size import tell_mixers, without_memory
+from keymix.models.image_size import tell_mixers, without_memory
 
 _REMEDY = "give img_size=, the height and width in pixels of the images they were trained on"
 _OTHER = "they were trained on images of another size: give that one, img_size=(height, width)"
@@ -25,27 +30,20 @@ _OTHER = "they were trained on images of another size: give that one, img_size=(
 
 @dataclass(frozen=True)
 class Geometry:
-    """Grids of a model at the image size that weights were made at.
+    """Grids of a model at the image size (pixels) that weights were made at, None if unknown.
 
-    Args:
-        size: That size, pixels; None if nobody said.
-        model: The model at that size, without memory; None if nobody said.
+    ``model`` is the model at that size, without memory.
     """
 
     size: Grid | None = None
     model: nn.Module | None = None
 
     def resolve(self, count: int, mine: Grid, there: Grid | None) -> Grid:
-        """Return the grid that so many positions of a checkpoint lie on.
+        """Return the grid that so many positions of a checkpoint are on.
 
-        Args:
-            count: Positions.
-            mine: The model's own grid.
-            there: The model's at the size of the weights, where that is known.
-
-        Raises:
-            UserError: If the size contradicts the count, or no size is known and the count alone
-                leaves it open.
+        It is ``there``, the model's at the size of the weights, where that is known; else ``mine``,
+        the model's own, or a square. Refused if the size contradicts the count, or the count alone
+        leaves it open.
         """
         if self.size is not None and there is not None:
             if math.prod(there) != count:
@@ -87,16 +85,7 @@ class Geometry:
         return None if resolution is None else window_grid(resolution, window)
 
     def window(self, path: str, rows: int, mine: Grid) -> Grid:
-        """Return the window that a table of relative positions is for.
-
-        Args:
-            path: The module that has the table.
-            rows: Rows of the checkpoint's table.
-            mine: The window of the model.
-
-        Raises:
-            UserError: If the rows fit several windows and nothing tells which.
-        """
+        """Return the window that a table of so many rows is for; ``mine`` is the model's there."""
         there: Any = None if self.model is None else self.model.get_submodule(path)
         known = None if there is None else tuple(there.window_size)
         if rows == _rows(mine) and (mine[0] == mine[1] or known == mine):
@@ -124,13 +113,7 @@ def _rows(window: Grid) -> int:
 
 
 def resized_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resample a table of relative positions for windows of another size, as timm does.
-
-    Args:
-        table: ``[(2 h - 1) (2 w - 1), heads]``.
-        old: Its window.
-        new: The window wanted.
-    """
+    """Resample a table ``[(2 h - 1) (2 w - 1), heads]`` for other windows, as timm does."""
     if old == new:
         return table
     shape = (_rows(new), table.shape[1])
@@ -143,15 +126,7 @@ def resized_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def geometry_at(model: nn.Module, img_size: Any) -> Geometry:
-    """Say how a model's grids lie at another image size; the model itself is left alone.
-
-    Args:
-        model: Any model.
-        img_size: Side, or height and width, pixels; None if nobody knows.
-
-    Raises:
-        UserError: If it is no size, or none that the model could have.
-    """
+    """Say how a model's grids are at another image size (pixels); the model is left alone."""
     if img_size is None:
         return Geometry()
     size = whole_size("img_size", img_size)
@@ -191,3 +166,141 @@ def windowed(model: nn.Module, path: str) -> bool:
     """Whether a table of relative positions at a path is one of windows."""
     module: Any = model.get_submodule(path)
     return isinstance(module, HostedWindows) or hasattr(module, "window_size")
+
+
+def pointwise(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """Turn a 1x1 convolution's weight into a linear map's or back, if that gives ``shape``."""
+    linear, convolution = sorted((tensor.shape, shape), key=len)
+    if len(linear) == 2 and convolution == (*linear, 1, 1):
+        return tensor.reshape(shape)
+    return tensor
+
+
+def adapted_mixer(
+    mixer: TokenMixer,
+    state: Mapping[str, Tensor],
+    path: str,
+    geometry: Geometry,
+    window: Grid | None = None,
+) -> dict[str, tuple[Tensor, bool]]:
+    """Fit the tensors that a checkpoint has at a mixer's place to the mixer, or refuse them all.
+
+    They are the mixer's if all its projections are among them (all it has, if it has none) and none
+    is left over or of another shape, after learned keys were resampled. ``path`` is the mixer's,
+    ``window`` the sides of the checkpoint's windows, where its table of relative positions tells.
+
+    Returned are, by name, the tensor and whether it was resampled; nothing if they are another
+    mixer's.
+    """
+    # what it may hold besides counts as its own
+    own = {name: getattr(mixer, name) for name in mixer.optional_state} | mixer.state_dict()
+    linears = {id(linear.weight) for linear in mixer.projections}
+    weights = {name for name, p in mixer.named_parameters() if id(p) in linears}
+    if not state or not (weights or own.keys()) <= state.keys() or not state.keys() <= own.keys():
+        return {}
+    shaped = {name: pointwise(tensor, own[name].shape) for name, tensor in state.items()}
+    try:
+        moved = _on_this_grid(mixer, shaped, own, _Origin(path, geometry, window))
+    except UserError as error:
+        raise UserError(f"{path} ({mixer.mixer_name}) {error}") from None
+    if any(tensor.shape != own[name].shape for name, tensor in moved.items()):
+        return {}
+    return {name: (tensor, tensor is not shaped.get(name)) for name, tensor in moved.items()}
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a checkpoint's keys may lie: the mixer's path, the grids known, its windows' sides."""
+
+    path: str
+    geometry: Geometry
+    window: Grid | None
+
+
+def _on_this_grid(
+    mixer: TokenMixer, state: dict[str, Tensor], own: Mapping[str, Tensor], origin: _Origin
+) -> dict[str, Tensor]:
+    """Resample what is learned a position, as far as shapes fit it; empty where it cannot be."""
+    home = mixer.site.key_grid or mixer.site.grid
+    laid, implied = state.keys() & set(mixer.grid_parameters), mixer.optional_state - state.keys()
+    wrong = {name for name, tensor in state.items() if tensor.shape != own[name].shape}
+    if home is None or not wrong <= laid:
+        return state
+    keys: Grid
+    windows: Grid | None = None
+    if implied and not laid:  # by the grid itself, which no shape tells
+        keys = origin.window or origin.geometry.keys(origin.path) or home
+    elif not laid:
+        whole = mixer.tied_to_grid and not mixer.grid_parameters  # a map of all positions
+        there = origin.geometry.keys(origin.path)
+        fits = not whole or origin.geometry.resolve(math.prod(home), home, there) == home
+        return state if fits else {}
+    else:
+        axis = (1,) if mixer.site.own_windows else ()  # of windows, which one window's keys lack
+        ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong} or {(1, 1)}
+        if len(ratios) != 1 or ratios == {(0, 1)}:  # shapes of something else than positions
+            return state
+        keys, windows = _lain(mixer, home, ratios.pop(), origin)
+    if keys == home and windows in (None, mixer.site.window_grid):
+        return state
+    if mixer.keeps_grid:
+        raise _kept(mixer, home, _told(keys, windows), windows)
+    try:
+        there = mixer.site.grid or keys
+        return mixer.adapt_state(state, there, key_grid=keys, window_grid=windows)
+    except UserError:
+        return state
+
+
+def _kept(mixer: TokenMixer, home: Grid, theirs: str, windows: Grid | None = None) -> UserError:
+    return UserError(
+        f"keeps what it learned on the grid of its training (resize='pool_values'): theirs on "
+        f"{theirs}, the model's on {_told(home, windows and mixer.site.window_grid)}; build the "
+        "model at the image size of the training, load, then call set_input_size, or take "
+        "resize='interpolate'"
+    )
+
+
+def _told(keys: Grid, windows: Grid | None) -> str:
+    grid = f"{keys[0]}x{keys[1]}"
+    return grid if windows is None else f"{grid} in each of {windows[0]}x{windows[1]} windows"
+
+
+def _lain(
+    mixer: TokenMixer, home: Grid, ratio: tuple[int, int], origin: _Origin
+) -> tuple[Grid, Grid | None]:
+    """Return the grid of a checkpoint's keys, and how windows with keys of their own lay."""
+    site, geometry = mixer.site, origin.geometry
+    theirs, ours = ratio
+    if site.own_windows and site.window_grid is not None:
+        keys = origin.window or home
+        number = site.windows * math.prod(home) * theirs // (ours * math.prod(keys))
+        there = geometry.windows(origin.path, keys)
+        return keys, geometry.resolve(number, site.window_grid, there)
+    count = site.num_keys * theirs // ours - site.num_prefix_tokens
+    there = geometry.keys(origin.path)
+    if mixer.keeps_grid and there is not None and count != math.prod(there):
+        if count == math.prod(home):  # built like this one, it took the other size afterwards
+            return home, None
+        raise _kept(mixer, home, f"one of {count} positions")
+    return geometry.resolve(count, home, there), None
+
+
+def _ratio(
+    theirs: Sequence[int], ours: Sequence[int], axis: tuple[int, ...] = ()
+) -> tuple[int, int]:
+    """Return how many times more positions there are, as a fraction; 0 if shapes tell otherwise.
+
+    Positions are along one axis, or, of windows, along two that both differ: windows and keys.
+    ``axis`` comes before the shape that is an axis short.
+    """
+    theirs = (*axis, *theirs) if len(theirs) < len(ours) else tuple(theirs)
+    ours = (*axis, *ours) if len(ours) < len(theirs) else tuple(ours)
+    if len(theirs) != len(ours):
+        return 0, 1
+    axes = [i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b]
+    if len(axes) != 1 and not (axis and axes == [0, 2]):
+        return 0, 1
+    more, fewer = (math.prod(shape[i] for i in axes) for shape in (theirs, ours))
+    common = math.gcd(more, fewer)
+    return more // common, fewer // common

@@ -38,15 +38,10 @@ _FAILURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Weights as they were read.
+    """Weights as they were read: tensors by name, and what errors call them.
 
-    Attributes:
-        tensors: By name.
-        called: What to call them in errors.
-        img_size: Height and width of the images they were trained on, pixels, where a run wrote
-            them; None where nothing says.
-        shown: How those images were shown, as ``pretrained_cfg`` has it; None where nothing says.
-        shifts: How shifted patches were moved, where a run of such a model wrote them.
+    Where a run wrote them: height and width of its images in pixels, how these were shown (as
+    ``pretrained_cfg`` has it), and how shifted patches were moved.
     """
 
     tensors: dict[str, Tensor]
@@ -76,14 +71,7 @@ class _Shown(_Sized):
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
-    """Read weights.
-
-    Args:
-        source: A state dict, a file of tensors, or a run's folder.
-
-    Raises:
-        UserError: If it is none of these, damaged, or holds anything else than tensors by name.
-    """
+    """Read weights: a state dict, a file of tensors, or a run's folder; refuse anything else."""
     if isinstance(source, Mapping):
         called = "the state dict"
         return Source(tensors=_tensors(source, called), called=called)
@@ -123,14 +111,7 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
 def shifts_of(path: Path) -> str | None:
     """Read how shifted patches were moved in the run that wrote a file of weights.
 
-    Args:
-        path: The file.
-
-    Returns:
-        As the option ``shifts`` takes it; None where nothing says, or patches were not shifted.
-
-    Raises:
-        UserError: If the file is damaged.
+    As the option ``shifts`` takes it; None where nothing says, or patches were not shifted.
     """
     try:
         return _shifts(_facts(path))

@@ -13,13 +13,18 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
-from keymix.hosts.base import encoder_of, find_mixers
+from keymix.hosts.base import Host, encoder_of, find_host, find_mixers
 from keymix.layers.patches import take_recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded
-from keymix.models.weight_grids import Geometry, geometry_at, resized_table, windowed
-from keymix.models.weight_names import joined_state, target_names
-from keymix.models.weight_shapes import adapted_mixer, pointwise
+from keymix.models.weight_grids import (
+    Geometry,
+    adapted_mixer,
+    geometry_at,
+    pointwise,
+    resized_table,
+    windowed,
+)
 from keymix.models.weight_source import Source, read_source
 
 State = Mapping[str, Tensor]
@@ -182,8 +187,7 @@ def _take(model: nn.Module, found: State, read: Source) -> None:
 def _for_encoder(model: nn.Module, state: State) -> tuple[State, tuple[str, ...]]:
     """Name a classifier's tensors as those of a dense model's encoder.
 
-    Returns:
-        The tensors, as they are if they are no classifier's; and the paths that they leave alone.
+    Returned are the tensors, unchanged if they are no classifier's, and the paths they leave alone.
     """
     _, before = encoder_of(model)
     if not before or any(name.startswith("decoder.") for name in state):
@@ -211,12 +215,8 @@ def _check_kin(
 ) -> None:
     """Refuse weights of which some go unused and that give less than half of the model.
 
-    Args:
-        model: The model.
-        found: What is taken over.
-        left: The checkpoint's names that are not.
-        spared: Paths that other weights may lack or have: mixers and classifier.
-        called: The checkpoint.
+    ``found`` is what is taken over, ``left`` are the checkpoint's names that are not. Other weights
+    may lack or have what is below the ``spared`` paths: mixers and classifier.
     """
     sizes = {n: p.numel() for n, p in model.named_parameters() if not n.startswith(spared)}
     fits, whole = sum(n for name, n in sizes.items() if name in found), sum(sizes.values())
@@ -233,12 +233,8 @@ def _check_kin(
 def _other_kinds(model: nn.Module, left: Iterable[str], spared: tuple[str, ...]) -> set[str]:
     """Paths of layers that a checkpoint has more in than the model: it computes something else.
 
-    A layer is what holds modules without modules of their own, as an MLP or a patch merging.
-
-    Args:
-        model: The model.
-        left: Names in the model's words that go unused.
-        spared: Paths that other weights may have more in: mixers and classifier.
+    A layer is what holds modules without modules of their own, as an MLP or a patch merging. Names
+    ``left`` are in the model's words. Below ``spared`` paths other weights may have more.
     """
     modules, found, gone = dict(model.named_modules()), set(), nn.Identity()
     for name in left:
@@ -331,3 +327,57 @@ def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor, geometry: Geome
         return tensor
     moved: Tensor = resample_abs_pos_embed(tensor, list(grid), list(old), num_prefix_tokens=prefix)
     return moved
+
+
+def target_names(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+    """Say what a checkpoint's tensors are called in a model.
+
+    A name that the model has is its own. One below a host's attention becomes that of the mixer
+    which is there, in the words of the host. Returned are the model's names, with the checkpoint's
+    for each, names of mixers that the model lacks included; and the checkpoint's that do nothing.
+    """
+    own = model.state_dict().keys()
+    hosted = _hosted(model)
+    host = _host(model)
+    parts = {} if host is None else dict(host.parts)
+    found: dict[str, str] = {}
+    idle: set[str] = set()
+    for name in names:
+        place = next((p for p in hosted if name.startswith(p)), None)
+        if name in own or place is None or name.startswith(f"{place}mixer."):
+            found[name] = name
+            continue
+        part = name.removeprefix(place)
+        renamed = parts.get(part, part)
+        if renamed is None:
+            idle.add(name)
+        else:
+            found[f"{place}mixer.{renamed}"] = name
+    return found, idle
+
+
+def joined_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join what a checkpoint's attention holds in pieces, where mixers hold it in one."""
+    host = _host(model)
+    found = dict(state)
+    if host is None:
+        return found
+    for place in _hosted(model):
+        own = {n.removeprefix(place): t for n, t in state.items() if n.startswith(place)}
+        joined = host.joined(own)
+        for name in own.keys() - joined.keys():
+            del found[f"{place}{name}"]
+        found |= {f"{place}{name}": t for name, t in joined.items()}
+    return found
+
+
+def _hosted(model: nn.Module) -> list[str]:
+    """Paths of what stands where attention stood, with the dot behind."""
+    return [path.removesuffix("mixer") for path in find_mixers(model) if path.endswith(".mixer")]
+
+
+def _host(model: nn.Module) -> Host | None:
+    try:
+        return find_host(model)
+    except UserError:  # no family that hosts mixers: all names are as they are
+        return None

@@ -21,13 +21,12 @@ from keymix.data.decode import (
     to_array,
 )
 from keymix.data.events.files import is_recording, read_frames
+from keymix.data.files import is_image
 from keymix.data.record import DataRecord
-from keymix.data.sources.folder import is_image
 from keymix.data.specs import task_name
 from keymix.errors import UserError
-from keymix.models.image_size import set_image_size
+from keymix.models.image_size import set_image_size, take_time_steps
 from keymix.models.preprocessing import describe, preprocessing_of
-from keymix.models.time_steps import take_time_steps
 from keymix.records import to_json
 from keymix.task import LOSS, get_task
 from keymix.train import files
