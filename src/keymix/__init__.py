@@ -23,7 +23,7 @@ _getattr, __dir__, _public = attach(
         "NoAttentionMap": "keymix.errors",
         "UserError": "keymix.errors",
         "MapMixer": "keymix.mixers.map_mixer",
-        "MapOptions": "keymix.mixers.options",
+        "MapOptions": "keymix.mixers.map_mixer",
         "Site": "keymix.mixers.site",
         "TokenMixer": "keymix.mixers.base",
         "Traits": "keymix.mixers.base",

@@ -10,8 +10,7 @@ import torch
 
 from keymix.mixers.base import Site
 from keymix.mixers.kinds import accepted
-from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.options import MapOptions
+from keymix.mixers.map_mixer import MapMixer, MapOptions
 from keymix.mixers.registry import create_mixer
 
 

@@ -267,7 +267,7 @@ def laid_out(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
     mixer = find_mixers(model).get(f"{place.path}.mixer")
     keys: Grid | None = None
     if isinstance(mixer, GridBound) and mixer.bound:
-        keys = mixer.keys_grid(grid)
+        keys = mixer.key_grid_for(grid)
     elif mixer is not None:
         keys = mixer.site.key_grid_on(grid)
     return Layout(grid=grid, key_grid=keys or grid, prefix=place.site.num_prefix_tokens)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.timm_heads import rotate
 from keymix.mixers.base import TokenMixer
-from keymix.mixers.finish import Finish
+from keymix.mixers.map_mixer import PostProjection
 
 PARTS = {
     f"{theirs}.{leaf}": f"finish.{ours}.{leaf}"
@@ -102,7 +102,7 @@ class OutFinish(nn.Module):
         self.gate = gate
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """Finish ``y [*, N, h * d]`` of the tokens ``x [*, N, C]``."""
+        """PostProjection ``y [*, N, h * d]`` of the tokens ``x [*, N, C]``."""
         y, gate = self.norm(y), self.gate
         return y if gate is None else y * gate(x).sigmoid()
 
@@ -128,7 +128,7 @@ class Finishes:
         ``like`` is a tensor of the model that the mixer sits in, for device and dtype.
         """
         finish = getattr(mixer, "finish", None)
-        kept = dict(finish.items()) if isinstance(finish, Finish) else {}
+        kept = dict(finish.items()) if isinstance(finish, PostProjection) else {}
         own = {role: kept.get(role) or _beside(part, like) for role, part in self.parts.items()}
         return Finishes(own, self.extras)
 

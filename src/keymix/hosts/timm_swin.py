@@ -88,7 +88,7 @@ class MixerSwinBlock(SwinTransformerBlock):
         reason = mixer.refuses_grid(window, window_grid=windows)
         if not isinstance(mixer, GridBound) or not mixer.bound or mixer.resize == "interpolate":
             return reason
-        if reason is None and mixer.keys_grid(window) == window:
+        if reason is None and mixer.key_grid_for(window) == window:
             return None
         return self._remedy(mixer, window, window_grid(feat_size, window))
 

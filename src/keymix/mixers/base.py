@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError
+from keymix.errors import GridNeeded, NoAttentionMap, UserError
 from keymix.mixers.site import Grid, Site
 
 __all__ = [
     "BackendChoice",
     "Grid",
+    "ImageMixer",
     "Queries",
     "Site",
     "Stage",
@@ -89,7 +90,9 @@ class TokenMixer(nn.Module):
     """
 
     traits: ClassVar[Traits] = Traits()
-    laid: ClassVar[tuple[str, ...]] = ()  # names in a state with one row a position of a grid
+    grid_parameters: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names in a state with one row a position of a grid
     why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
     short_name: ClassVar[str] = ""  # in labels that need one; mixer_name if empty
     # submodule to the paper's name of its spikes; of "proj" it names what comes in
@@ -191,9 +194,9 @@ class TokenMixer(nn.Module):
     ) -> dict[str, Tensor]:
         """Make the tensors of a checkpoint from another grid fit this mixer.
 
-        What lies on the grid (:attr:`laid`) is resampled, also what the state leaves out because
-        its grid says it (:attr:`optional_state`); the rest, and what no resampling can make fit,
-        is returned as it is.
+        What lies on the grid (:attr:`grid_parameters`) is resampled, also what the state leaves
+        out because its grid says it (:attr:`optional_state`); the rest, and what no resampling can
+        make fit, is returned as it is.
 
         Args:
             state: Tensors by their name in this mixer.
@@ -303,6 +306,38 @@ class TokenMixer(nn.Module):
         """
         name = self.mixer_name or type(self).__name__
         raise NoAttentionMap(f"mixer {name!r} forms no attention map: {self.why_no_map}")
+
+
+class ImageMixer(TokenMixer):
+    """A mixer of patch tokens as an image on their grid; prefix tokens pass through.
+
+    A subclass writes ``mix(image)`` and says in :attr:`why_grid` what it does on the grid.
+    """
+
+    traits = Traits(mixes_prefix=False, maskable=False, permutation="positional", control=True)
+    why_grid: ClassVar[str] = "mixes an image"
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if site.grid is None:
+            raise GridNeeded(f"mixer {self.mixer_name!r} {self.why_grid} and so needs grid=(H, W)")
+
+    def mix(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Mix patch tokens laid out as images."""
+        raise TypeError(f"{type(self).__name__} must define mix(image)")
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch N C"],
+        grid: Grid | None = None,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "*batch N C"]:
+        """Mix the patch tokens on their grid."""
+        grid = self.resolve_grid(x, grid)
+        assert grid is not None  # the site has one
+        prefix, patches = split_prefix(x, self.site.num_prefix_tokens)
+        tokens = to_tokens(self.mix(to_image(patches, grid)), patches.shape[:-2])
+        return torch.cat((prefix, tokens), -2) if self.site.num_prefix_tokens else tokens
 
 
 def split_prefix(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ class ConvStaticKeyAttention(LearnedKeys):
 
     traits = Traits(permutation="positional")
     short_name = "cska"
-    laid = ("key", "key_conv.weight", "key_conv.bias")
+    grid_parameters = ("key", "key_conv.weight", "key_conv.bias")
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class ConvStaticKeyAttention(LearnedKeys):
 
     def _convolved(self, image: Tensor, keys: Grid) -> Tensor:
         """Convolve by the filters of keys on ``keys``."""
-        if keys == self.home:
+        if keys == self.key_grid:
             out: Tensor = self.key_conv(image)
             return out
-        weight, bias = (self.at(f"key_conv.{part}", keys) for part in ("weight", "bias"))
+        weight, bias = (self.resized(f"key_conv.{part}", keys) for part in ("weight", "bias"))
         conv = self.key_conv
         return F.conv2d(image, weight, bias, padding=conv.kernel_size[0] // 2, groups=conv.groups)
 

@@ -73,7 +73,7 @@ class KeyValueAttention(GridBound):
     roles = ("k", "v")
     joint = "kv"
     holds = "laid its position code"
-    laid: ClassVar[tuple[str, ...]] = ("pos_code",)
+    grid_parameters: ClassVar[tuple[str, ...]] = ("pos_code",)
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class KeyValueAttention(GridBound):
         """Hold a code; it belongs to the state where a mixer built here would have another.
 
         Args:
-            code: A row a position of :attr:`home`.
+            code: A row a position of :attr:`key_grid`.
             moved: Whether it is no more the sinusoid of its indices.
         """
-        away = self.values_grid not in (None, self.home)  # "pool_values" left it behind
+        away = self.values_grid not in (None, self.key_grid)  # "pool_values" left it behind
         self.register_buffer("pos_code", code, persistent=moved or away)
         self._code_moved = moved
 
@@ -139,11 +139,11 @@ class KeyValueAttention(GridBound):
         """Never: the code is of indices inside a window, alike in all."""
         return False
 
-    def lay(self, home: Grid, windows: Grid | None) -> None:
+    def resize_parameters(self, key_grid: Grid, windows: Grid | None) -> None:
         """Resample the code, for good; from then on it is saved with the weights."""
         prefix = self.site.num_prefix_tokens
-        if home != self.home:
-            moved = resample.interpolate(self.pos_code, prefix, self.home, home)
+        if key_grid != self.key_grid:
+            moved = resample.interpolate(self.pos_code, prefix, self.key_grid, key_grid)
             self._keep_code(moved.contiguous(), moved=True)
 
     def set_grid(
@@ -157,7 +157,7 @@ class KeyValueAttention(GridBound):
     @property
     def optional_state(self) -> frozenset[str]:
         """The position code: a state has one that the grid of its tokens does not say."""
-        return frozenset(self.laid if self.pos_dim else ())
+        return frozenset(self.grid_parameters if self.pos_dim else ())
 
     def adapt_state(
         self,
@@ -175,7 +175,7 @@ class KeyValueAttention(GridBound):
             UserError: If it does not have one row a token of that grid.
         """
         adapted, old = dict(state), key_grid or grid
-        if self.bound and ("pos_code" in state or old != self.home):
+        if self.bound and ("pos_code" in state or old != self.key_grid):
             prefix = self.site.num_prefix_tokens
             count = prefix + old[0] * old[1]
             code = state.get("pos_code")
@@ -186,7 +186,7 @@ class KeyValueAttention(GridBound):
                     f"pos_code {tuple(code.shape)} of mixer {self.mixer_name!r} does not hold the "
                     f"code of a grid of {old}; tell the checkpoint's grid"
                 )
-            adapted["pos_code"] = resample.interpolate(code, prefix, old, self.home)
+            adapted["pos_code"] = resample.interpolate(code, prefix, old, self.key_grid)
         return adapted
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -245,12 +245,12 @@ class KeyValueAttention(GridBound):
         c = self.pos_code.shape[-1]
         w = nn.functional.pad(self.pos_proj.weight[0], (0, 2 * c - self.pos_dim))
         code = self.pos_code.to(w.dtype)
-        there = grid or self.site.grid or self.home
+        there = grid or self.site.grid or self.key_grid
         prefix = self.site.num_prefix_tokens
         of_query, of_key = (
             # resampling is linear, so that it may come after the product with w
-            resample.interpolate((code @ part)[:, None], prefix, self.home, to)[:, 0]
-            for part, to in ((w[:c], there), (w[c:], self.keys_grid(there)))
+            resample.interpolate((code @ part)[:, None], prefix, self.key_grid, to)[:, 0]
+            for part, to in ((w[:c], there), (w[c:], self.key_grid_for(there)))
         )
         if rows is not None:
             of_query = of_query[rows]

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.mixers.backends import choose, own_step
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
@@ -28,11 +28,62 @@ from keymix.mixers.base import (
     query_rows,
     take_rows,
 )
-from keymix.mixers.finish import Finish
-from keymix.mixers.options import Backend, Scale, TalkingHeads
 from keymix.ops.attention import sdpa
 
 Roles = dict[str, Tensor]
+TalkingHeads = bool | Literal["bias"]
+Scale = Literal["head_dim", "dim", False]
+Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+
+
+class MapOptions(TypedDict, total=False):
+    """The options of :class:`keymix.mixers.map_mixer.MapMixer`, for subclasses.
+
+    ``def __init__(self, site, *, mine=1, **shared: Unpack[MapOptions])``: type checkers and the
+    registry read them from here on, so that they are written once.
+    """
+
+    head_dim: int | None
+    qkv_bias: bool
+    proj_bias: bool
+    scale: Scale
+    temperature: bool | float
+    mask_diagonal: bool
+    talking_heads: TalkingHeads
+    attn_drop: float
+    proj_drop: float
+    backend: Backend
+    device: Any
+    dtype: Any
+
+
+class PostProjection(nn.ModuleDict):
+    """What a host does to heads after their projection, by role: norms, rotations, gates.
+
+    A role's module takes heads ``[*, h, N, d]`` and returns the like; that of ``"out"`` takes
+    ``(y [*, N, h * d], x [*, N, C])``, what the heads gathered and the tokens, and returns the
+    like of ``y``. Roles for which ``site.finish`` makes none pass as they are.
+    """
+
+    def __init__(self, site: Site, roles: Sequence[str]) -> None:
+        super().__init__()
+        for role in (*roles, "out"):
+            made = None if site.finish is None else site.finish(role)
+            if made is not None:
+                self[role] = made
+
+    def norms(self, role: str) -> bool:
+        """Whether a role passes through something that does not say that it ``keeps_scale``."""
+        return role in self and not getattr(self[role], "keeps_scale", False)
+
+    def heads(self, parts: Roles) -> Roles:
+        """Pass on what came out of the projections."""
+        return {role: self[role](t) if role in self else t for role, t in parts.items()}
+
+    def output(self, y: Tensor, x: Tensor) -> Tensor:
+        """Pass on what the heads gathered, before the output projection."""
+        out: Tensor = self["out"](y, x) if "out" in self else y
+        return out
 
 
 class MapMixer(TokenMixer):
@@ -141,7 +192,7 @@ class MapMixer(TokenMixer):
         else:
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
-        self.finish = Finish(site, self.roles) if site.finish is not None else None
+        self.finish = PostProjection(site, self.roles) if site.finish is not None else None
         if temperature is True:
             self.temperature = nn.Parameter(torch.empty((), **factory))
         else:
@@ -155,7 +206,7 @@ class MapMixer(TokenMixer):
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
         self.backend = backend
-        self._own_step = own_step(type(self))
+        self._own_step = _own_step(type(self))
         MapMixer.reset_parameters(self)
 
     @property
@@ -410,13 +461,38 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        return choose(
-            self.backend,
-            self.mixer_name,
-            self.plain_softmax or self._own_step,
-            dropping=self.training and self.attn_drop_p > 0,
-            device=device,
-        )
+        against = self.plain_softmax or self._own_step
+        if self.backend == "reference":
+            return BackendChoice("reference", "asked for by name")
+        if self.backend == "sdpa":
+            if against is not None:
+                raise UserError(f"backend='sdpa' cannot run here: {against}")
+            return BackendChoice("sdpa", "asked for by name")
+        if self.backend != "auto":
+            raise UserError(
+                f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
+                "'auto', 'reference' or 'sdpa'"
+            )
+        if against is not None:
+            return BackendChoice("reference", against)
+        on_cpu = device is None or device.type == "cpu"
+        if on_cpu and self.training and self.attn_drop_p > 0:
+            return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
+        return BackendChoice("sdpa", "the map is a plain softmax of a product")
+
+
+_STEPS = ("logits", "activate", "mix_after", "maps")
+
+
+def _own_step(cls: type) -> str | None:
+    """Why a subclass is no plain softmax though it does not say so itself: a step it overrides."""
+    for each in cls.__mro__:
+        if "plain_softmax" in vars(each):  # whoever answers for these steps
+            break
+        for step in _STEPS:
+            if step in vars(each):
+                return f"{each.__name__} has {step}() of its own"
+    return None
 
 
 def scale_options(scale: float, head_dim: int, dim: int) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing, still_statistics
 from keymix.mixers.base import Site, Traits, heads_first, heads_last
-from keymix.mixers.map_mixer import MapMixer, Roles
-from keymix.mixers.options import MapOptions
+from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 Norm = Literal["batch", "layer"]

@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.mixers.base import Grid, Queries, Site, Stage
-from keymix.mixers.map_mixer import MapMixer, Roles
-from keymix.mixers.options import MapOptions
+from keymix.mixers.base import Grid, Site
+from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.site import as_grid, strided
 from keymix.ops import resample
 
@@ -91,7 +90,7 @@ class GridBound(MapMixer):
         return self.bound and self.site.own_windows
 
     @property
-    def home(self) -> Grid:
+    def key_grid(self) -> Grid:
         """The grid that what it holds lies on."""
         grid = self.site.key_grid or self.site.grid
         assert grid is not None  # a bound mixer refuses a site without a grid
@@ -111,18 +110,18 @@ class GridBound(MapMixer):
             return self.values_grid or grid
         return site.key_grid_on(grid) or strided(site.grid, self.values_grid, grid, count)
 
-    def keys_grid(self, grid: Grid, count: int | None = None) -> Grid:
+    def key_grid_for(self, grid: Grid, count: int | None = None) -> Grid:
         """Return where the keys of a call lie, see :meth:`source_grid`."""
-        return self.source_grid(grid, count) if self.resize == "interpolate" else self.home
+        return self.source_grid(grid, count) if self.resize == "interpolate" else self.key_grid
 
-    def lay(self, home: Grid, windows: Grid | None) -> None:
-        """Resample for good what it holds, from :attr:`home` to another grid.
+    def resize_parameters(self, key_grid: Grid, windows: Grid | None) -> None:
+        """Resample for good what it holds, from :attr:`key_grid` to another grid.
 
         Args:
-            home: Where it shall lie.
+            key_grid: Where it shall lie.
             windows: How the windows shall lie, if each has something of its own.
         """
-        raise TypeError(f"{type(self).__name__} must define lay(home, windows)")
+        raise TypeError(f"{type(self).__name__} must define resize_parameters(key_grid, windows)")
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any map mixer and the policy."""
@@ -157,7 +156,7 @@ class GridBound(MapMixer):
         moves = self._rearranges(window_grid)
         if grid == here.grid and source == self.values_grid and not moves:
             return None
-        held = f"mixer {name!r} {self.holds} on a grid of {self.home}"
+        held = f"mixer {name!r} {self.holds} on a grid of {self.key_grid}"
         each = f"{held} in each of {counted(here.windows, here.window_grid)}"
         others = counted(math.prod(window_grid or ()), window_grid)
         interpolates, pools = (self.resize == policy for policy in POLICIES[1:])
@@ -183,7 +182,7 @@ class GridBound(MapMixer):
                 "share keys among windows (a site with windows=1)",
             ),
             (
-                pools and self.mask_diagonal and source != self.home,
+                pools and self.mask_diagonal and source != self.key_grid,
                 f"{held} and keeps them there, so no key is a query's own on {grid}; give it "
                 "resize='interpolate' or mask_diagonal=False",
             ),
@@ -205,9 +204,9 @@ class GridBound(MapMixer):
         source = key_grid if key_grid is not None else self.source_grid(grid)
         there = here.on(grid, key_grid=source, window_grid=window_grid)
         if self.keeps_grid:
-            there = replace(there, key_grid=self.home)
+            there = replace(there, key_grid=self.key_grid)
         elif self.resize == "interpolate" and self.bound:
-            self.lay(source, there.window_grid)
+            self.resize_parameters(source, there.window_grid)
         if there.key_grid == grid and self.project is None:
             there = replace(there, key_grid=None)
         self.site, self.values_grid = there, source
@@ -232,7 +231,7 @@ class GridBound(MapMixer):
         count, given = x.shape[-2], None if grid is None else tuple(grid)
         if count != site.num_tokens or given not in (None, site.grid):
             what = (
-                f"{self.mixer_name!r} {self.holds} on a grid of {self.home} with "
+                f"{self.mixer_name!r} {self.holds} on a grid of {self.key_grid} with "
                 f"{site.num_prefix_tokens} prefix tokens for {site.num_tokens} tokens, and got "
                 f"{count} tokens{'' if given is None else f' on a grid of {given}'}"
             )
@@ -261,40 +260,19 @@ class GridBound(MapMixer):
         return inputs
 
     def pooled(self, t: Tensor, grid: Grid | None) -> Tensor:
-        """Average what came from tokens on ``grid``, ``[*, h, N, d]``, onto :attr:`home`."""
-        grid = grid or self.site.grid or self.home
+        """Average what came from tokens on ``grid``, ``[*, h, N, d]``, onto :attr:`key_grid`."""
+        grid = grid or self.site.grid or self.key_grid
         source = self.source_grid(grid, t.shape[-2] - self.site.num_prefix_tokens)
-        return resample.pool(t, self.site.num_prefix_tokens, source, self.home)
+        return resample.pool(t, self.site.num_prefix_tokens, source, self.key_grid)
 
-    def _check_bias(self, bias: Tensor | None) -> None:
-        if bias is None or not self.keeps_grid:
-            return
-        keys = self.site.num_keys
-        if bias.ndim and bias.shape[-1] not in (1, keys):
+    def _added(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, rows: Tensor | None
+    ) -> Tensor | None:
+        columns = 1 if bias is None or not bias.ndim else bias.shape[-1]
+        if self.keeps_grid and columns not in (1, self.site.num_keys):
             raise UserError(
-                f"mixer {self.mixer_name!r} keeps its {keys} keys on a grid of {self.home} "
-                f"(resize='pool_values') and got a bias for {bias.shape[-1]} keys; give it "
-                "resize='interpolate', under which keys lie where the tokens do"
+                f"mixer {self.mixer_name!r} keeps its {self.site.num_keys} keys on a grid of "
+                f"{self.key_grid} (resize='pool_values') and got a bias for {columns} keys; give "
+                "it resize='interpolate', under which keys lie where the tokens do"
             )
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch N C"],
-        grid: Grid | None = None,
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "*batch N C"]:
-        """Mix the tokens; see :class:`keymix.mixers.base.TokenMixer`."""
-        self._check_bias(bias)
-        return super().forward(x, grid, bias)
-
-    def attention_map(
-        self,
-        x: Float[Tensor, "*batch N C"],
-        grid: Grid | None = None,
-        queries: Queries | None = None,
-        stage: Stage = "softmax",
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "*batch h Q M"]:
-        """Return rows of the map; see :meth:`keymix.mixers.map_mixer.MapMixer.attention_map`."""
-        self._check_bias(bias)
-        return super().attention_map(x, grid, queries, stage, bias)
+        return super()._added(inputs, grid, bias, rows)

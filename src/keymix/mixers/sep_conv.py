@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.errors import GridNeeded, UserError, unknown
-from keymix.mixers.base import Grid, Site, TokenMixer, Traits, split_prefix, to_image, to_tokens
+from keymix.errors import UserError, unknown
+from keymix.mixers.base import ImageMixer, Site
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.static_key import StarReLU
 
 
 @register_mixer("sep_conv")
-class SepConv(TokenMixer):
+class SepConv(ImageMixer):
     """Separable convolution: 1x1 to r C channels, activation, k x k depthwise, 1x1 back to C.
 
     Paper: MetaFormer Baselines, https://arxiv.org/abs/2210.13452 (ConvFormer's mixer, with
@@ -39,7 +38,7 @@ class SepConv(TokenMixer):
         UserError: If the site has no grid or a value is bad.
     """
 
-    traits = Traits(mixes_prefix=False, maskable=False, permutation="positional", control=True)
+    why_grid = "convolves over the grid"
 
     def __init__(
         self,
@@ -53,8 +52,6 @@ class SepConv(TokenMixer):
         dtype: Any = None,
     ) -> None:
         super().__init__(site)
-        if site.grid is None:
-            raise GridNeeded("mixer 'sep_conv' convolves over the grid and so needs grid=(H, W)")
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise UserError(f"{kernel_size=} must be odd and at least 1")
         inner = int(site.dim * expansion)
@@ -83,18 +80,8 @@ class SepConv(TokenMixer):
         """Never: a convolution slides over any grid."""
         return False
 
-    def forward(
-        self,
-        x: Float[Tensor, "*batch N C"],
-        grid: Grid | None = None,
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "*batch N C"]:
-        """Convolve the patch tokens on their grid."""
-        grid = self.resolve_grid(x, grid)
-        if grid is None:  # a SepConv site has a grid
-            raise UserError("sep_conv needs a grid")
-        prefix, patches = split_prefix(x, self.site.num_prefix_tokens)
-        image = self.act1(self.pwconv1(to_image(patches, grid)))
-        image = self.pwconv2(self.dwconv(image))
-        tokens = to_tokens(image, patches.shape[:-2])
-        return torch.cat((prefix, tokens), -2) if self.site.num_prefix_tokens else tokens
+    def mix(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Convolve."""
+        image = self.act1(self.pwconv1(image))
+        out: Tensor = self.pwconv2(self.dwconv(image))
+        return out

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
+from typing import Unpack
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.mixers.base import Site
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.spiking import Kind, Note, SpikingMixer
+from keymix.mixers.spiking import Note, SpikingMixer, SpikingOptions
 
 
 @register_mixer("spike_driven", aliases=("sdsa",))
@@ -35,13 +35,7 @@ class SpikeDrivenSelfAttention(SpikingMixer):
         talking_heads: Mix the sums of the heads linearly before the neuron, starting at the
             identity. The published sizes of that network hold h^2 weights a block for it: its
             8-384 has 512 = 8 x 8 x 8 more than Spikformer's.
-        head_dim: As there.
-        qkv_bias: As there.
-        proj_bias: As there.
-        neuron: As there.
-        attn_threshold: As there.
-        device: As there.
-        dtype: As there.
+        shared: The options of that class.
 
     Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 4 N C^2 multiply-adds a step for the
     projections; the attention itself masks and adds N C numbers, then masks as many. 4 C^2 + 9 C
@@ -67,28 +61,16 @@ class SpikeDrivenSelfAttention(SpikingMixer):
         site: Site,
         *,
         talking_heads: bool = False,
-        head_dim: int | None = None,
-        qkv_bias: bool = False,
-        proj_bias: bool = True,
-        neuron: Kind | None = None,
-        attn_threshold: float = 0.5,
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[SpikingOptions],
     ) -> None:
-        super().__init__(
-            site,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            neuron=neuron,
-            attn_threshold=attn_threshold,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(site, **shared)
         h = site.num_heads
         self.talking_heads: nn.Linear | None = None
         if talking_heads:
-            self.talking_heads = nn.Linear(h, h, bias=False, device=device, dtype=dtype)
+            weight = self.proj.weight
+            self.talking_heads = nn.Linear(
+                h, h, bias=False, device=weight.device, dtype=weight.dtype
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,6 +20,18 @@ from keymix.ops.spikes.packed import Kept
 
 Kind = Literal["lif", "if", "plif"]
 Note = Callable[[str, Tensor], None]
+
+
+class SpikingOptions(TypedDict, total=False):
+    """The options of :class:`SpikingMixer`, for subclasses that hand them on."""
+
+    head_dim: int | None
+    qkv_bias: bool
+    proj_bias: bool
+    neuron: Kind | None
+    attn_threshold: float
+    device: Any
+    dtype: Any
 
 
 class SpikingMixer(TokenMixer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from keymix.errors import UserError
 from keymix.mixers.base import Site
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.spiking import Kind, Note, SpikingMixer
+from keymix.mixers.spiking import Note, SpikingMixer, SpikingOptions
 
 Order = Literal["auto", "quadratic", "linear"]
 
@@ -38,13 +38,7 @@ class SpikingSelfAttention(SpikingMixer):
         scale: Factor s, above 0; 0.125 in the published networks of all widths.
         order: Which product comes first: ``"quadratic"`` Q K^T, 2 N^2 C multiply-adds and an N x N
             map a head; ``"linear"`` K^T V, 2 N C d; ``"auto"`` the one with fewer.
-        head_dim: As there.
-        qkv_bias: As there.
-        proj_bias: As there.
-        neuron: As there.
-        attn_threshold: As there.
-        device: As there.
-        dtype: As there.
+        shared: The options of that class.
 
     Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 4 N C^2 + 2 N C min(N, d)
     multiply-adds a step; 4 C^2 + 9 C parameters.
@@ -66,24 +60,9 @@ class SpikingSelfAttention(SpikingMixer):
         *,
         scale: float = 0.125,
         order: Order = "auto",
-        head_dim: int | None = None,
-        qkv_bias: bool = False,
-        proj_bias: bool = True,
-        neuron: Kind | None = None,
-        attn_threshold: float = 0.5,
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[SpikingOptions],
     ) -> None:
-        super().__init__(
-            site,
-            head_dim=head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            neuron=neuron,
-            attn_threshold=attn_threshold,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(site, **shared)
         if not 0 < scale < math.inf:
             raise UserError(f"{scale=} must be a number above 0")
         self.scale = float(scale)

@@ -62,7 +62,7 @@ class LearnedKeys(GridBound):
     roles = ("q", "v")
     joint = None
     key: nn.Parameter | None
-    laid: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row a key
+    grid_parameters: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row a key
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class LearnedKeys(GridBound):
         """Take what holds one row a key from one key grid, and arrangement of windows, to another.
 
         Args:
-            name: Whose tensor it is, one of :attr:`laid`.
+            name: Whose tensor it is, one of :attr:`grid_parameters`.
             t: The tensor.
             old: Its key grid.
             new: The key grid wanted.
@@ -154,27 +154,27 @@ class LearnedKeys(GridBound):
             return out.reshape(-1, *t.shape[1:])
         return out[0] if after == (1, 1) else out  # one window's keys need no axis of windows
 
-    def at(self, name: str, keys: Grid) -> Tensor:
+    def resized(self, name: str, keys: Grid) -> Tensor:
         """Return the parameter ``name`` as a call needs it whose keys lie on ``keys``.
 
         That is the parameter itself on the grid it lies on.
         """
         held: Tensor = attrgetter(name)(self)
-        if keys == self.home:
+        if keys == self.key_grid:
             return held
         windows = self.site.window_grid if self.own_windows else None
-        return self._resampled(name, held, self.home, keys, (windows, windows))
+        return self._resampled(name, held, self.key_grid, keys, (windows, windows))
 
-    def lay(self, home: Grid, windows: Grid | None) -> None:
+    def resize_parameters(self, key_grid: Grid, windows: Grid | None) -> None:
         """Resample the keys themselves, for good."""
         pair = (self.site.window_grid, windows) if self.own_windows else (None, None)
-        for name in self.laid:
+        for name in self.grid_parameters:
             path, _, leaf = name.rpartition(".")
             module, held = self.get_submodule(path), attrgetter(name)(self)
-            if held is None or (home == self.home and pair[0] == pair[1]):
+            if held is None or (key_grid == self.key_grid and pair[0] == pair[1]):
                 continue
             with torch.no_grad():
-                moved = self._resampled(name, held, self.home, home, pair).contiguous()
+                moved = self._resampled(name, held, self.key_grid, key_grid, pair).contiguous()
             setattr(module, leaf, nn.Parameter(moved, requires_grad=held.requires_grad))
 
     def adapt_state(
@@ -193,14 +193,14 @@ class LearnedKeys(GridBound):
         old = key_grid if key_grid is not None else self.source_grid(grid)
         here = self.site.window_grid
         pair = (window_grid or here, here) if self.own_windows else (None, None)
-        if self.own_windows and here is None and old != self.home:
+        if self.own_windows and here is None and old != self.key_grid:
             raise UserError(f"mixer {self.mixer_name!r} needs its site's window_grid= to resample")
         adapted = dict(state)
-        for name in self.laid:
+        for name in self.grid_parameters:
             if name not in state:
                 continue
             try:
-                adapted[name] = self._resampled(name, state[name], old, self.home, pair)
+                adapted[name] = self._resampled(name, state[name], old, self.key_grid, pair)
             except RuntimeError as error:
                 raise UserError(
                     f"{name} {tuple(state[name].shape)} of mixer {self.mixer_name!r} does not "
@@ -209,19 +209,19 @@ class LearnedKeys(GridBound):
         return adapted
 
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
-        """Project the tokens, and lay the static key, if there is one, on the grid of the call."""
+        """Project the tokens, and resample a static key to the grid of the call."""
         inputs = super().inputs(x, grid)
         if self.key is not None:
-            key = self.at("key", self._keys_of(inputs, grid))
+            key = self.resized("key", self._keys_of(inputs, grid))
             inputs["key"] = key.to(inputs["q"].dtype)
         return inputs
 
     def _keys_of(self, inputs: Roles, grid: Grid | None) -> Grid:
         """Where the keys of this call lie."""
         if self.resize != "interpolate":
-            return self.home
+            return self.key_grid
         count = inputs["v"].shape[-2] - self.site.num_prefix_tokens
-        return self.keys_grid(grid or self.site.grid or self.home, count)
+        return self.key_grid_for(grid or self.site.grid or self.key_grid, count)
 
 
 @register_mixer("static_key", aliases=("ska",))

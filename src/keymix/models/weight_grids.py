@@ -222,7 +222,7 @@ def _on_this_grid(
 ) -> dict[str, Tensor]:
     """Resample what is learned a position, as far as shapes fit it; empty where it cannot be."""
     home = mixer.site.key_grid or mixer.site.grid
-    laid, implied = state.keys() & set(mixer.laid), mixer.optional_state - state.keys()
+    laid, implied = state.keys() & set(mixer.grid_parameters), mixer.optional_state - state.keys()
     wrong = {name for name, tensor in state.items() if tensor.shape != own[name].shape}
     if home is None or not wrong <= laid:
         return state
@@ -231,7 +231,7 @@ def _on_this_grid(
     if implied and not laid:  # by the grid itself, which no shape tells
         keys = origin.window or origin.geometry.keys(origin.path) or home
     elif not laid:
-        whole = mixer.tied_to_grid and not mixer.laid  # a map of all positions
+        whole = mixer.tied_to_grid and not mixer.grid_parameters  # a map of all positions
         there = origin.geometry.keys(origin.path)
         fits = not whole or origin.geometry.resolve(math.prod(home), home, there) == home
         return state if fits else {}

@@ -85,28 +85,19 @@ class Moments:
     With logits :math:`L = s\, q k^\top` (and what the layer itself adds), :math:`\phi` the
     features a learned key meets: ``gram`` is :math:`\sum \phi^\top \phi`, ``cross``
     :math:`\sum \phi^\top L`. Leading axes are those of windows.
-
-    Attributes:
-        images: How many images are in the sums.
-        keys: Sum of finished keys ``[*, h, M, d]``; None where logits are no product.
-        gram: ``[*, h, F, F]`` by set of features.
-        cross: ``[*, h, F, M]`` likewise.
-        rows: Queries in the sums likewise, of one window.
-        scale: The layer's factor of logits.
-        key_grid: Where its keys lie.
-        prefix: Its prefix tokens.
-        why_not: Why there is nothing to be had, where there is not.
     """
 
-    images: int = 0
+    images: int = 0  # how many images are in the sums
+    # sum of finished keys ``[*, h, M, d]``; None where logits are no product
     keys: Tensor | None = None
-    gram: dict[str, Tensor] = field(default_factory=dict)
-    cross: dict[str, Tensor] = field(default_factory=dict)
+    gram: dict[str, Tensor] = field(default_factory=dict)  # ``[*, h, F, F]`` by set of features
+    cross: dict[str, Tensor] = field(default_factory=dict)  # ``[*, h, F, M]`` likewise
+    # queries in the sums likewise, of one window
     rows: dict[str, int] = field(default_factory=dict)
-    scale: float | Tensor = 1.0
-    key_grid: Grid = (1, 1)
-    prefix: int = 0
-    why_not: str | None = None
+    scale: float | Tensor = 1.0  # the layer's factor of logits
+    key_grid: Grid = (1, 1)  # where its keys lie
+    prefix: int = 0  # its prefix tokens
+    why_not: str | None = None  # why there is nothing to be had, where there is not
 
     def add(
         self, read: Reading, added: Tensor | None, wanted: Sequence[str], grid: Grid | None

@@ -42,19 +42,13 @@ def input_size(model: nn.Module) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationImages:
-    """Images that a model is shown, normalised as in its own evaluation.
+    """Images that a model is shown, normalised as in its own evaluation."""
 
-    Attributes:
-        source: A tensor ``[n, C, H, W]``, or an iterable of such batches; of a batch with more
-            in it, ``(images, labels)``, the first is taken. An iterator that runs once is kept
-            whole.
-        batch_size: Most images at once.
-        number: How many are taken; all if None.
-    """
-
+    # a tensor ``[n, C, H, W]``, or an iterable of such batches; of a batch with more in it,
+    # ``(images, labels)``, the first is taken. An iterator that runs once is kept whole.
     source: Images
-    batch_size: int = 32
-    number: int | None = None
+    batch_size: int = 32  # most images at once
+    number: int | None = None  # how many are taken; all if None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "number"):

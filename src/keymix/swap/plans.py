@@ -27,17 +27,11 @@ PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One mixer to put into a model.
+    """One mixer to put into a model."""
 
-    Attributes:
-        path: Of the place, such as ``blocks.3.attn``.
-        mixer: Canonical name.
-        options: All options that it is built with.
-    """
-
-    path: str
-    mixer: str
-    options: dict[str, Any]
+    path: str  # of the place, such as ``blocks.3.attn``
+    mixer: str  # canonical name
+    options: dict[str, Any]  # all options that it is built with
 
 
 def learned_keys_of(

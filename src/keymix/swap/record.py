@@ -23,83 +23,53 @@ _WORDS = {"params": "parameters", "macs": "multiply-adds", "latency": "measured 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What one layer's attention costs in the original model.
+    """What one layer's attention costs in the original model."""
 
-    Attributes:
-        path: Of its place.
-        params: Its parameters.
-        macs: Its multiply-adds on one image.
-        latency_ms: Median time of it alone on the tokens of one image, milliseconds; None unless
-            the budget counts latency.
-        latency_q1_ms: First quartile of that time: how far to trust the share.
-        latency_q3_ms: Third quartile.
-        share: Of the budget's cost of all layers' attention.
-    """
-
-    path: str
-    params: int
-    macs: int
+    path: str  # of its place
+    params: int  # its parameters
+    macs: int  # its multiply-adds on one image
+    # median time of it alone on the tokens of one image, milliseconds; None unless the budget
+    # counts latency
     latency_ms: float | None
-    latency_q1_ms: float | None
-    latency_q3_ms: float | None
-    share: float
+    latency_q1_ms: float | None  # first quartile of that time: how far to trust the share
+    latency_q3_ms: float | None  # third quartile
+    share: float  # of the budget's cost of all layers' attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The model with one layer swapped.
+    """The model with one layer swapped."""
 
-    Attributes:
-        layer: Its number.
-        loss: Mean cross entropy on the held-out images.
-        top1: Accuracy on them, a fraction.
-    """
-
-    layer: int
-    loss: float
-    top1: float
+    layer: int  # its number
+    loss: float  # mean cross entropy on the held-out images
+    top1: float  # accuracy on them, a fraction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The model with the layers of a step swapped.
+    """The model with the layers of a step swapped."""
 
-    Attributes:
-        layers: Their numbers, in the order they were picked.
-        share: Of the attention's cost that they hold in the original model.
-        loss: Mean cross entropy on the held-out images.
-        top1: Accuracy on them, a fraction.
-        change_low: Lower end of the 95 % interval of the change of the accuracy, a fraction: of
-            the paired differences on the held-out images. 0 for the original itself.
-        change_high: Upper end.
-        params: Trainable parameters of the whole model.
-        macs: Its multiply-adds on one image.
-        latency_ms: Median time of one image alone, milliseconds.
-        original_ms: The same of the original model, measured in turns with it.
-        latency_ratio: Median of the rounds' ratios of its time to the original's.
-        latency_ratio_q1: First quartile of these ratios.
-        latency_ratio_q3: Third quartile.
-        latency_p: P-value of the test for a difference; None for the original itself, and from a
-            version without the test.
-        latency_verdict: What `keymix.analysis.timing.compare` says, at one level for all steps of
-            a search; None where nothing was tested, but ``"busy"`` for the original itself where
-            the machine was too busy for its times.
-    """
-
-    layers: tuple[int, ...]
-    share: float
-    loss: float
-    top1: float
+    layers: tuple[int, ...]  # their numbers, in the order they were picked
+    share: float  # of the attention's cost that they hold in the original model
+    loss: float  # mean cross entropy on the held-out images
+    top1: float  # accuracy on them, a fraction
+    # lower end of the 95 % interval of the change of the accuracy, a fraction: of the paired
+    # differences on the held-out images. 0 for the original itself.
     change_low: float
-    change_high: float
-    params: int
-    macs: int
-    latency_ms: float
-    original_ms: float
-    latency_ratio: float
-    latency_ratio_q1: float
-    latency_ratio_q3: float
+    change_high: float  # upper end
+    params: int  # trainable parameters of the whole model
+    macs: int  # its multiply-adds on one image
+    latency_ms: float  # median time of one image alone, milliseconds
+    original_ms: float  # the same of the original model, measured in turns with it
+    latency_ratio: float  # median of the rounds' ratios of its time to the original's
+    latency_ratio_q1: float  # first quartile of these ratios
+    latency_ratio_q3: float  # third quartile
+    # p-value of the test for a difference; None for the original itself, and from a version
+    # without the test
     latency_p: float | None = None
+    # what `keymix.analysis.timing.compare` says, at one level for all steps of a search; None
+    # where nothing was tested, but ``"busy"`` for the original itself where the machine was too
+    # busy for its times
     latency_verdict: Verdict | None = None
 
     @property
@@ -110,31 +80,19 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Which layers a budget swaps, and what each further one costs.
+    """Which layers a budget swaps, and what each further one costs."""
 
-    Attributes:
-        mixer: The mixer with its options.
-        estimate: How learned keys are estimated, ``"mean"`` or ``"least_squares"``.
-        cost: What the budget counts.
-        budget: Share of the original attention's cost that the swapped layers are to hold.
-        images: Held-out images behind every loss and accuracy.
-        attention: Every layer of the model, in order.
-        candidates: Numbers of the layers that may be swapped.
-        trials: Each candidate swapped alone, in the order of the model.
-        steps: The original model, then one more layer a step until all candidates are swapped.
-        format: `FORMAT` of the version that measured it; 1 of a file that does not say.
-    """
-
-    mixer: str
-    estimate: str
-    cost: Cost
-    budget: float
-    images: int
-    attention: tuple[Attention, ...] = ()
-    candidates: tuple[int, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    mixer: str  # the mixer with its options
+    estimate: str  # how learned keys are estimated, ``"mean"`` or ``"least_squares"``
+    cost: Cost  # what the budget counts
+    budget: float  # share of the original attention's cost that the swapped layers are to hold
+    images: int  # held-out images behind every loss and accuracy
+    attention: tuple[Attention, ...] = ()  # every layer of the model, in order
+    candidates: tuple[int, ...] = ()  # numbers of the layers that may be swapped
+    trials: tuple[Trial, ...] = ()  # each candidate swapped alone, in the order of the model
+    # the original model, then one more layer a step until all candidates are swapped
     steps: tuple[Step, ...] = ()
-    format: int = 1
+    format: int = 1  # `FORMAT` of the version that measured it; 1 of a file that does not say
 
     @property
     def complete(self) -> bool:
@@ -234,54 +192,31 @@ def undefined(after: Step, layers: int, why: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapSetting:
-    """What a search that is resumed must have in common with its beginning.
+    """What a search that is resumed must have in common with its beginning."""
 
-    Attributes:
-        model: As it was given.
-        mixer: What to put in, with its options.
-        weights: Which weights, in words.
-        data: The data's specification.
-        image_size: Height and width, pixels.
-        mean: Of each channel.
-        std: Of each channel.
-        layers: Which layers; None for all. This and the rest as on the command line.
-        init: ``"transfer"`` or ``"fresh"``.
-        estimate: ``"least_squares"`` or ``"mean"``.
-        images: Calibration images.
-        held_out: Held-out images.
-        search: Whether layers are searched for.
-        budget: Share of the attention's cost to swap.
-        cost: What the budget counts.
-    """
-
-    model: str
-    mixer: str
-    weights: str
-    data: str
-    image_size: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    layers: str | None
-    init: str
-    estimate: str
-    images: int | None
-    held_out: int | None
-    search: bool
-    budget: float | None
-    cost: str | None
+    model: str  # as it was given
+    mixer: str  # what to put in, with its options
+    weights: str  # which weights, in words
+    data: str  # the data's specification
+    image_size: tuple[int, ...]  # height and width, pixels
+    mean: tuple[float, ...]  # of each channel
+    std: tuple[float, ...]  # of each channel
+    layers: str | None  # which layers; None for all. This and the rest as on the command line.
+    init: str  # ``"transfer"`` or ``"fresh"``
+    estimate: str  # ``"least_squares"`` or ``"mean"``
+    images: int | None  # calibration images
+    held_out: int | None  # held-out images
+    search: bool  # whether layers are searched for
+    budget: float | None  # share of the attention's cost to swap
+    cost: str | None  # what the budget counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """The content of ``search.json``.
+    """The content of ``search.json``."""
 
-    Attributes:
-        setting: What the search is of.
-        search: What is known so far.
-    """
-
-    setting: SwapSetting
-    search: Search
+    setting: SwapSetting  # what the search is of
+    search: Search  # what is known so far
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it, with what follows from the search."""
@@ -290,19 +225,12 @@ class SearchRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TestScores:
-    """Scores on the test split.
+    """Scores on the test split."""
 
-    Attributes:
-        loss: Mean cross entropy.
-        top1: Accuracy, a fraction.
-        top5: Top-5 accuracy; None with few classes.
-        images: How many were scored.
-    """
-
-    loss: float
-    top1: float
-    top5: float | None
-    images: int
+    loss: float  # mean cross entropy
+    top1: float  # accuracy, a fraction
+    top5: float | None  # top-5 accuracy; None with few classes
+    images: int  # how many were scored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,17 +243,11 @@ class BothScores:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTable:
-    """What became of each layer, as text.
+    """What became of each layer, as text."""
 
-    Attributes:
-        heads: Heads of the columns.
-        rows: A row a layer.
-        notes: What else there is to say.
-    """
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
+    heads: tuple[str, ...]  # heads of the columns
+    rows: tuple[tuple[str, ...], ...]  # a row a layer
+    notes: tuple[str, ...]  # what else there is to say
 
     @classmethod
     def of(cls, report: SwapReport) -> LayerTable:
@@ -337,43 +259,24 @@ class LayerTable:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapRecord(StudyRecord):
-    """The content of ``swap.json``.
+    """The content of ``swap.json``."""
 
-    Attributes:
-        sentence: What the swap costs.
-        model: The model's name.
-        mixer: What was put in.
-        weights: Which weights the model had, in words.
-        calibration: Calibration images.
-        held_out: Held-out images.
-        before: The original model, measured.
-        after: The swapped one, measured in turns with it.
-        before_ms: Latency of the original in these turns, milliseconds.
-        test: Scores on the test split; None if they were not asked for.
-        next: Commands to run next.
-        search: What a search found; None without one.
-        basis: What the share of the budget is a share of; None without a search.
-        report: What became of every weight.
-        layers: The same as a table of text.
-        setting: What was asked for.
-    """
-
-    sentence: str
-    model: str
-    mixer: str
-    weights: str
-    calibration: int
-    held_out: int
-    before: Step
-    after: Step
-    before_ms: float
-    test: BothScores | None
-    next: tuple[str, ...]
-    search: Search | None
-    basis: str | None
-    report: SwapReport
-    layers: LayerTable
-    setting: SwapSetting
+    sentence: str  # what the swap costs
+    model: str  # the model's name
+    mixer: str  # what was put in
+    weights: str  # which weights the model had, in words
+    calibration: int  # calibration images
+    held_out: int  # held-out images
+    before: Step  # the original model, measured
+    after: Step  # the swapped one, measured in turns with it
+    before_ms: float  # latency of the original in these turns, milliseconds
+    test: BothScores | None  # scores on the test split; None if they were not asked for
+    next: tuple[str, ...]  # commands to run next
+    search: Search | None  # what a search found; None without one
+    basis: str | None  # what the share of the budget is a share of; None without a search
+    report: SwapReport  # what became of every weight
+    layers: LayerTable  # the same as a table of text
+    setting: SwapSetting  # what was asked for
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it, with what follows from the search."""

@@ -21,19 +21,14 @@ COUNTER = "num_batches_tracked"  # of a BatchNorm, no weight and no table
 
 @dataclass(kw_only=True)
 class Fate:
-    """What became of the tensors of one layer, by name.
+    """What became of the tensors of one layer, by name."""
 
-    Attributes:
-        copied: Taken over as they were.
-        estimated: Set from calibration images, or to the neutral value that keeps the function.
-        dropped: Of the old attention, without a place in the new mixer.
-        notes: What else there is to say, a sentence each.
-    """
-
-    copied: set[str] = field(default_factory=set)
+    copied: set[str] = field(default_factory=set)  # taken over as they were
+    # set from calibration images, or to the neutral value that keeps the function
     estimated: set[str] = field(default_factory=set)
+    # of the old attention, without a place in the new mixer
     dropped: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what else there is to say, a sentence each
 
 
 def parts_of(mixer: TokenMixer) -> dict[str, Tensor]:
