@@ -21,7 +21,7 @@ from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import list_models, own_mixers
 from keymix.models.family import family_of
 from keymix.models.weights import load_weights
-from keymix.surgery.plans import PLAN, Plan
+from keymix.swap.plans import PLAN, Plan
 from keymix.train import files
 from keymix.train.model import model_for
 from keymix.train.recipe import ModelConfig, Recipe
@@ -64,30 +64,30 @@ def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, imag
     some images ``[n, C, H, W]``.
     """
     with torch.random.fork_rng(devices=[]):
-        twin = model_for(recipe, data)
+        rebuilt = model_for(recipe, data)
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    if state.keys() == twin.state_dict().keys():
-        twin.load_state_dict(state)
-    else:  # of timm's names, where its own attention is a mixer in the twin
-        loaded = load_weights(twin, state, img_size=data.image_size)
+    if state.keys() == rebuilt.state_dict().keys():
+        rebuilt.load_state_dict(state)
+    else:  # of timm's names, where its own attention is a mixer in the rebuilt one
+        loaded = load_weights(rebuilt, state, img_size=data.image_size)
         if loaded.missing or loaded.unused:
             left = (*loaded.missing, *loaded.unused)
             raise _indescribable(f"{one_line(left[0])} has no place in it")
     device = next(model.parameters()).device
-    with inference_mode_of(model), inference_mode_of(twin), torch.no_grad():
-        there, here = model(images.to(device)).cpu(), twin(images.cpu())
+    with inference_mode_of(model), inference_mode_of(rebuilt), torch.no_grad():
+        there, here = model(images.to(device)).cpu(), rebuilt(images.cpu())
     if not torch.allclose(there, here, rtol=0, atol=_NEAR * float(there.abs().max())):
         raise _indescribable("the model that it describes gives other answers")
     files.make_folder(folder)
     facts = WeightsFacts(recipe=recipe, data=data)
     files.write_json(folder / files.RECIPE, recipe.to_dict())
-    files.write_weights(folder / files.weights_file("last"), twin.state_dict(), facts)
+    files.write_weights(folder / files.weights_file("last"), rebuilt.state_dict(), facts)
 
 
 def _indescribable(why: str) -> UserError:
     return UserError(
         f"no recipe describes this swapped model: {why}. Swap in Python, and save it with "
-        "keymix.surgery.save_swapped"
+        "keymix.swap.save_swapped"
     )
 
 

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be put where, with which options, and the putting itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from keymix.analysis import capture
+from keymix.analysis.capture import chosen_numbers
+from keymix.errors import GridNeeded, UserError
+from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, find_mixers, known_of
+from keymix.hosts.layers import Layer
+from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.kinds import accepted
+from keymix.mixers.map_mixer import MapMixer, scale_options
+from keymix.mixers.registry import get_mixer_class
+from keymix.mixers.spec import spec_of
+
+PREFIX = "prefix queries"  # in `TokenMixer.learned_keys`
+PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One mixer to put into a model.
+
+    Attributes:
+        path: Of the place, such as ``blocks.3.attn``.
+        mixer: Canonical name.
+        options: All options that it is built with.
+    """
+
+    path: str
+    mixer: str
+    options: dict[str, Any]
+
+
+def learned_keys_of(
+    cls: type[TokenMixer], site: Site, options: Mapping[str, Any]
+) -> Mapping[str, tuple[str, ...]]:
+    """Return what :meth:`TokenMixer.learned_keys` says of a mixer with options, and defaults."""
+    defaults = {name: parameter.default for name, (parameter, _) in accepted(cls).items()}
+    return cls.learned_keys(site, {**defaults, **options})
+
+
+def plans_for(
+    layers: Sequence[Layer], mixer: str | Sequence[str], mixer_options: MixerOptions
+) -> list[Plan]:
+    """Plan a mixer for each of some layers, with the options that its attention has now.
+
+    Raises:
+        UserError: If mixers or options are unknown or not as many as the layers.
+    """
+    spec = spec_of(mixer, mixer_options)
+    names, options = list(spec.names), [dict(pairs) for pairs in spec.options]
+    if len(names) == 1:
+        names, options = names * len(layers), options * len(layers)
+    if len(names) != len(layers):
+        raise UserError(
+            f"{len(names)} mixers were given; name one, or {len(layers)}, one a chosen layer"
+        )
+    return [
+        Plan(path=layer.place.path, mixer=name, options=_options(layer, name, own))
+        for layer, name, own in zip(layers, names, options, strict=True)
+    ]
+
+
+def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
+    mixer, site = layer.mixer, layer.place.site
+    if mixer is None:
+        shared = scale_options(scale_of(layer), head_width(layer), site.dim)
+    else:
+        built = mixer.built_with if mixer.mixer_name == name else {}
+        shared = {**built, **mixer.transfer_options()}
+        if isinstance(mixer, MapMixer) and mixer.num_heads != site.num_heads:
+            shared["num_heads"] = mixer.num_heads
+    if {"scale", "temperature"} & own.keys():
+        shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
+    if "num_heads" in own:  # of the width that there is, unless told
+        shared = {k: v for k, v in shared.items() if k not in ("head_dim", "num_heads")}
+    maps = issubclass(get_mixer_class(name), MapMixer)
+    heads = {k: v for k, v in shared.items() if k == "num_heads" and maps}
+    return {**known_of(name, layer.place, shared), **heads, **own}
+
+
+def scale_of(layer: Layer) -> float:
+    """Return the factor of a layer's logits, 1 where it has none."""
+    if layer.mixer is not None:
+        if not isinstance(layer.mixer, MapMixer):
+            return 1.0
+        gain: float | Tensor = layer.mixer.gain()
+        return float(gain)
+    for name in ("scale", "scaling"):  # timm's word, Hugging Face's
+        value = getattr(layer.module, name, None)
+        if isinstance(value, float):
+            return value
+    return float(head_width(layer) ** -0.5)
+
+
+def head_width(layer: Layer) -> int:
+    """Return the width of a head of what sits at a layer."""
+    if isinstance(layer.mixer, MapMixer):
+        return layer.mixer.head_dim
+    site = layer.place.site
+    return int(layer.place.defaults.get("head_dim") or site.dim // site.num_heads)
+
+
+def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:
+    """Refuse a module that sits at two places: a mixer would sit at one of them alone.
+
+    Raises:
+        UserError: If one of those chosen is such a module.
+    """
+    first: dict[int, str] = {}
+    twins: dict[int, str] = {}
+    for layer in found:
+        where = twins if id(layer.module) in first else first
+        where[id(layer.module)] = layer.place.path
+    for layer in chosen:
+        if id(layer.module) in twins:
+            one, other = first[id(layer.module)], twins[id(layer.module)]
+            raise UserError(
+                f"{one} and {other} are one module; give each place its own (copy.deepcopy), or "
+                "leave both out (layers=)"
+            )
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """Copy a model's modules and buffers, for evaluation; its parameters are the model's own.
+
+    Running it, or putting mixers into it, leaves modes, buffers and hooks of the model alone. Hooks
+    are copied, since some are of the function (pruning's): those of the model run on the copy too.
+
+    Raises:
+        UserError: If the model cannot be copied.
+    """
+    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    try:
+        twin = copy.deepcopy(model, shared)
+    except (RuntimeError, TypeError) as error:
+        raise _uncopied(model, error) from error
+    for module in twin.modules():
+        module.training = False  # eval() would call train() of the user's, which may merge weights
+    return twin
+
+
+def _uncopied(model: nn.Module, error: Exception) -> UserError:
+    for path, module in model.named_modules():
+        for name, held in vars(module).items():
+            if isinstance(held, Tensor) and not held.is_leaf:
+                where = f"{path}.{name}" if path else name
+                return UserError(
+                    f"{where} holds a tensor of a backward graph, which cannot be copied; "
+                    "detach() it, or set it to None"
+                )
+    why = str(error).strip().partition("\n")[0]
+    return UserError(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {why}")
+
+
+def plans_in(model: nn.Module) -> list[Plan]:
+    """Return what was swapped into a model, in its order."""
+    found = (getattr(mixer, PLAN, None) for mixer in find_mixers(model).values())
+    return [plan for plan in found if isinstance(plan, Plan)]
+
+
+def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
+    """Build all mixers of a plan, then put them where it says.
+
+    Args:
+        model: What to change.
+        plans: What to put where.
+
+    Returns:
+        The mixers by the path of their place, as the host starts them.
+
+    Raises:
+        UserError: If one cannot be built or cannot sit there; nothing was put then, unless the
+            host itself refused while putting.
+    """
+    host = find_host(model)
+    places = {place.path: place for place in host.places(model)}
+    for plan in plans:
+        if plan.path not in places:
+            raise UserError(f"{plan.path} is no layer of this model with attention")
+    built = {plan.path: _built(host, model, places[plan.path], plan) for plan in plans}
+    for path, mixer in built.items():
+        host.put(model, places[path], mixer)
+    return built
+
+
+def _built(host: Host, model: nn.Module, place: Place, plan: Plan) -> TokenMixer:
+    anchor = next(model.get_submodule(place.path).parameters(), next(model.parameters()))
+    factory = {"device": anchor.device, "dtype": anchor.dtype}
+    try:
+        mixer = build_for(host, place, plan.mixer, plan.options, **factory)
+    except GridNeeded as error:
+        raise UserError(
+            f"{error}; how tokens lie at {place.path} is not known: choose other layers (layers=) "
+            "or another mixer"
+        ) from error
+    setattr(mixer, PLAN, plan)
+    return mixer
+
+
+Layers = capture.Layers | None
+
+
+def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
+    """Return the layers meant, in the model's order.
+
+    Args:
+        found: All layers of the model.
+        layers: As :func:`keymix.analysis.capture.chosen_numbers` takes them.
+
+    Raises:
+        UserError: If one of them matches nothing; it names the nearest paths.
+    """
+    if not found:
+        raise UserError("this model has no layer where a mixer could sit")
+    names = [(layer.place.path, layer.path) for layer in found]
+    return [found[i] for i in chosen_numbers(names, layers, "layers with attention")]
