@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchvision's Swin: windows cut as it cuts them, images of any size, keys a window."""
+"""torchvision's Swin: windows cut as it cuts them, images of any size, keys per window."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_every_mixer_runs_trains_copies_and_loads_or_is_refused_under_the_shift(
     model.image_size = (18, 34)
     if not maskable(mixer):
         before = [layer.module for layer in find_layers(model)]
-        with pytest.raises(UserError, match=rf"{mixer}.*features\.1\.1\.attn.*mask.*one a block"):
+        with pytest.raises(UserError, match=rf"{mixer}.*features\.1\.1\.attn.*mask.*one per block"):
             put_mixers(model, mixer)
         assert [layer.module for layer in find_layers(model)] == before
     put_mixers(model, mixers_by_block(mixer))

@@ -195,7 +195,7 @@ def test_drop_path_rises_over_the_blocks() -> None:
         ({"global_pool": "max"}, "unknown global_pool 'max'"),
         ({"num_heads": (1, 5, 6)}, "dim=12.*num_heads=5"),
         ({"img_size": 2}, "2x2 pixels are too small"),
-        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one a block, or 3, one a stage"),
+        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one per block, or 3, one per stage"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:

@@ -280,7 +280,7 @@ def test_another_patch_size_keeps_the_reductions_true() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mixer": ["ska"] * 3}, "3 mixers.*4, one a block, or 2, one a stage"),
+        ({"mixer": ["ska"] * 3}, "3 mixers.*4, one per block, or 2, one per stage"),
         ({"no_such_argument": 1}, "no_such_argument"),
     ],
 )

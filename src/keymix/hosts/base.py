@@ -298,9 +298,9 @@ def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
         return [names[place.stage] for place in places]
     if len(names) == 1:
         return names * len(places)
-    stage_text = f", or {stages}, one a stage" if stages > 1 else ""
+    stage_text = f", or {stages}, one per stage" if stages > 1 else ""
     raise UserError(
-        f"{len(names)} mixers were given; this model takes one, or {len(places)}, one a "
+        f"{len(names)} mixers were given; this model takes one, or {len(places)}, one per "
         f"block{stage_text}"
     )
 
@@ -308,7 +308,7 @@ def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
 def _spread_options(
     options: MixerOptions, mixer: MixerNames, places: Sequence[Place]
 ) -> list[dict[str, Any]]:
-    """Give every place its options: one dict for all, one a mixer name, or one a given mixer."""
+    """Give every place its options: one dict for all, one per name, or one per given mixer."""
     given = spec_of(mixer, options)
     own = [dict(pairs) for pairs in given.options]
     if len(own) == len(places):
@@ -357,8 +357,8 @@ def put_mixers(
 
     Args:
         model: A model some adapter knows.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         defaults: Options for those mixers that know them, over the host's own; one for all
             places, or one a place.
         host: The adapter; looked up if None.

@@ -140,7 +140,7 @@ class HostedShiftedWindows(HostedWindows):
 class TorchvisionSwin(SwinHost):
     """torchvision's SwinTransformer, version 1.
 
-    The model takes images of any size and stores none, but keys a window need the number of
+    The model takes images of any size and stores none, but keys per window need the number of
     windows. It is that of ``model.image_size``, a side or (height, width) in pixels, if the model
     was given one; else that of its last call, if :meth:`listen` heard it; else of 224x224. After
     another ``image_size``, ``find_host(model).tell(model)`` resizes keys that were built with

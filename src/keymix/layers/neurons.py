@@ -185,7 +185,7 @@ class IF(SpikingNeuron):
 
 
 class ParametricLIF(SpikingNeuron):
-    """LIF whose 1/tau = sigmoid(w) is learned, one number a layer.
+    """LIF whose 1/tau = sigmoid(w) is learned, one number per layer.
 
     Args:
         init_tau: Time constant at the start, steps, above 1.

@@ -2,7 +2,7 @@
 """Arguments of models, checked before a constructor stumbles over them or takes them unsaid.
 
 What an argument takes is read from the constructors' annotations, timm's included; which numbers
-make sense and what has one value a stage is told by name, for all families alike.
+make sense and what has one value per stage is told by name, for all families alike.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def check_arguments(model: str, build: type, row: Values, given: Values) -> None
 
 
 def _check_stages(values: Values, given: Collection[str]) -> None:
-    """Refuse lists that have not one value a stage, of which ``depths`` has as many."""
+    """Refuse lists that have not one value per stage, of which ``depths`` has as many."""
     depths = values["depths"]
     names = [*_STAGED, *(name for name in _STAGED_IF_LISTS if name in given)]
     for name in names:
@@ -150,6 +150,6 @@ def _check_stages(values: Values, given: Collection[str]) -> None:
             first = " but the first" if short else ""
             raise UserError(f"{name}={value!r} must have {what}depths={depths!r}{first}")
         raise UserError(
-            f"depths={depths!r} must have {len(value) + short} values, one a stage as in "
+            f"depths={depths!r} must have {len(value) + short} values, one per stage as in "
             f"{name}={value!r}; or give {name} too"
         )

@@ -41,7 +41,7 @@ class MixerCait(MixerModel, Cait):
 
     Args:
         mixer: One name, or one a patch block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         class_heads: Heads of class attention; the model's if None.
         class_head_dim: Their width; ``embed_dim / class_heads`` if None.
         norm_eps: What LayerNorms add to the variance; timm's, 1e-6, if None. The code behind SKA's

@@ -78,8 +78,8 @@ class DeepVisionTransformer(MixerVisionTransformer):
     """A ViT with the means of DeepViT's comparisons, a mixer at ``blocks.<i>.attn.mixer``.
 
     Args:
-        mixer: One name, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as the mixers.
+        mixer: One name, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as the mixers.
         mixer_defaults: Options of the family for those mixers that know them.
         last_mixer: Another mixer for the last blocks, where ``mixer`` is one name.
         last_blocks: How many blocks have it (K in Fig. 9); all if None, or if a variant's number

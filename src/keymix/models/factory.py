@@ -69,8 +69,8 @@ def create_model(
 
     Args:
         name: A keymix model, or any timm model; with ``mixer`` one whose family has an adapter.
-        mixer: One name, or one a stage, or one a block; None for what the name says.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block; None for what the name says.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         num_classes: Classes of the head.
         in_chans: Channels of the image.
         img_size: Side, or height and width, in pixels.

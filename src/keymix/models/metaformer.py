@@ -42,8 +42,8 @@ class MixerMetaFormer(MixerModel, MetaFormer):
 
     Args:
         img_size: Side, or height and width, of the images, pixels.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         head_dim: Width of a head; a stage has its width over this, in heads.
         attn_drop_rate: Probability of dropping an entry of an attention map.
         stem: Kernel size, stride and padding of the first convolution, pixels.

@@ -68,8 +68,8 @@ class Spikformer(SpikingTransformer):
         time_steps: Steps T that a call takes; see :meth:`set_time_steps`.
         neuron: ``"lif"``, ``"if"``, ``"plif"``; ``"relu"`` for the non-spiking twin; or a maker,
             such as :class:`keymix.layers.neurons.Neurons`.
-        mixer: One name, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 

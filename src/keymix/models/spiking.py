@@ -67,8 +67,8 @@ class SpikingTransformer(StageModel):
         global_pool: ``"avg"``, or ``""`` for the features themselves, without a classifier.
         drop_rate: Probability of dropping a value before the classifier.
         time_steps: Steps T that a call takes.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
     """

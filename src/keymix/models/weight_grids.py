@@ -220,7 +220,7 @@ class _Origin:
 def _on_this_grid(
     mixer: TokenMixer, state: dict[str, Tensor], own: Mapping[str, Tensor], origin: _Origin
 ) -> dict[str, Tensor]:
-    """Resample what is learned a position, as far as shapes fit it; empty where it cannot be."""
+    """Resample what is learned per position, as far as shapes fit it; empty where it cannot be."""
     home = mixer.site.key_grid or mixer.site.grid
     laid, implied = state.keys() & set(mixer.grid_parameters), mixer.optional_state - state.keys()
     wrong = {name for name, tensor in state.items() if tensor.shape != own[name].shape}

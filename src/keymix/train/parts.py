@@ -49,7 +49,7 @@ class TrainingPart:
     losses: frozenset[str] = frozenset()
 
     def outputs(self, data: DataRecord) -> int:
-        """Outputs of the model's head; one a class unless the task says otherwise."""
+        """Outputs of the model's head; one per class unless the task says otherwise."""
         return len(data.classes)
 
     def check(self, recipe: Recipe) -> None:

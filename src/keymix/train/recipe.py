@@ -90,7 +90,7 @@ class DataConfig:
         limit: Use only this many training images, a stratified choice; None for all.
         val_fraction: Share of the training images carved off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
-        batch_size: Training images a step; a run uses one device.
+        batch_size: Training images per step; a run uses one device.
         eval_batch_size: Images a step in validation and test.
         workers: Loader processes; 0 loads in the training process.
         skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first

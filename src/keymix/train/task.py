@@ -43,7 +43,7 @@ def seed_step(seed: int, device: torch.device) -> None:
     """Seed the random numbers that a step draws: the CPU's, and the device's own.
 
     ``torch.manual_seed`` does as much, but without a CUDA device it formats a stack trace for
-    each of its deferred calls and keeps them all: 5 ms a step.
+    each of its deferred calls and keeps them all: 5 ms per step.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
