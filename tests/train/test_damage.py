@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files of a run: what can be had of checkpoint and weights is written again, or named."""
+"""Damaged files of a run: what can be had of checkpoint and weights is rebuilt, or named."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_second_signal_ends_at_once(tiny: Recipe, tmp_path: Path, whole: Any) ->
 def test_signal_in_a_validation_names_what_stands(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
     with (
         during(STEPS, signal.SIGTERM, method="validation_step"),
-        pytest.raises(Interrupted, match=r"epochs_00001\.ckpt' stands"),
+        pytest.raises(Interrupted, match=r"epochs_00001\.ckpt' is saved"),
     ):
         train(tiny, tmp_path / "run")
     train(tiny, tmp_path / "run")
@@ -214,7 +214,7 @@ def test_signal_before_the_first_step_leaves_nothing(
         time.sleep(5)
 
     monkeypatch.setattr(engine, "load_data", signalled)
-    with pytest.raises(Interrupted, match="the same command starts anew"):
+    with pytest.raises(Interrupted, match="the same command starts from the beginning"):
         train(tiny, tmp_path / "runs" / "one")
     assert not (tmp_path / "runs").exists()
 
@@ -243,7 +243,7 @@ def test_ignored_signal_stays_ignored(vary: Vary, tmp_path: Path) -> None:
     assert not any(checkpoint.steps for checkpoint in checkpoints(tmp_path / "run"))
 
 
-def test_both_checkpoints_damaged_start_anew(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
+def test_both_checkpoints_damaged_start_over(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
     with during(13, signal.SIGINT), pytest.raises(Interrupted):
         train(tiny, tmp_path / "run")
     there = checkpoints(tmp_path / "run")
@@ -254,7 +254,7 @@ def test_both_checkpoints_damaged_start_anew(tiny: Recipe, tmp_path: Path, whole
         train(tiny, tmp_path / "run")
     assert [str(w.message).partition("); ")[2] for w in said] == [
         "resuming from the one before",
-        "there is no other; starting again",
+        "there is no other; starting over",
     ]
     assert traces(tmp_path / "run") == whole
 
@@ -310,7 +310,7 @@ def test_run_killed_while_it_throws_another_away_can_be_repeated(
 
 
 def test_stopped_overwrite_goes_on_without_the_flag(tiny: Recipe, tmp_path: Path) -> None:
-    said = "the same command without --overwrite goes on"
+    said = "the same command without --overwrite resumes"
     with during(7, signal.SIGINT), pytest.raises(Interrupted, match=said):
         train(tiny, tmp_path / "run", overwrite=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wait for data while gradients are accumulated goes on for a while after a signal."""
+"""A wait for data while gradients are accumulated continues for a while after a signal."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class CallGrid:
         self.varies = not getattr(embed, "strict_img_size", True)
 
     def keep(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        """Return to this call's grid when the backward pass comes to a block's output.
+        """Return to this call's grid when the backward pass reaches a block's output.
 
         Under activation checkpointing the block runs again then, perhaps after a call with images
         of another size.

@@ -82,9 +82,9 @@ class GridBlock(MetaFormerBlock):
 
         The numbers stay: a 1x1 convolution becomes a linear map and the other way round. Their
         weights are new parameters then, since the shape is another: an optimizer of the old ones
-        must be handed the new. Hooks of a part go on, in the other layout. A block with a part that
+        must be handed the new. Hooks of a part run, in the other layout. A block with a part that
         has one form alone (a norm of PoolFormer's, an adapter of low rank, a weight that is
-        computed) goes on as it is.
+        computed) stays as it is.
         """
         if use_nchw == self.use_nchw or not _turns(self, use_nchw):
             return

@@ -168,7 +168,7 @@ def _check_readout(model: nn.Module) -> None:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether a run has something of its own to go on from."""
+    """Whether a run has something of its own to resume from."""
     there = folder / files.CHECKPOINTS
     ended = (folder / files.weights_file("last")).exists()
     return ended or (there.is_dir() and any(there.iterdir()))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: whose it is, what it says of the run, and which of its files are damaged.
 
-A run with a damaged file is not done: `keymix.train` writes it again from the run's checkpoint or
+A run with a damaged file is not done: `keymix.train` rebuilds it from the run's checkpoint or
 weights. Weights that were taken away are missed only where they are read: what came out of the run
 holds without them.
 """

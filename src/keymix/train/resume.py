@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run goes on from: its checkpoint, the lines of its epochs, the best weights so far.
+"""What a run resumes from: its checkpoint, the lines of its epochs, the best weights so far.
 
 The checkpoint is what counts. It keeps the epochs' lines, and weights keep the epoch and the scores
 that they are of, so that ``metrics.jsonl`` may be damaged and no number stands by other weights.
@@ -83,14 +83,14 @@ def progress_of(run: Run, data: ImageData, model: nn.Module) -> Progress:
 
 
 def mend(run: Run) -> bool:
-    """Write again what is damaged of a finished run and can be had without its images.
+    """Rebuild the damaged files of a finished run that need none of its images.
 
     Returns whether the run is whole now; else it must be tested again.
     """
     folder = run.folder
     found = damage(folder) if run.done else {}
     for name, wrong in found.items():
-        text = f"{wrong.rstrip('.')}; {name} of the finished run is written again"
+        text = f"{wrong.rstrip('.')}; {name} of the finished run is rebuilt"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     if not found or any(name in found for name in RETESTED):
         return False
@@ -126,7 +126,7 @@ def validated(which: str, run: Run, data: ImageData, model: nn.Module) -> Valida
     own = Validated(epoch=facts.epoch, val=known)
     if known.keys() >= {*data.task.keys} and not own.lacks(data.task):
         return own
-    model = copy.deepcopy(model)  # training goes on with the other, in its own mode
+    model = copy.deepcopy(model)  # training continues with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
     return Validated(epoch=None, val=score_split(run.recipe, model, data, "val").scores)
 
@@ -152,7 +152,7 @@ def _lines(
     texts = {epoch: files.line_text(line) for epoch, line in stored.items()}
     differs = any(texts.get(epoch) != files.line_text(line) for epoch, line in sure.items())
     if differs and not run.done:  # of a finished run it was said before
-        text = f"{str(path)!r} was damaged; it is written again from the checkpoint"
+        text = f"{str(path)!r} was damaged; it is rebuilt from the checkpoint"
         warnings.warn(text, KeymixWarning, stacklevel=4)
     lines = stored | sure
     lacking = [epoch for epoch in range(done) if epoch not in lines]
@@ -202,11 +202,11 @@ def _epoch_of(
 
 
 def _same_data(folder: Path, data: ImageData, began: SameData) -> None:
-    """Refuse to go on with images other than those that the run began with."""
+    """Refuse to resume with images other than those that the run began with."""
     changed = began.changed(SameData.of(data.record()))
     if changed:
         raise UserError(
             f"the run in {str(folder)!r} began with other {data.kind.nouns}: the data "
-            f"{data.spec!r} has changed since ({', '.join(changed)}). Restore it, or start again "
+            f"{data.spec!r} has changed since ({', '.join(changed)}). Restore it, or start over "
             "with --overwrite."
         )
