@@ -134,7 +134,7 @@ def train(
             )
             if training is not None:
                 saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
-                with interrupts.held():
+                with interrupts.deferred():
                     if before.checkpoint is not None:
                         content = read(before.checkpoint.path)
                         training.restore(content)
