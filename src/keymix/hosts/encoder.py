@@ -97,7 +97,7 @@ class EncoderHost(Host):
         return self.inner.layout(self._encoder(model), self._own(place))
 
     def tell(self, model: nn.Module) -> None:
-        """Tell the encoder's mixers where they sit now."""
+        """Update the grids of the encoder's mixers."""
         self.inner.tell(self._encoder(model))
 
 

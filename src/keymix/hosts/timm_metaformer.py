@@ -153,9 +153,9 @@ def why_not(stage: MetaFormerStage, path: str, index: int, *, use_nchw: bool) ->
         named = [(f"{path}.blocks.{i}", block) for i, block in enumerate(stage.blocks)]
         reasons += [_unlike(stage, path, (MetaFormerStage,), path)]
         reasons += [_unlike(block, where, _BLOCKS, path) for where, block in named]
-    told = next((reason for reason in reasons if reason is not None), None)
-    if told is not None:
-        return told
+    found = next((reason for reason in reasons if reason is not None), None)
+    if found is not None:
+        return found
     block: Any = stage.blocks[index]
     here = block.use_nchw if isinstance(block, GridBlock) else stage.use_nchw
     if use_nchw == here or not _turns(block, use_nchw):
@@ -239,7 +239,7 @@ def _pointwise(layer: nn.Module) -> nn.Module:
 
 def _hooked_as(old: nn.Module, new: nn.Module) -> nn.Module:
     """Hang the hooks of one module on another, where their handles remove them still."""
-    vars(new).update({name: held for name, held in vars(old).items() if "_hook" in name})
+    vars(new).update({name: hook for name, hook in vars(old).items() if "_hook" in name})
     return new
 
 

@@ -40,7 +40,7 @@ def _without_inner_warnings() -> Iterator[None]:
 
 
 def window_grid(resolution: Grid, window_size: Grid) -> Grid:
-    """Return how many windows lie under and beside one another; the last ones are padded."""
+    """Return how many rows and columns of windows there are; the last ones are padded."""
     height, width = resolution
     return math.ceil(height / window_size[0]), math.ceil(width / window_size[1])
 

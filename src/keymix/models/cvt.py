@@ -39,7 +39,7 @@ class CvT(StageModel):
 
     Mixers with queries get keys and values from convolutions of stride ``kv_stride``; those that
     need as many keys as tokens get stride 1, those without projections sit on the plain tokens.
-    Blocks hear of the grid at every call: images of any size go in where the mixers allow it.
+    Blocks get the grid at every call: images of any size go in where the mixers allow it.
     The backbone's weights are drawn before the mixers', so at one seed they are equal whatever
     the mixer.
 
@@ -213,7 +213,7 @@ class CvT(StageModel):
 
 
 def _image(tokens: Tensor, stage: CvTStage, grid: Grid) -> Tensor:
-    """Lay a stage's patch tokens out as an image."""
+    """Reshape a stage's patch tokens to an image."""
     patches = tokens[:, stage.num_prefix_tokens :]
     return to_image(patches, grid)
 

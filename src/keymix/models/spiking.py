@@ -55,7 +55,7 @@ def with_steps(x: Tensor, steps: int, in_chans: int) -> Float[Tensor, "S B c H W
 class SpikingTransformer(StageModel):
     """Stages of spiking blocks, rates averaged over steps and places, and a linear classifier.
 
-    Neurons start from rest in every call, so that no call hears of the one before. The backbone's
+    Neurons start from rest in every call, so that no call depends on the one before. The backbone's
     weights are drawn before the mixers'.
 
     Args:

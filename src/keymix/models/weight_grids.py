@@ -22,7 +22,7 @@ from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound
-from keymix.models.image_size import tell_mixers, without_memory
+from keymix.models.image_size import update_mixers, without_memory
 
 _REMEDY = "give img_size=, the height and width in pixels of the images they were trained on"
 _OTHER = "they were trained on images of another size: give that one, img_size=(height, width)"
@@ -159,7 +159,7 @@ def _take(ghost: Any, size: Grid) -> None:
         ghost.patch_embed.set_input_size(img_size=size)
     else:
         ghost.img_size = size
-    tell_mixers(ghost)
+    update_mixers(ghost)
 
 
 def windowed(model: nn.Module, path: str) -> bool:

@@ -233,11 +233,11 @@ def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
     planned = set(range(epochs))
     for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
         if wrong:
-            lines = epochs_told(sorted(wrong))
+            lines = epoch_lines(sorted(wrong))
             raise UserError(f"{str(path)!r} is damaged: it {verb} {lines} of {epochs}")
 
 
-def epochs_told(epochs: list[int]) -> str:
+def epoch_lines(epochs: list[int]) -> str:
     """Name epochs, counted from one, a few of many."""
     numbers = [str(epoch + 1) for epoch in epochs[:5]]
     more = ", …" if len(epochs) > len(numbers) else ""

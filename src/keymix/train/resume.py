@@ -22,7 +22,7 @@ from keymix.task import Task, get_task
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
 from keymix.train.evaluation import score_split
-from keymix.train.folder import RETESTED, damage, epochs_told, read_summary
+from keymix.train.folder import RETESTED, damage, epoch_lines, read_summary
 from keymix.train.record import Environment, EpochLine, SameData, Validated, WeightsFacts
 from keymix.train.runs import Run
 
@@ -108,11 +108,11 @@ def mend(run: Run) -> bool:
         if lost:
             summary = replace(read_summary(folder, whole=True), lost=tuple(lost))
             files.write_json(folder / files.SUMMARY, summary)
-            tell_lost(folder, lost)
+            warn_of_lost(folder, lost)
     return True
 
 
-def tell_lost(folder: Path, lost: Iterable[str]) -> None:
+def warn_of_lost(folder: Path, lost: Iterable[str]) -> None:
     """Warn of what of a run's record cannot be rebuilt."""
     for text in lost:
         warnings.warn(f"run {str(folder)!r}: {text}", KeymixWarning, stacklevel=4)
@@ -158,7 +158,7 @@ def _lines(
     lacking = [epoch for epoch in range(done) if epoch not in lines]
     if lacking:
         lost.append(
-            f"{files.METRICS} lacks {epochs_told(lacking)}, and nothing is left to rebuild it"
+            f"{files.METRICS} lacks {epoch_lines(lacking)}, and nothing is left to rebuild it"
         )
     return [lines[epoch] for epoch in sorted(lines)], lacking
 
