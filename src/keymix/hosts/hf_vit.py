@@ -136,7 +136,7 @@ class HuggingFaceViT(Host):
         }
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the grid of patches of the model's calls, from now on."""
+        """Record the grid of patches of the model's calls, from now on."""
         listen_to(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
 
     def layout(self, model: nn.Module, place: Place) -> Layout:

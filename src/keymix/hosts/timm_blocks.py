@@ -114,7 +114,7 @@ class BlockHost(Host):
         return joined_projections(tensors)
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the grid of patches of every call, from now on."""
+        """Record the grid of patches of every call, from now on."""
         for path in self.paths(model):
             embed = self.embed(model, path)
             if embed is not None:

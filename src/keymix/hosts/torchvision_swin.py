@@ -190,7 +190,7 @@ class TorchvisionSwin(SwinHost):
         self.listen(model)
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the feature map of the model's calls, from now on."""
+        """Record the feature map of the model's calls, from now on."""
         assert isinstance(model, SwinTransformer)
         listen_to(model.features[0][0], ConvGrid())
 

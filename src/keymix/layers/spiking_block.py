@@ -174,7 +174,7 @@ def spiking_conv(
 
     Args:
         x: Spikes or images, steps first.
-        conv: Maps C channels to D, the steps laid into the batch.
+        conv: Maps C channels to D, the steps folded into the batch.
         norm: Over the D channels.
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.

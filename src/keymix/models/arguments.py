@@ -2,7 +2,7 @@
 """Arguments of models, checked before a constructor stumbles over them or takes them unsaid.
 
 What an argument takes is read from the constructors' annotations, timm's included; which numbers
-make sense and what has one value per stage is told by name, for all families alike.
+make sense and what has one value per stage is checked by name, for all families alike.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> Non
 
     With ``lists`` a list will do too where the annotation names one value.
     """
-    held = leaves(value)
+    values = leaves(value)
     fits = of_kind(value, hint)
     if lists and isinstance(value, tuple | list):
-        fits = fits or all(of_kind(leaf, hint) for leaf in held)
-    numbers: list[Any] = [leaf for leaf in held if isinstance(leaf, Real)]
+        fits = fits or all(of_kind(leaf, hint) for leaf in values)
+    numbers: list[Any] = [leaf for leaf in values if isinstance(leaf, Real)]
     which = ""
-    for names, told, holds in _RANGES:
+    for names, text, holds in _RANGES:
         if name in names:
-            which = told
+            which = text
             fits = fits and all(holds(number) for number in numbers)
-    if not fits or not held:
+    if not fits or not values:
         raise UserError(f"{name}={value!r} must be {words(hint, which)}")
     check_most(name, value)
 

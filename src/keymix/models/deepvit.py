@@ -87,7 +87,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
         conv_stem: Embed patches by three convolutions (Sec. 5.4).
         residual_scale: Factor s of the input of both branches of a block, undone at their output:
             ``x + branch(s x) / s``. The published code of DeepViT-S and -L has 0.5, the paper
-            does not tell of it.
+            does not mention it.
         temperature_decay: Temperature tau of the first and the last block's softmax, linear over
             the blocks between (Table 5, "linearly decayed"; the paper gives no numbers). A
             ``temperature`` in ``mixer_options`` goes before it, and it before one in

@@ -217,7 +217,7 @@ class SETR(FeatureModel, Encoded):
         return self.forward_head(self.forward_features(x), size=(x.shape[-2], x.shape[-1]))
 
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
-        """Lay the encoder's features of images out as a map, where they are none."""
+        """Reshape the encoder's features of images to a map, where they are none."""
         return features
 
 

@@ -206,7 +206,7 @@ def _environment(folder: Path, *, resumed: bool) -> Environment:
 def make_training(
     recipe: Recipe, data: ImageData, model: nn.Module, folder: Path | None, *, steps: int
 ) -> Training:
-    """Make a training of a model, by the task that the data set, with `steps` batches an epoch.
+    """Make a training of a model, by the task that the data set, with `steps` batches per epoch.
 
     The folder takes the record of a loss that is not finite; a trial has none and ignores it.
     """
@@ -229,7 +229,7 @@ def _finish(
 ) -> None:
     """Touch the test set, once: with the last and with the best-on-validation weights.
 
-    Their epochs and validation scores are those that the weights themselves tell.
+    Their epochs and validation scores are those recorded with the weights.
     """
     folder, recipe = run.folder, run.recipe
     last = validated("last", run, data, model)

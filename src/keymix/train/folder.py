@@ -227,7 +227,7 @@ def _of_weights(folder: Path) -> list[Recipe]:
 
 
 def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
-    """Refuse metrics that lack an epoch, or tell of one that was not trained."""
+    """Refuse metrics that lack an epoch, or have one that was not trained."""
     path = folder / files.METRICS
     there = {line.epoch for line in files.read_metrics(path, task=task)}
     planned = set(range(epochs))

@@ -30,7 +30,7 @@ class SplitScores:
     own: Own = field(default_factory=Own, metadata=spread())
 
     def of(self, task: Task) -> SplitScores:
-        """Tell a task's scores from its details, which a file mixes."""
+        """Separate a task's scores from its details, which a file mixes."""
         values = {**self.scores, **self.own.values}
         return replace(
             self,

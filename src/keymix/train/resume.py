@@ -192,7 +192,7 @@ def _best(
 def _epoch_of(
     found: Validated, lines: list[EpochLine], lacking: list[int], task: Task
 ) -> int | None:
-    """The epoch that scored so, or the only one that no line tells of."""
+    """The epoch that scored so, or the only one without a line."""
     found_score, found_loss = found.rank(task)
     for line in lines:
         score, loss = line.validated.rank(task)
