@@ -89,10 +89,10 @@ def test_a_mixer_that_cannot_take_the_grid_of_a_call_says_so(name: str, mixer: s
 
 def test_timms_set_input_size_leaves_no_mixer_on_the_old_grid() -> None:
     model = vit(NAMES[1], "sep_conv")
-    told = copy.deepcopy(model)
+    resized = copy.deepcopy(model)
     model.set_input_size((64, 16))
-    set_image_size(told, (64, 16))
-    close(model(image(64, 16)), told(image(64, 16)))
+    set_image_size(resized, (64, 16))
+    close(model(image(64, 16)), resized(image(64, 16)))
 
 
 def test_tokens_handed_to_a_block_lie_on_the_models_grid_after_another_size() -> None:

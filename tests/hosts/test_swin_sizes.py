@@ -49,7 +49,7 @@ def test_only_what_a_user_cannot_mend_is_kept_from_him(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "options", [{"mixer": "ska"}, {"mixer": "cska"}, {"mixer": "ska", "shared_keys": True}], ids=str
 )
-def test_a_trained_run_is_told_the_one_policy_that_serves_and_it_does(
+def test_a_refusal_names_the_one_policy_that_works(
     options: dict[str, Any], resize: str | None
 ) -> None:
     model = micro(**options)

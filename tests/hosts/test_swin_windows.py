@@ -93,7 +93,7 @@ def test_a_map_is_zero_across_regions_and_nowhere_else(mixer: str) -> None:
     assert (maps[~crossing] > 0).all()
 
 
-def test_queries_right_beside_the_seam_hear_of_the_opposite_edge_and_others_do_not() -> None:
+def test_only_queries_next_to_the_seam_read_the_opposite_edge() -> None:
     """The 3x3 of the convolution looks one token over the seam of the rolled image."""
     block = hosted("conv_static_key")
     x = torch.randn(1, 4, 16, 12, dtype=torch.float64, requires_grad=True)

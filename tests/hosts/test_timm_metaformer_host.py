@@ -197,7 +197,7 @@ def test_timms_models_by_name() -> None:
         assert find_mixers(model)["stages.1.blocks.0.token_mixer.mixer"].site.grid == (28, 28)
 
 
-def test_timms_models_hear_of_another_image_size() -> None:
+def test_timms_models_take_another_image_size() -> None:
     with torch.device("meta"):
         model = create_model("caformer_s18", mixer="ska", img_size=(160, 96), in_chans=1)
         plain = create_model("resnet18", img_size=64)

@@ -154,7 +154,7 @@ def test_another_size_is_taken(name: str) -> None:
     x = torch.randn(1, 3, 32, 64)
     y = model(x)
     assert y.shape == (1, 4, 32, 64)
-    close(model.forward_head(model.forward_features(x)), y)  # the size that it was told
+    close(model.forward_head(model.forward_features(x)), y)  # the size that was set
     model.set_input_size()
     assert model.img_size == (32, 64)
 

@@ -200,7 +200,7 @@ def fits(model: nn.Module, steps: int) -> float:
     return losses[-1] / losses[0]
 
 
-def test_the_twin_without_spikes_learns() -> None:
+def test_the_ann_counterpart_learns() -> None:
     model = shrunk(MICRO, neuron="relu", num_classes=4, time_steps=1).train()
     assert kinds(model, LIF, IF, ParametricLIF) == 0
     assert fits(model, 20) < 0.1

@@ -47,7 +47,7 @@ def photos(root: Path) -> Path:
 @contextmanager
 def signalled_once(waits: Path, pipe: Path, trained: Path) -> Iterator[list[str]]:
     """Send this process SIGINT when it waits; if that ends nothing, end the wait and say so."""
-    told: list[str] = []
+    waited: list[str] = []
     ended = threading.Event()
 
     def watch() -> None:
@@ -55,14 +55,14 @@ def signalled_once(waits: Path, pipe: Path, trained: Path) -> Iterator[list[str]
             pass
         os.kill(os.getpid(), signal.SIGINT)
         if not ended.wait(PATIENCE):
-            told.append("the wait went on")
+            waited.append("the wait went on")
             waits.unlink()
             pipe.write_text("")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield told
+        yield waited
     finally:
         ended.set()
         watcher.join()
@@ -108,9 +108,9 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
     with monkeypatch.context() as patched:
         patched.setattr(lazy._Maker, "make", slow)
         patched.setattr(ClassificationTask, "training_step", trains)
-        with signalled_once(waits, pipe, trained) as told, pytest.raises(Interrupted) as stopped:
+        with signalled_once(waits, pipe, trained) as waited, pytest.raises(Interrupted) as stopped:
             train(recipe, tmp_path / "cut")
-    assert not told
+    assert not waited
     newest = checkpoints(tmp_path / "cut")[0]
     assert newest.steps > 0
     assert repr(str(newest.path)) in str(stopped.value)

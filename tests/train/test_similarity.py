@@ -109,8 +109,8 @@ def test_it_is_the_mean_cosine_of_the_first_pairs(blocks: int | None, pairs: int
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention", "static_key"])
 def test_it_is_what_analysis_measures(mixer: str) -> None:
     model = tiny(mixer=mixer).eval()
-    told = map_similarity(model, images())
-    means = [pair.mean for pair in told.adjacent]
+    similarity = map_similarity(model, images())
+    means = [pair.mean for pair in similarity.adjacent]
     close(Measured(model)(images()), torch.tensor(sum(means) / 3), torch.float32)
 
 
@@ -182,7 +182,7 @@ def test_the_loss_has_lambda_times_the_sum_and_the_record_has_not(
 
 
 @pytest.mark.slow
-def test_training_lowers_the_similarity_and_tells_it(vary: Vary, tmp_path: Path) -> None:
+def test_training_lowers_the_similarity_and_records_it(vary: Vary, tmp_path: Path) -> None:
     weighted = {**DEEP, "schedule.epochs": 4, "optim.lr": 1e-2}
     runs = [
         train(vary({**weighted, "loss.similarity": w}), tmp_path / str(w)).metrics()
