@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the mechanisms side by side: ``python docs/figures/mechanisms.py`` writes the SVG beside it.
+"""Draw the mechanisms side by side: ``python docs/figures/mechanisms.py`` writes the SVG.
 
 One grammar for all panels: tokens enter above, three lanes (query, key, value) go down, one box an
 operation. What a mechanism changes against self-attention is drawn in colour.

@@ -26,7 +26,7 @@ class Record(StudyRecord):
 
 class Toy(Study):
     summary, description, examples = "counts", "Count.", ""
-    writes, beside, markdown = "a page", "toy.json", True
+    writes, also_written, markdown = "a page", "toy.json", True
 
     def add_options(self, add):
         add("--to", type=int, default=2)

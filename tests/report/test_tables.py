@@ -121,3 +121,15 @@ def test_a_page_sorts_by_values_and_shows_texts() -> None:
     assert '<td data-label="change" data-value="0.0">baseline</td>' in drawn
     assert '<th scope="col">note</th>' in drawn
     assert "<i>" not in drawn
+
+
+def test_a_page_marks_rows_and_leaves_on_a_phone_what_says_something() -> None:
+    source = '{% import "macros.html.j2" as m with context %}{{ m.sheet(table) }}'
+    columns = (Column("a", "a", sort="none"), Column("b", "b", "count", sort="none"))
+    rows = [("x", Cell(None, formats.MISSING, "soft")), ("y", Cell(None, "why", "state"))]
+    table = Table("t", "T", columns, rows, marked=frozenset({1}))
+    drawn = environment().from_string(source).render(table=table, looks={}, r=None)
+    assert '<table class="numbers">' in drawn
+    assert '<td data-label="b" class="soft wide">–</td></tr>' in drawn
+    assert '<tr class="met"><th scope="row" data-value="y">y</th>' in drawn
+    assert '<td data-label="b" class="state">why</td>' in drawn

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from keymix.analysis.study_record import ModelOnImages, StudyRecord
+from keymix.analysis.study_record import ModelOnImages, StudyRecord, joined
 from keymix.records import to_json
 
 
@@ -108,15 +108,13 @@ class PairSimilarity:
 
     def reading(self) -> PairReading:
         """Return it as a record has it: None in place of NaN."""
-        return PairReading(
-            first=self.first,
-            second=self.second,
+        return joined(
+            PairReading,
+            self,
             mean=or_none(self.mean),
             centred=or_none(self.centred),
             by_head=tuple(or_none(v) for v in self.by_head),
             similar_fraction=or_none(self.similar_fraction),
-            columns=self.columns,
-            left_out=self.left_out,
         )
 
     def to_dict(self) -> dict[str, Any]:

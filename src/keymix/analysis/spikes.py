@@ -17,6 +17,7 @@ from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
 from keymix.analysis.spikes_record import EnergyBounds, Firing, SpikeReading, StageRates, Twin
+from keymix.analysis.study_record import joined
 from keymix.errors import UserError
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
@@ -170,14 +171,11 @@ class SpikeStudy:
     def reading(self) -> SpikeReading:
         """Return it as a record has it, with all that follows from it."""
         energy = EnergyBounds.of(self.energy)
-        return SpikeReading(
-            images=self.images,
-            time_steps=self.time_steps,
-            batch_norm=self.batch_norm,
-            cost=self.cost,
+        return joined(
+            SpikeReading,
+            self,
             rate=self.rate,
             silent=self.silent,
-            varies=self.varies,
             sops=self.sops,
             macs=self.macs,
             energy=energy,
@@ -188,14 +186,12 @@ class SpikeStudy:
             ),
             notes=self.notes,
             once=self.once,
-            repeated=self.repeated,
             saved_once=self.saved_once,
             table=tuple(
                 StageRates(mixer=mixer, stage=stage, rates=rates)
                 for (mixer, stage), rates in by_stage(self.firings).items()
             ),
             paper=TABLE7,
-            firings=self.firings,
             operations=tuple(op.reading(self.cost) for op in self.operations),
         )
 

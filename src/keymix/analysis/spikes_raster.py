@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import cannot_take, chosen_numbers, unwrapped
 from keymix.analysis.spikes import checked_neurons, points_of, undisturbed
-from keymix.analysis.spikes_record import RasterReading
+from keymix.analysis.spikes_record import RasterPlace, RasterReading
+from keymix.analysis.study_record import joined
 from keymix.errors import UserError
 from keymix.hosts.layers import by_name
 from keymix.mixers.base import Grid
@@ -24,7 +25,7 @@ SEGMENT = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raster:
+class Raster(RasterPlace):
     """The spikes of one head of Q-K token attention, on one image.
 
     Attributes:
@@ -41,29 +42,15 @@ class Raster:
         masked: X' likewise.
     """
 
-    path: str
-    stage: int | None
-    block: int | None
-    head: int
-    heads: int
-    step: int
-    start: int
-    grid: Grid
     attention: Tensor
     keys: Tensor
     masked: Tensor
 
     def reading(self) -> RasterReading:
         """Return it as a record has it: spikes are texts of 0 and 1, one a row."""
-        return RasterReading(
-            path=self.path,
-            stage=self.stage,
-            block=self.block,
-            head=self.head,
-            heads=self.heads,
-            step=self.step,
-            start=self.start,
-            grid=self.grid,
+        return joined(
+            RasterReading,
+            self,
             attention=_rows(self.attention),
             keys=_rows(self.keys),
             masked=_rows(self.masked),

@@ -135,11 +135,8 @@ class SpikeReading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RasterReading:
-    """`keymix.analysis.spikes_raster.Raster` as a record has it.
-
-    Spikes are texts of 0 and 1: one a step of A_t, one a channel of K and X'.
-    """
+class RasterPlace:
+    """Where a raster is of: heads, steps and tokens count from 0, stages and blocks from 1."""
 
     path: str
     stage: int | None
@@ -147,8 +144,17 @@ class RasterReading:
     head: int
     heads: int
     step: int
-    start: int
+    start: int  # first token of the segment
     grid: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RasterReading(RasterPlace):
+    """`keymix.analysis.spikes_raster.Raster` as a record has it.
+
+    Spikes are texts of 0 and 1: one a step of A_t, one a channel of K and X'.
+    """
+
     attention: tuple[str, ...]
     keys: tuple[str, ...]
     masked: tuple[str, ...]

@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from keymix.analysis.timing import WORDS, Verdict
 from keymix.report.charts import Line, Look, curves
-from keymix.report.formats import points
+from keymix.report.formats import milliseconds, percent, points
 from keymix.report.page import render_page
-from keymix.report.tables import csv_text
+from keymix.report.tables import Cell, Column, Table, csv_text, text_table
 from keymix.swap.record import Search, Step, SwapRecord
 
 _Value = Callable[["StepRow"], Any]
@@ -23,25 +23,11 @@ _Value = Callable[["StepRow"], Any]
 class StepRow:
     """A step of a search as a row of the CSV file and of the page.
 
-    Attributes:
-        step: Its number, from 0.
-        layer: Path of the layer that it adds; None for the original model.
-        share: Of the attention's cost that its layers hold.
-        loss: On the held-out images.
-        top1: Accuracy on them, a fraction.
-        change: Of that against the original, a fraction.
-        change_low: Lower end of its 95 % interval.
-        change_high: Upper end.
-        params: Parameters of the whole model.
-        macs: Multiply-adds of one image.
-        latency_ms: Of one image; None, as all times are, where the machine was too busy.
-        original_ms: The same of the original.
-        latency_change: Of the rounds' ratios, less 1, as are the quartiles.
-        latency_q1: First quartile.
-        latency_q3: Third quartile.
-        latency_p: Of the test for a difference; None where there was none: in the first step, and
-            in searches of a version without it.
-        latency_verdict: What the test says; ``"busy"`` where the machine was too busy.
+    `layer` is the path of the one that it adds, None of the original model; `share` is of the
+    attention's cost that its layers hold. Loss and top-1 are of the held-out images, `change`
+    against the original with its 95 % interval. Times are of one image, None where the machine was
+    too busy; their change and quartiles are of the rounds' ratios, less 1. `latency_p` is of the
+    test for a difference: None in the first step, and in searches of a version without it.
     """
 
     step: int
@@ -68,11 +54,7 @@ STEPS = tuple(item.name for item in fields(StepRow))
 
 
 def steps(search: Search) -> list[StepRow]:
-    """Return a search's steps as rows.
-
-    Args:
-        search: Finished or not.
-    """
+    """Return a search's steps, finished or not, as rows."""
     return [_row(search, number) for number in range(len(search.steps))]
 
 
@@ -105,6 +87,88 @@ def steps_csv(search: Search) -> str:
     return csv_text(STEPS, [[getattr(row, name) for name in STEPS] for row in steps(search)])
 
 
+def tables(record: SwapRecord) -> dict[str, Table]:
+    """Make the tables of the page: what became of layers, and of a search its steps and trials."""
+    layers = text_table(
+        record.layers.heads,
+        [["–" if cell == "-" else cell for cell in row] for row in record.layers.rows],
+        title="What became of each layer",
+        left=len(record.layers.heads),
+    )
+    unsorted = [replace(column, sort="none") for column in layers.columns]
+    made = {"layers": replace(layers, columns=unsorted)}
+    if record.search is not None:
+        made |= {"steps": _steps_table(record.search), "trials": _trials_table(record.search)}
+    return made
+
+
+def _steps_table(search: Search) -> Table:
+    columns = (
+        Column("step", "step", "whole"),
+        Column("layer added", "layer"),
+        Column("share of the cost", "share", "percent", write=_percent_sign),
+        Column("loss", "loss", "rate"),
+        Column("top-1, %", "top1", "percent"),
+        Column("change, points", "change", "percent", write=points),
+        Column("95 % interval", "interval", "percent"),
+        Column("parameters", "params", "whole"),
+        Column("MACs", "macs", "count"),
+        Column("latency, ms", "latency_ms", "ms"),
+        Column("original, ms", "original_ms", "ms"),
+        Column("latency change, %", "latency_change", "percent", write=points),
+        Column("quartiles", "quartiles", "percent"),
+    )
+    rows = []
+    for row in steps(search):
+        change: Cell | float | None = None if row.layer is None else row.latency_change
+        if row.layer is not None and row.latency_verdict != "different":
+            change = Cell(row.latency_change, WORDS[row.latency_verdict], "words")
+        own = {
+            "change": None if row.layer is None else row.change,
+            "interval": None if row.layer is None else _range(row.change_low, row.change_high),
+            "latency_change": change,
+            "quartiles": None if row.layer is None else _range(row.latency_q1, row.latency_q3),
+        }
+        rows.append([own[c.key] if c.key in own else getattr(row, c.key) for c in columns])
+    unsorted = [replace(column, sort="none") for column in columns]
+    met = frozenset() if search.met is None else frozenset({search.met})
+    return Table("steps", "Every step of the search", unsorted, rows, marked=met)
+
+
+def _trials_table(search: Search) -> Table:
+    columns = [
+        Column("layer", "layer"),
+        Column("share of the cost", "share", "percent", write=_percent_sign),
+        Column("loss", "loss", "rate"),
+        Column("rise of the loss", "rise", "rate"),
+        Column("top-1", "top1", "percent", write=_percent_sign),
+    ]
+    if search.cost == "latency":
+        columns += [
+            Column("attention alone, ms", "latency_ms", "ms"),
+            Column("quartiles, ms", "quartiles", "ms", sort="none"),
+        ]
+    rows: list[list[Any]] = []
+    for trial in search.trials:
+        attention, rise = search.attention[trial.layer], trial.loss - search.steps[0].loss
+        told = f"{rise:+.4f}".replace("-", "−")
+        name = Cell(trial.layer, attention.path)
+        row = [name, attention.share, trial.loss, Cell(rise, told), trial.top1]
+        if search.cost == "latency":
+            quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
+            row += [attention.latency_ms, "–".join(map(milliseconds, quartiles))]
+        rows.append(row)
+    return Table("trials", "Each layer alone", columns, rows)
+
+
+def _percent_sign(value: float) -> str:
+    return f"{percent(value)} %"
+
+
+def _range(low: float | None, high: float | None) -> str | None:
+    return None if low is None else f"{points(low)} to {points(high)}"
+
+
 def shows_times(step: Step) -> bool:
     """Whether the times of a step and of the original were measured well enough to be shown."""
     return step.latency_verdict != "busy"
@@ -122,21 +186,13 @@ def told_latency(step: Step) -> str:
 
 
 def render(record: SwapRecord) -> str:
-    """Render a swap's record.
-
-    Args:
-        record: The content of ``swap.json``.
-
-    Returns:
-        The HTML document.
-    """
+    """Render a swap's record as an HTML document."""
     search = record.search
     view = {
         "r": record,
-        "steps": [] if search is None else steps(search),
+        "tables": tables(record),
         "latency": told_latency(record.after),
         "timed": shows_times(record.after),
-        "words": WORDS,
         "charts": [] if search is None else _charts(search),
     }
     return render_page("swap.html.j2", view)
@@ -163,7 +219,7 @@ def _charts(search: Search) -> list[tuple[Markup, str]]:
             lambda row: (row.latency_q1, row.latency_q3),
         ),
     )
-    for name, label, percent, value, ends in curves_of:
+    for name, label, fraction, value, ends in curves_of:
         known = [row for row in rows if value(row) is not None]
         if not known:
             continue
@@ -178,7 +234,7 @@ def _charts(search: Search) -> list[tuple[Markup, str]]:
             x_label="share of the attention’s cost that is swapped, %",
             y_label=label,
             name=f"{label} against the share that is swapped",
-            percent=percent,
+            percent=fraction,
             markers=True,
             holds=(0.0,) if name == "latency_change" else (),
         )

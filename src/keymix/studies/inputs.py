@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
 from keymix.report import formats
-from keymix.studies.study import R, Session, Study
 from keymix.task import DEFAULT
 from keymix.train.recipe import DataConfig
 
@@ -116,27 +113,33 @@ class Images:
 
         return picture(pixels, self.kind)
 
-    def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield normalised batches, a tensor each; what is damaged goes to `left_out`."""
-        import torch
-
-        held: list[Tensor] = []
+    def readable(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and `pixels` of each; what is damaged goes to `left_out`, unless all are."""
         some = False
         for i, name in enumerate(self.names):
             try:
-                held.append(self.view.normalised(self.pixels(i)))
+                pixels = self.pixels(i)
             except UserError as error:
                 self.left_out[name] = str(error)
                 continue
-            if len(held) == size:
-                some = True
-                yield torch.stack(held)
-                held = []
-        if held:
-            yield torch.stack(held)
-        elif not some:
+            some = True
+            yield name, pixels
+        if not some:
             why = next(iter(self.left_out.values()), "there is none")
             raise UserError(f"no image of {self.origin} can be read: {why}")
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield normalised batches of those that are `readable`, a tensor each."""
+        import torch
+
+        batch: list[Tensor] = []
+        for _, pixels in self.readable():
+            batch.append(self.view.normalised(pixels))
+            if len(batch) == size:
+                yield torch.stack(batch)
+                batch = []
+        if batch:
+            yield torch.stack(batch)
 
 
 def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:
@@ -166,56 +169,6 @@ def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:
         metavar="N",
         help=f"most images, evenly over those that there are (default {limit})",
     )
-
-
-class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
-    """A study of several models, each on images of its own."""
-
-    record_type: type[R]  # the record, which has one entry of ``studies`` for each model
-
-    def add_options(self, add: Callable[..., Any]) -> None:
-        """Add those of models and images."""
-        add_arguments(add)
-        add("--batch-size", type=int, default=8, metavar="B", help="images at a time (default 8)")
-
-    @abstractmethod
-    def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
-        """Refuse models that it cannot be of, and set them as the options say."""
-
-    @abstractmethod
-    def measure(
-        self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
-    ) -> ModelOnImages:
-        """Measure one model, which is on this machine's device."""
-
-    def run(
-        self, given: argparse.Namespace, session: Session
-    ) -> Iterator[tuple[ModelOnImages, ...]]:
-        """Load all models and images, then measure one model after the other."""
-        from keymix.train.model import device_of_this_machine
-
-        loaded = load_models(given.models, pretrained=given.pretrained)
-        self.prepare(loaded, given)
-        steps = getattr(given, "time_steps", None)
-        images = [
-            load_images(one, given.images, limit=given.limit, time_steps=steps) for one in loaded
-        ]
-        warn_of_random(loaded, session.note)
-        found = []
-        for one, shown in zip(loaded, images, strict=True):
-            one.model.to(device_of_this_machine())
-            found.append(self.measure(one, shown, given, session))
-            one.model.to("cpu")
-        yield tuple(found)
-
-    def record(self, found: tuple[ModelOnImages, ...], session: Session) -> R:
-        """Put the models into one record."""
-        return joined(self.record_type, session.frame(), studies=found)
-
-    def broken(self, record: R) -> Sequence[str]:
-        """Say which images could not be read."""
-        studies: Sequence[ModelOnImages] = getattr(record, "studies")  # noqa: B009
-        return [why for study in studies for why in study.left_out.values()]
 
 
 def load_models(names: Sequence[str], *, pretrained: bool = False) -> list[Loaded]:

@@ -53,7 +53,7 @@ class Study(ABC, Generic[F, R]):
     description: str  # what ``--help`` says of it
     examples: str  # command lines, and what else stands below the options
     writes: str  # what ``--out`` writes, in words
-    beside: str  # what lies next to the page, in words
+    also_written: str  # what stands next to the page, in words
     needs_folder: bool = False  # whether ``--out`` must be given
     markdown: bool = False  # whether ``--markdown`` prints its tables
 

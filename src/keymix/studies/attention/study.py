@@ -51,7 +51,7 @@ DeepViT Fig. 6, selected blocks of ViT over DeepViT:
     --images a.jpg --stage final --out fig6
 """
     writes = f"attention.html, PNGs, {MAPS}, attention.json"
-    beside = f"attention.json, the PNGs and {MAPS}"
+    also_written = f"attention.json, the PNGs and {MAPS}"
     needs_folder = True
 
     def add_options(self, add: Callable[..., Any]) -> None:
@@ -290,18 +290,10 @@ def _photos(
     if given.images is None and one.run is None:  # a model by name next to a run sees the run's
         source = next((other for other in loaded if other.run is not None), one)
     images = inputs.load_images(source, given.images, limit=given.limit, view=one.view)
-    pixels, names = [], []
-    for i, name in enumerate(images.names):
-        try:
-            pixels.append(images.pixels(i))
-        except UserError as error:
-            left_out[name] = str(error)
-            continue
-        names.append(name)
-    if not pixels:
-        raise UserError(f"no image of {images.origin} can be read: {next(iter(left_out.values()))}")
+    names, pixels = zip(*images.readable(), strict=True)
+    left_out.update(images.left_out)
     shown = torch.stack([images.picture(each) for each in pixels])
-    return torch.stack(pixels), shown, tuple(names), images.origin
+    return torch.stack(pixels), shown, names, images.origin
 
 
 def _model(i: int, one: Loaded, seen: Look, arrays: dict[str, Any]) -> AttentionModel:

@@ -16,10 +16,10 @@ from keymix.studies.inputs import (
     RANDOM_NOTE,
     Images,
     Loaded,
-    StudyOnImages,
     refuse_frames,
     spikes_instead,
 )
+from keymix.studies.on_images import StudyOnImages
 from keymix.studies.study import Session, found_files, split_list
 
 
@@ -41,7 +41,7 @@ examples:
 Blocks are numbered from 1 in words and charts; --layers counts from 0, as the model's paths do.
 docs/collapse.md tells every measure with its equation."""
     writes = "collapse.html, collapse.json and SVG files"
-    beside = "collapse.json and the charts"
+    also_written = "collapse.json and the charts"
     record_type = CollapseRecord
 
     def add_options(self, add: Callable[..., Any]) -> None:

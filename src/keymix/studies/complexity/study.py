@@ -33,7 +33,7 @@ examples:
   keymix analyze complexity --import my_mixer.py
 """
     writes = "complexity.html, complexity.json and CSV files"
-    beside = "complexity.json and CSV files"
+    also_written = "complexity.json and CSV files"
     markdown = True
 
     def add_options(self, add: Callable[..., Any]) -> None:

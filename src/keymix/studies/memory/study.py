@@ -33,7 +33,7 @@ examples:
 The largest of the defaults holds a map of 6 GB; what does not fit is told and left out.
 """
     writes = "memory.html, memory.json and memory.csv"
-    beside = "memory.json and memory.csv"
+    also_written = "memory.json and memory.csv"
     markdown = True
 
     def add_options(self, add: Callable[..., Any]) -> None:

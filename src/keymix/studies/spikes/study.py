@@ -14,7 +14,8 @@ from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStu
 from keymix.analysis.study_record import joined
 from keymix.errors import UserError
 from keymix.report.tables import Table
-from keymix.studies.inputs import RANDOM_NOTE, Images, Loaded, StudyOnImages
+from keymix.studies.inputs import RANDOM_NOTE, Images, Loaded
+from keymix.studies.on_images import StudyOnImages
 from keymix.studies.spikes import page
 from keymix.studies.spikes.tables import headline, tables
 from keymix.studies.study import Session, found_files
@@ -45,7 +46,7 @@ A run on recordings of events is shown recordings, as frames. Heads, steps, toke
 rasters count from 0. docs/spikes.md tells every measure and
 every assumption."""
     writes = "spikes.html, spikes.json, CSV and SVG files"
-    beside = "spikes.json, CSV files and charts"
+    also_written = "spikes.json, CSV files and charts"
     record_type = SpikesRecord
 
     def add_options(self, add: Callable[..., Any]) -> None:

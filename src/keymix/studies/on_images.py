@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study of several models, each on images of its own."""
+
+from __future__ import annotations
+
+import argparse
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keymix.analysis.study_record import ModelOnImages, joined
+from keymix.studies.inputs import (
+    Images,
+    Loaded,
+    add_arguments,
+    load_images,
+    load_models,
+    warn_of_random,
+)
+from keymix.studies.study import R, Session, Study
+
+
+class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
+    """A study of several models, each on images of its own."""
+
+    record_type: type[R]  # the record, which has one entry of ``studies`` for each model
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        """Add those of models and images."""
+        add_arguments(add)
+        add("--batch-size", type=int, default=8, metavar="B", help="images at a time (default 8)")
+
+    @abstractmethod
+    def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        """Refuse models that it cannot be of, and set them as the options say."""
+
+    @abstractmethod
+    def measure(
+        self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
+    ) -> ModelOnImages:
+        """Measure one model, which is on this machine's device."""
+
+    def run(
+        self, given: argparse.Namespace, session: Session
+    ) -> Iterator[tuple[ModelOnImages, ...]]:
+        """Load all models and images, then measure one model after the other."""
+        from keymix.train.model import device_of_this_machine
+
+        loaded = load_models(given.models, pretrained=given.pretrained)
+        self.prepare(loaded, given)
+        steps = getattr(given, "time_steps", None)
+        images = [
+            load_images(one, given.images, limit=given.limit, time_steps=steps) for one in loaded
+        ]
+        warn_of_random(loaded, session.note)
+        found = []
+        for one, shown in zip(loaded, images, strict=True):
+            one.model.to(device_of_this_machine())
+            found.append(self.measure(one, shown, given, session))
+            one.model.to("cpu")
+        yield tuple(found)
+
+    def record(self, found: tuple[ModelOnImages, ...], session: Session) -> R:
+        """Put the models into one record."""
+        return joined(self.record_type, session.frame(), studies=found)
+
+    def broken(self, record: R) -> Sequence[str]:
+        """Say which images could not be read."""
+        studies: Sequence[ModelOnImages] = getattr(record, "studies")  # noqa: B009
+        return [why for study in studies for why in study.left_out.values()]
