@@ -34,8 +34,7 @@ from device_option import device_name
 from keymix import recipes
 from keymix.data.augment import Augment
 from keymix.data.dataset import ImageData
-from keymix.data.held import HeldImages
-from keymix.data.loaders import Loader
+from keymix.data.loaders import InMemoryBatches, Loader
 from keymix.train.environment import cpu_model
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
@@ -197,7 +196,10 @@ def rand_augment_seconds(
 ) -> dict[str, list[float]]:
     """Seconds an image of RandAugment alone: batched on the device, and image by image."""
     augment = Augment(rand_augment=AUGMENT.rand_augment)
-    held, order = HeldImages(images, augment, 0, device), np.arange(len(images), dtype=np.int64)
+    held, order = (
+        InMemoryBatches(images, augment, 0, device),
+        np.arange(len(images), dtype=np.int64),
+    )
     theirs = v2.RandAugment(*augment.rand_augment)
     seconds: dict[str, list[float]] = {OURS: [], "torchvision": []}
     for epoch in range(repeats + 1):

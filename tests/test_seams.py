@@ -15,7 +15,6 @@ SRC = Path(keymix.__file__).parent
 
 OF_TASKS = {
     "task.py": 1,  # the task of records that name none
-    "data/dataset.py": 1,
 }
 """Where a task is named yet, by file; ``python tests/seams.py`` prints it. None is added."""
 OF_KINDS = {

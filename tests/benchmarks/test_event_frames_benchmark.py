@@ -15,11 +15,11 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "event_frames.py"
 def test_the_benchmark_prints_each_start(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keymix.data.events import store
+    from keymix.data.events import frame_cache
 
     made: list[object] = []
-    counts = store._counts
-    monkeypatch.setattr(store, "_counts", lambda *some: made.append(some) or counts(*some))
+    counts = frame_cache._counts
+    monkeypatch.setattr(frame_cache, "_counts", lambda *some: made.append(some) or counts(*some))
     monkeypatch.delenv("KEYMIX_CACHE", raising=False)
     bench = runpy.run_path(str(SCRIPT))
     words = ["--per-class", "10", "--events", "200", "--time-steps", "2"]

@@ -13,8 +13,7 @@ from PIL import Image
 from keymix.data.dataset import ImageData, Split
 from keymix.data.kinds import MaskKind
 from keymix.data.record import DataFacts
-from keymix.data.segmentation.held import HeldScans
-from keymix.data.segmentation.serve import ScanImages, SplitMasks
+from keymix.data.segmentation.inputs import ScanImages, SplitMasks
 from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from keymix.data.streams import IntArray
 from keymix.task import get_task
@@ -71,16 +70,17 @@ def scans_of(count: int, channels: int = 1, size: tuple[int, int] = (24, 20)) ->
 def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, held: bool = False) -> ImageData:
     """Make a set whose three splits are the same scans, in memory as small sets are or not."""
     size = scans.size(0)
-    table = HeldScans(scans, *map(torch.from_numpy, (scans.images, scans.masks))) if held else scans
+    pixels = map(torch.from_numpy, (scans.images, scans.masks)) if held else (None, None)
+    in_memory, drawn = pixels
 
     def split(name: str) -> Split:
         return Split(
             name=name,
-            inputs=ScanImages(table, size),
-            targets=SplitMasks(table, masks, size),
+            inputs=ScanImages(scans, size, in_memory),
+            targets=SplitMasks(scans, masks, size, (), drawn),
             rows=np.arange(len(scans), dtype=np.int64),
             origin="train",
-            table=table,
+            table=scans,
         )
 
     options: dict[str, Any] = {

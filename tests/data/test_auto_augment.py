@@ -12,9 +12,9 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 
 from keymix.data import Augment, ImageData, Loader, load
-from keymix.data.auto_augment import AutoAugment
-from keymix.data.draws import erased_boxes
 from keymix.data.pixels import Noise
+from keymix.data.rand_augment import AutoAugment
+from keymix.data.random_parameters import erased_boxes
 from keymix.errors import UserError
 
 CONFIG = "rand-m9-mstd0.5-inc1"

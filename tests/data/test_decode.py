@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 import keymix
 from keymix.data.decode import FORMATS, convert, fit, open_image, read_image, to_array
-from keymix.data.sources.folder import SUFFIXES
+from keymix.data.files import SUFFIXES
 from keymix.errors import KeymixWarning, UserError
 
 

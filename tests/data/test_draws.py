@@ -12,7 +12,9 @@ from scipy import stats
 from torchvision.transforms.v2 import RandAugment as TorchvisionRandAugment
 
 from keymix.data import Loader, load
-from keymix.data.draws import (
+from keymix.data.pixels import erase, shift_and_flip
+from keymix.data.rand_augment import NAMES
+from keymix.data.random_parameters import (
     CROP_RATIO,
     boxes,
     crop_corners,
@@ -21,8 +23,6 @@ from keymix.data.draws import (
     operations,
     resized_crop,
 )
-from keymix.data.pixels import erase, shift_and_flip
-from keymix.data.rand_augment import NAMES
 from keymix.data.streams import uniforms
 
 INDEX = np.arange(1000, dtype=np.int64)
@@ -140,6 +140,6 @@ def test_erased_rectangles_do_not_depend_on_how_many_are_drawn_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = erased_boxes(INDEX, 0.5, 32, 32, **RUN)
-    monkeypatch.setattr("keymix.data.draws._BLOCK", 7)
+    monkeypatch.setattr("keymix.data.random_parameters._BLOCK", 7)
     assert (erased_boxes(INDEX, 0.5, 32, 32, **RUN) == whole).all()
     assert 400 < (whole[:, 2] > 0).sum() < 600

@@ -16,8 +16,8 @@ from event_files import random_events, write_dvs128, write_folder, write_npz
 
 from keymix.data import load
 from keymix.data.dataset import ImageData
-from keymix.data.events import integrate, places, read_events, store
-from keymix.data.events.loading import few_events
+from keymix.data.events import cache_dir, frame_cache, integrate, read_events
+from keymix.data.events.inputs import few_events
 from keymix.data.events.recordings import Recordings
 from keymix.errors import KeymixWarning, UserError
 
@@ -34,13 +34,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many recordings were made into frames."""
     counted: list[int] = []
-    counts = store._counts
+    counts = frame_cache._counts
 
-    def counting(events: object, settings: store.Settings) -> object:
+    def counting(events: object, settings: frame_cache.Settings) -> object:
         counted.append(1)
         return counts(events, settings)
 
-    monkeypatch.setattr(store, "_counts", counting)
+    monkeypatch.setattr(frame_cache, "_counts", counting)
     return counted
 
 
@@ -230,7 +230,7 @@ def test_a_stop_while_frames_are_made_leaves_nothing(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "_digest", stopped)
+    monkeypatch.setattr(frame_cache, "_digest", stopped)
     with pytest.raises(KeyboardInterrupt):
         opened(root)
     assert [p.name for p in (root / ".keymix").iterdir() if "lock" not in p.name] == ["sensor.json"]
@@ -282,7 +282,7 @@ def test_a_folder_that_cannot_be_written_leaves_its_frames_to_the_users_cache(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert places.place_for(root).folder.parent == tmp_path / "user" / "keymix"
+    assert cache_dir.place_for(root).folder.parent == tmp_path / "user" / "keymix"
 
 
 def test_frames_beside_data_that_cannot_be_written_are_used(
@@ -301,7 +301,7 @@ def test_frames_beside_data_that_cannot_be_written_are_used(
 
 def test_no_room_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10})()
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(cache_dir.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"more than is free. Set KEYMIX_CACHE to a folder"):
         opened(root)
     file = root.parent / "file"

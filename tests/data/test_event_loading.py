@@ -13,11 +13,11 @@ from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
-from keymix.data.draws import flips
-from keymix.data.events import wide
-from keymix.data.events.wide import augmented
+from keymix.data.events import augment as wide
+from keymix.data.events.augment import augmented
 from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
+from keymix.data.random_parameters import flips
 from keymix.data.streams import Stream, uniforms
 from keymix.errors import UserError
 

@@ -16,10 +16,8 @@ from PIL import Image
 from scan_sets import mask_set, scan_set
 
 from keymix.data import load
-from keymix.data.check import check
-from keymix.data.contents import IN_SEQUENCES
-from keymix.data.findings import Report
-from keymix.data.glance import glance
+from keymix.data.check import check, glance
+from keymix.data.findings import IN_SEQUENCES, Report
 
 FALSE = ("images in more than one split", "images with more than one label")
 TWO_SPLITS = {"train/a": 20, "train/b": 20, "test/a": 4, "test/b": 4}

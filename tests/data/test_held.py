@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from each import together
 from keymix.data import Augment, ImageData, Loader, load
-from keymix.data.held import HeldImages, ImagesInMemory
+from keymix.data.inputs import ImagesInMemory
+from keymix.data.loaders import InMemoryBatches
 from keymix.data.mixing import Mixing
 
 EVERYTHING = Augment(crop_padding=2, flip=True, rand_augment=(2, 9), erasing=0.5)
@@ -76,7 +77,9 @@ def test_between_batches_the_host_only_launches(
     digits: ImageData, augment: Augment | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On ``meta`` every tensor that travels from the host is seen; values cannot be asked for."""
-    monkeypatch.setattr("keymix.data.held._GROUP_BYTES", 1)  # every batch is augmented in the loop
+    monkeypatch.setattr(
+        "keymix.data.loaders._GROUP_BYTES", 1
+    )  # every batch is augmented in the loop
     data = colour(digits)
     loader = Loader(
         data.train, data, batch_size=64, train=True, augment=augment, seed=1, device=device
@@ -112,7 +115,7 @@ def test_host_work_would_be_seen(work: Callable[[torch.Tensor], object]) -> None
 
 @pytest.mark.gpu
 def test_a_gpu_is_never_waited_for(digits: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keymix.data.held._GROUP_BYTES", 1)
+    monkeypatch.setattr("keymix.data.loaders._GROUP_BYTES", 1)
     data = colour(digits)
     options = {"batch_size": 64, "train": True, "augment": EVERYTHING, "seed": 1}
     on_gpu = Loader(data.train, data, device="cuda", **options)  # type: ignore[arg-type]
@@ -137,7 +140,7 @@ def test_a_gpu_is_never_waited_for(digits: ImageData, monkeypatch: pytest.Monkey
 
 def made(images: torch.Tensor, augment: Augment, **options: int) -> torch.Tensor:
     index = np.arange(len(images), dtype=np.int64)
-    held = HeldImages(images, augment, 0, CPU)
+    held = InMemoryBatches(images, augment, 0, CPU)
     return torch.cat([b.pixels for b in held.batches(index, options.get("size", 32), epoch=0)])
 
 
@@ -162,7 +165,7 @@ def test_how_many_are_augmented_at_once_changes_nothing(
     images = digits.train.images
     assert images is not None
     expected = made(images, EVERYTHING, size=32)
-    monkeypatch.setattr("keymix.data.held._GROUP_BYTES", group_bytes)
+    monkeypatch.setattr("keymix.data.loaders._GROUP_BYTES", group_bytes)
     for size in (1, 32, 200):
         assert torch.equal(made(images, EVERYTHING, size=size), expected)
 
@@ -172,16 +175,16 @@ def test_an_epoch_is_drawn_before_its_first_batch_only(
 ) -> None:
     images = digits.train.images
     assert images is not None
-    monkeypatch.setattr("keymix.data.held._GROUP_BYTES", 1)
+    monkeypatch.setattr("keymix.data.loaders._GROUP_BYTES", 1)
     calls: list[int] = []
-    kept = HeldImages._draw
+    kept = InMemoryBatches._draw
 
-    def counted(self: HeldImages, *args: Any) -> Any:
+    def counted(self: InMemoryBatches, *args: Any) -> Any:
         calls.append(1)
         return kept(self, *args)
 
-    monkeypatch.setattr(HeldImages, "_draw", counted)
-    held = HeldImages(images, EVERYTHING, 0, CPU)
+    monkeypatch.setattr(InMemoryBatches, "_draw", counted)
+    held = InMemoryBatches(images, EVERYTHING, 0, CPU)
     batches: Iterator[Any] = held.batches(np.arange(len(images)), 32, epoch=0)
     next(batches)
     assert calls == [1]

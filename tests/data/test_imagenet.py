@@ -107,8 +107,8 @@ def test_of_large_tables_contents_and_headers_are_sampled(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = load(f"imagenet:{plain}").record()
-    monkeypatch.setattr("keymix.data.measure.LARGE", 20)
-    monkeypatch.setattr("keymix.data.measure.STATISTICS_SAMPLE", 5)
+    monkeypatch.setattr("keymix.data.splits.LARGE", 20)
+    monkeypatch.setattr("keymix.data.splits.STATISTICS_SAMPLE", 5)
     data = load(f"imagenet:{plain}")
     record = data.record()
     assert "fixed sample of 2,000" in record.fingerprint_of

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from keymix.data import Augment, ImageData, Loader, load
-from keymix.data.batches import Batch, Made
-from keymix.data.draws import erased_boxes
-from keymix.data.held import HeldImages
-from keymix.data.lazy import LazyImages
+from keymix.data.loaders import Batch, InMemoryBatches, Made, WorkerBatches
+from keymix.data.random_parameters import erased_boxes
 from keymix.errors import UserError
 
 EVERYTHING = Augment(crop_padding=2, flip=True, rand_augment=(2, 9), erasing=0.5)
@@ -169,14 +167,14 @@ def test_lazy_batches_move_one_ahead_to_a_device(photos: ImageData) -> None:
     """The transfer of the next batch starts before the one in use is done with."""
     loader = train_loader(photos, EVERYTHING, batch_size=4, device="meta")
     moved: list[int] = []
-    kept = LazyImages._moved
+    kept = WorkerBatches._moved
 
-    def watched(self: LazyImages, made: Made) -> Made:
+    def watched(self: WorkerBatches, made: Made) -> Made:
         moved.append(len(made.index))
         return kept(self, made)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LazyImages, "_moved", watched)
+        patch.setattr(WorkerBatches, "_moved", watched)
         for number, batch in enumerate(loader, 1):
             assert batch.images.device.type == batch.targets.device.type == "meta"
             assert batch.index.device.type == "meta"
@@ -207,14 +205,21 @@ def test_erased_rectangles_have_the_mean_colour(
 
 def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) -> None:
     plain = Augment(flip=True)
-    maker = LazyImages(photos.train.inputs, plain, 5, 0, torch.device("cpu"))
+    maker = WorkerBatches(
+        photos.train.inputs, photos.train.targets, plain, 5, 0, torch.device("cpu")
+    )
     index = np.arange(12, dtype=np.int64)
     (cropped,) = maker.batches(index, 12, epoch=0)
-    both = LazyImages(
-        photos.train.inputs, replace(plain, rand_augment=(2, 9)), 5, 0, torch.device("cpu")
+    both = WorkerBatches(
+        photos.train.inputs,
+        photos.train.targets,
+        replace(plain, rand_augment=(2, 9)),
+        5,
+        0,
+        torch.device("cpu"),
     )
     (made,) = both.batches(index, 12, epoch=0)
-    held = HeldImages(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
+    held = InMemoryBatches(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
     (expected,) = held.batches(index, 12, epoch=0)
     assert torch.equal(made.pixels, expected.pixels)
 
@@ -228,14 +233,16 @@ def test_very_long_images_are_cropped_at_the_centre(make_folder) -> None:
 
 def test_random_resized_crops_differ_and_cover_the_image(make_folder) -> None:
     data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (120, 100))}", image_size=(98, 97))
-    maker = LazyImages(data.train.inputs, Augment(), 0, 0, torch.device("cpu"))
+    maker = WorkerBatches(
+        data.train.inputs, data.train.targets, Augment(), 0, 0, torch.device("cpu")
+    )
     index = np.zeros(1, dtype=np.int64)
     crops = [next(maker.batches(index, 1, epoch=epoch)).pixels for epoch in range(5)]
     assert crops[0].shape == (1, 3, 98, 97)
     assert not any(torch.equal(crops[0], other) for other in crops[1:])
-    (whole,) = LazyImages(data.train.inputs, WHOLE, 0, 0, torch.device("cpu")).batches(
-        index, 1, epoch=0
-    )
+    (whole,) = WorkerBatches(
+        data.train.inputs, data.train.targets, WHOLE, 0, 0, torch.device("cpu")
+    ).batches(index, 1, epoch=0)
     plain = data.train.decoded(0).resize((97, 98))
     difference = np.abs(whole.pixels[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(plain))
     assert np.median(difference) < 40  # nearly the whole image, squeezed

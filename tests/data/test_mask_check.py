@@ -19,7 +19,7 @@ from keymix import recipes
 from keymix.data import load
 from keymix.data.check import check
 from keymix.data.findings import Report
-from keymix.data.segmentation.survey import survey_scans
+from keymix.data.segmentation.check import survey_scans
 from keymix.data.segmentation.table import KINDS
 from keymix.errors import UserError
 from keymix.train.validate import training_batches
@@ -168,8 +168,8 @@ def test_every_fault_of_masks_is_named_once_with_its_file(tmp_path: Path) -> Non
 
 def test_every_kind_of_fault_has_words_and_a_remedy() -> None:
     """The kinds that the code tells are those of the table, which the check goes through."""
-    folder = Path(__file__).parents[2] / "src" / "keymix" / "data" / "segmentation"
-    text = "".join(path.read_text() for path in folder.glob("*.py") if path.name != "table.py")
+    folder = Path(__file__).parents[2] / "src" / "keymix" / "data"
+    text = "".join(path.read_text() for path in folder.rglob("*.py") if path.name != "table.py")
     for kind, (what, remedy) in KINDS.items():
         assert f'"{kind}"' in text, f"nothing tells {kind!r}"
         assert what
@@ -322,11 +322,11 @@ def test_what_a_table_does_not_tell_by_its_kind_is_told_all_the_same() -> None:
             return super().mask(i)
 
     pixels = np.random.default_rng(0).integers(0, 255, (3, 1, 4, 4), dtype=np.uint8)
-    seen = survey_scans(Gone(pixels, pixels[:, 0] % 3), 3, lambda done: None)
-    ((i, (fault,)),) = seen.broken.items()
+    survey, seen = survey_scans(Gone(pixels, pixels[:, 0] % 3), 3, lambda done: None)
+    ((i, (fault,)),) = seen.faults.items()
     assert (i, fault.kind, fault.culprit) == (1, "unreadable image", "scans/1.png")
     assert seen.area.tolist() == [16, 0, 16]
-    assert seen.sizes.tolist() == [[4, 4]] * 3
+    assert survey.sizes.tolist() == [[4, 4]] * 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from PIL import Image
 from keymix.cli import main
 from keymix.data import load
 from keymix.data.check import check
-from keymix.data.sources import cells
+from keymix.data.sources import parquet as cells
 from keymix.errors import UserError
 
 TWENTY = [0, 1] * 10

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 from each import together
-from keymix.data.draws import crop_corners, erased_boxes, flips
 from keymix.data.pixels import erase, shift_and_flip, take
+from keymix.data.random_parameters import crop_corners, erased_boxes, flips
 
 INDEX = np.arange(3000, dtype=np.int64)
 

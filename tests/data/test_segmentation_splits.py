@@ -13,13 +13,12 @@ from PIL import Image
 from scan_sets import mask_set, scan_path, scan_set
 
 from keymix.data import load
-from keymix.data.carve import Part, carve
 from keymix.data.dataset import ImageData
 from keymix.data.kinds import MaskKind
-from keymix.data.segmentation import loading
+from keymix.data.segmentation import inputs as loading
 from keymix.data.segmentation.table import ScanSource
 from keymix.data.sources.masks import Meaning, Pair, Pairs
-from keymix.data.splits import choose_groups
+from keymix.data.splits import Part, carve, choose_groups
 from keymix.data.streams import Stream
 from keymix.errors import UserError
 

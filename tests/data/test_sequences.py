@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from keymix.data.check import check
-from keymix.data.contents import IN_SEQUENCES
+from keymix.data.findings import IN_SEQUENCES
 from keymix.data.sequences import Sequences, find_sequences, small
 
 TWO = [f"Seq05VD_f{30 * i:05d}" for i in range(171)] + [

@@ -102,7 +102,7 @@ def test_images_without_an_eight_bit_meaning_are_left_out(make_folder) -> None:
 def test_jpeg_decoded_small_is_found_truncated_like_one_decoded_whole(
     make_folder, real_data: Path, keep: float
 ) -> None:
-    from keymix.data.measure import broken
+    from keymix.data.loading import broken
 
     photo = min((real_data / "imagenet-samples").rglob("*.JPEG"), key=lambda p: p.stat().st_size)
     root = make_folder({"a": 5, "b": 5}, (100, 100))

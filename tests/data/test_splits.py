@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keymix.data.carve import carve
 from keymix.data.sources.base import Faults, Source
 from keymix.data.sources.digits import open_source
-from keymix.data.splits import choose, digest, rest
+from keymix.data.splits import carve, choose, digest, rest
 from keymix.data.streams import Stream
 from keymix.errors import UserError
 

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from each import together
-from keymix.data import tensor_streams
+from keymix.data import streams
 from keymix.data.streams import Stream, hash64, uniforms
 
 N = 200_000
@@ -67,14 +67,14 @@ def test_streams_have_different_numbers() -> None:
 def test_tensors_draw_the_same_numbers(keys: tuple[int, ...]) -> None:
     edges = np.array([0, 1, -1, 2**62, 2**63 - 1, -(2**63)], dtype=np.int64)
     index = np.concatenate([edges, INDEX[:10_000]])
-    drawn = tensor_streams.uniforms(5, *keys, index=torch.from_numpy(index))
+    drawn = streams.device_uniforms(5, *keys, index=torch.from_numpy(index))
     assert drawn.dtype == torch.float64
     assert (drawn.numpy() == uniforms(5, *keys, index)).all()
 
 
 @pytest.mark.gpu
 def test_a_gpu_draws_the_same_numbers() -> None:
-    drawn = tensor_streams.uniforms(5, 3, 0, 11, index=torch.from_numpy(INDEX).cuda())
+    drawn = streams.device_uniforms(5, 3, 0, 11, index=torch.from_numpy(INDEX).cuda())
     assert (drawn.cpu().numpy() == uniforms(5, 3, 0, 11, INDEX)).all()
 
 

@@ -18,8 +18,7 @@ from keymix.cli import main
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data import specs as known
 from keymix.data.augment import check_augment
-from keymix.data.check import check
-from keymix.data.glance import glance
+from keymix.data.check import check, glance
 from keymix.data.kinds import IMAGE, PLACE
 from keymix.data.sources.base import Arrays, Faults, Source
 from keymix.data.sources.folder import Files

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keymix.data.batches import Batch
 from keymix.data.dataset import ImageData
+from keymix.data.loaders import Batch
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import files

@@ -22,7 +22,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from keymix.data import ImageData, load
-from keymix.data.batches import Batch
+from keymix.data.loaders import Batch
 from keymix.errors import Interrupted, KeymixWarning
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import parts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.collapse import map_similarity
-from keymix.data.batches import Batch
+from keymix.data.loaders import Batch
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model

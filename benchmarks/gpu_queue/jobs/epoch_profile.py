@@ -58,7 +58,7 @@ _OWNERS |= {"record of losses": "losses and gradients looked at"}
 _PLACES = (  # module, class, function, name of the part
     ("keymix.train.step", "Training", "step", "training loop"),  # a step, but for what is in it
     ("keymix.train.loop", None, "save", "checkpoint"),
-    ("keymix.data.held", "HeldImages", "_draw", "draws of the epoch"),
+    ("keymix.data.loaders", "InMemoryBatches", "_draw", "draws of the epoch"),
     ("keymix.tasks.classification.training", "ClassificationTask", "training_step", "forward"),
     ("lightning_fabric", "Fabric", "backward", "backward"),
     ("keymix.train.step", "Training", "update", "optimizer"),

@@ -19,9 +19,8 @@ import torch
 
 from keymix.compare.costs import expected_seconds, expected_spike_seconds
 from keymix.compare.plan import Job, Plan
-from keymix.data.batches import Batch
 from keymix.data.dataset import ImageData
-from keymix.data.loaders import Loader
+from keymix.data.loaders import Batch, Loader
 from keymix.train.engine import make_training
 from keymix.train.files import METRICS, read_metrics
 from keymix.train.model import device_of_this_machine, model_for

@@ -20,7 +20,7 @@ from torch import nn
 from keymix import recipes
 from keymix.data.bounds import MOST_OF_A_SEED
 from keymix.data.dataset import ImageData
-from keymix.data.events.loading import sensor_of
+from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import KeymixWarning, UserError, unknown

@@ -19,9 +19,9 @@ from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
-from keymix.data.contents import IN_SEQUENCES
+from keymix.data.check import glance
 from keymix.data.dataset import ImageData
-from keymix.data.glance import glance
+from keymix.data.findings import IN_SEQUENCES
 from keymix.data.record import DataRecord
 from keymix.records import Own
 from keymix.report.formats import listing

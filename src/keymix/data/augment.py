@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may happen to a training image: a plain, checked record.
 
-`keymix.data.held` does it to sets held in memory, `keymix.data.lazy` to those read one by one.
+`keymix.data.loaders` does it to sets in memory, `keymix.data.inputs` to those read one by one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Augment:
         erasing: Probability that a rectangle (2 to 33 % of the area) is erased
             (https://arxiv.org/abs/1708.04896).
         snn_wide: One of shear, translation, rotation and cutout, alike for all frames of a
-            recording (`keymix.data.events.wide`). For frames of events, which take ``flip`` besides
-            and nothing else of these.
+            recording (`keymix.data.events.augment`). For frames of events, which take ``flip``
+            besides and nothing else of these.
         vertical_flip: Mirror upside down with probability 0.5. Like the next three, for images with
             masks, which take ``flip`` besides and nothing else of these
             (`keymix.data.segmentation.augment`).

@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validates a data set before hours are spent: reads every image, goes on after a problem."""
+"""Validates a data set before hours are spent.
+
+`check` reads every input and continues after a problem. `glance` is its cheap part for data that
+are loaded: seconds, whatever the size. It finds what falsifies a comparison without a sign of it:
+copies in several splits or with several labels, cases in several splits, missing rows of masks,
+frames of sequences, uneven classes. What there was no time for is named.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data import contents
-from keymix.data.carve import carve
+from keymix.data import findings
+from keymix.data.dataset import ImageData, Split
+from keymix.data.decode import DAMAGE
+from keymix.data.files import existing_folder, existing_path, threads
 from keymix.data.findings import FAULTS, STOPS, WARNING, Report
 from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Fault, Faults, Source
-from keymix.data.specs import (
-    DataSpec,
-    Options,
-    existing_folder,
-    existing_path,
-    find_spec,
-    kind_of,
-    parse,
-)
-from keymix.data.survey import Survey
+from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
+from keymix.data.splits import carve
+from keymix.data.survey import Survey, hash_of
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -91,32 +95,24 @@ def check(
 
     targets, opened = source.train.targets, len(faults.found)
     splits = _splits(report, source, options, faulty=bool(opened))
-    surveys = _survey(source, faults, options, count)
+    surveys = look_up(source.surveyed)(source, tables, faults, options, count)
     _add_faults(report, faults.found, words)
-    images = contents.Images(source.classes, tables, surveys, splits, source.kind)
-    contents.add_broken(report, images)
-    contents.add_remarks(report, images)
-    contents.add_copies(report, images)
-    contents.add_cases(report, images, grouped=source.grouped)
+    images = findings.Images(source.classes, tables, surveys, splits, source.kind)
+    findings.add_broken(report, images)
+    findings.add_remarks(report, images)
+    findings.add_copies(report, images)
+    findings.add_cases(report, images, grouped=source.grouped)
     known = {fault.kind for fault in faults.found}
-    contents.findings_of(targets).check(report, images, source, known)
+    looked_for: findings.TargetFindings = look_up(targets.findings)()
+    looked_for.check(report, images, source, known)
     if targets.groups is None or not source.grouped:
-        contents.add_sequences(report, sequences_of(tables), targets.kind)
-    contents.add_sizes(report, images)
-    contents.add_traits(report, images)
+        findings.add_sequences(report, sequences_of(tables), targets.kind)
+    findings.add_sizes(report, images)
+    findings.add_traits(report, images)
     items = source.items
     remedy = f"they are not read: move them, or {source.kind.stored}"
     report.add(WARNING, f"files that are no {items} by their name", faults.strangers, remedy)
     return report
-
-
-def _survey(
-    source: Source, faults: Faults, options: Options, count: Callable[[int], None]
-) -> dict[str, Survey]:
-    """Look at all inputs as their source says."""
-    module, _, name = source.surveyed.partition(":")
-    look = getattr(importlib.import_module(module), name)
-    return cast("dict[str, Survey]", look(source, source.tables, faults, options, count))
 
 
 def _opens(entry: DataSpec, argument: str) -> bool:
@@ -174,8 +170,7 @@ def _words(entry: DataSpec) -> dict[str, tuple[str, str]]:
     items = entry.input_kind.nouns
     words = {kind: (what, remedy.format(items=items)) for kind, (what, remedy) in FAULTS.items()}
     if entry.target_kind.faults:
-        module, _, name = entry.target_kind.faults.partition(":")
-        words |= getattr(importlib.import_module(module), name)
+        words |= look_up(entry.target_kind.faults)
     return words
 
 
@@ -187,3 +182,122 @@ def _add_faults(
         details = [{"id": fault.culprit, "reason": fault.message} for fault in of_kind]
         what, remedy = words.get(kind, (kind, ""))
         report.add(STOPS, what, [fault.message for fault in of_kind], remedy, details)
+
+
+SECONDS = 10.0
+"""Time for images that are read one by one; of those in memory all are looked at."""
+_CHUNK = 64  # images between two looks at the clock
+_THREADS = 4
+_FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
+
+
+def glance(
+    data: ImageData, *, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic
+) -> Report:
+    """Look for what would falsify a comparison on data, for some seconds.
+
+    Copies are found by the pixels that a model sees. JPEG files that are read one by one are
+    decoded smaller first, and whole where two are equal so.
+
+    Returns the findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
+    (sentences) and, where there are any, ``sequences``.
+    """
+    report = Report(spec=data.spec)
+    start = clock()
+
+    def late(share: float = 1.0) -> bool:
+        return clock() - start > share * seconds
+
+    missed = []
+    targets, items = data.train.targets, data.kind.nouns
+    grouped = data.facts.grouped is not False
+    if targets.groups is None or not grouped:
+        tables = {split.name: split.table for split in data.splits}
+        try:
+            found = sequences_of(tables, late=late)
+            findings.add_sequences(report, found, targets.kind)
+        except TimeoutError:
+            missed.append(f"whether {items} are frames of sequences")
+    looks = _looks(data, (lambda share: False) if data.train.inputs.quick else late)
+    images = findings.Images(
+        data.classes,
+        {split.name: split.table for split in data.splits},
+        looks,
+        {name: np.full(len(look.sizes), name) for name, look in looks.items()},
+        data.kind,
+    )
+    findings.add_copies(report, images)
+    findings.add_cases(report, images, grouped=grouped)
+    looked_for: findings.TargetFindings = look_up(targets.findings)()
+    looked_for.glance(report, images, data)
+    seen = sum(int(look.tried.sum()) for look in looks.values())
+    every = sum(map(len, data.splits))
+    if seen < every:
+        missed.append(f"copies among {every - seen:,} of {every:,} {items}")
+    report.facts["looked_at"] = {"images": seen, "of": every}
+    report.facts["not_looked_at"] = missed
+    return report
+
+
+class _Look(Survey):
+    """What was seen of a split, and which inputs were tried; sizes are 0 if not decoded."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, targets=True)
+        self.tried = np.zeros(count, dtype=np.bool_)
+
+
+def _looks(data: ImageData, late: Callable[[float], bool]) -> dict[str, _Look]:
+    """Hash images in an order that is always the same until it is late."""
+    looks = {split.name: _Look(len(split)) for split in data.splits}
+    splits = {split.name: split for split in data.splits}
+
+    def see(place: tuple[str, int], whole: bool = False) -> None:
+        name, i = place
+        look = looks[name]
+        look.tried[i] = not late(1.0 if whole else _FIRST)
+        look.sizes[i] = 0
+        if look.tried[i]:
+            with suppress(*DAMAGE):  # a broken image is no copy, and training names it
+                _see(splits[name], i, look, whole=whole)
+
+    with threads(_THREADS) as pool:
+        for chunk in _chunks(data):
+            for _ in pool.imap(see, chunk):
+                pass
+            if late(_FIRST):
+                break
+        for _ in pool.imap(partial(see, whole=True), _alike(data, looks)):
+            pass
+    return looks
+
+
+def _alike(data: ImageData, looks: dict[str, _Look]) -> list[tuple[str, int]]:
+    """List the images that were decoded smaller and equal another one so."""
+    if not data.train.inputs.drafted:
+        return []
+    places = [
+        (name, int(i)) for name, look in looks.items() for i in np.flatnonzero(look.sizes[:, 0])
+    ]
+    hashes = [looks[name].hashes[i].tobytes() for name, i in places]
+    often = Counter(hashes)
+    return [place for place, one in zip(places, hashes, strict=True) if often[one] > 1]
+
+
+def _chunks(data: ImageData) -> Iterator[list[tuple[str, int]]]:
+    """Go through images to learn from and images to measure on by turns, so that copies meet."""
+    random = np.random.default_rng(0)
+    others = [(split.name, i) for split in data.splits[1:] for i in range(len(split))]
+    learned = [("train", i) for i in random.permutation(len(data.train)).tolist()]
+    measured = [others[k] for k in random.permutation(len(others)).tolist()]
+    half = _CHUNK // 2
+    for at in range(0, max(len(learned), len(measured)), half):
+        yield learned[at : at + half] + measured[at : at + half]
+
+
+def _see(split: Split, i: int, look: _Look, *, whole: bool = False) -> None:
+    content, look.blank[i] = split.inputs.content(i, whole=whole)
+    look.hashes[i] = hash_of(content)
+    if look.targets is not None:
+        look.targets[i] = hash_of(split.targets.content(i))
+    look.sizes[i] = split.image_size[::-1]

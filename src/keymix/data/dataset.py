@@ -10,12 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.data.decode import Size
-from keymix.data.events.serve import RecordedFrames
-from keymix.data.events.store import Frames
+from keymix.data.events.frame_cache import Frames
 from keymix.data.inputs import Inputs
 from keymix.data.kinds import InputKind, MaskKind
 from keymix.data.record import DataFacts, DataRecord
-from keymix.data.segmentation.serve import SplitMasks
 from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
 from keymix.data.sources.base import Table
 from keymix.data.splits import digest
@@ -90,7 +88,7 @@ class Split:
     @property
     def frames(self) -> Frames | None:
         """The frames of the whole set, where inputs are recordings of events."""
-        return self.inputs.frames if isinstance(self.inputs, RecordedFrames) else None
+        return self.inputs.frames
 
     @property
     def scans(self) -> ScanTable | None:
@@ -115,7 +113,7 @@ class Split:
         Raises:
             ValueError: If the split has images.
         """
-        if not isinstance(self.inputs, RecordedFrames):
+        if self.inputs.frames is None:
             raise ValueError(f"the split {self.name!r} has images, no frames")
         return self.inputs.batch(index)
 
@@ -195,13 +193,13 @@ class ImageData:
     def masks(self) -> MaskKind | None:
         """What the masks are, where targets are masks; else None."""
         targets = self.train.targets
-        return targets.masks if isinstance(targets, SplitMasks) else None
+        return targets.masks if isinstance(targets, MaskTargets) else None
 
     @property
     def unlisted(self) -> tuple[Unlisted, ...]:
         """Slices for which the table of masks lacks rows."""
         targets = self.train.targets
-        return targets.unlisted if isinstance(targets, SplitMasks) else ()
+        return targets.unlisted if isinstance(targets, MaskTargets) else ()
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:
@@ -242,6 +240,6 @@ class ImageData:
             sizes={split.name: len(split) for split in self.splits},
             index_sha256={split.name: digest(split.origin, split.rows) for split in self.splits},
             task=self.task.name,
-            multilabel=None if self.masks is None else self.masks.multilabel,
+            multilabel=self.train.targets.multilabel,
             **vars(self.facts),
         )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import KeymixWarning, UserError
 
 Size: TypeAlias = tuple[int, int]  # height, width
@@ -29,6 +29,10 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 _HEAD = 16  # bytes by which Pillow tells one kind of image from another
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+REMEDY = (
+    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
+    "`keymix data check` names them all."
+)
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
 DAMAGE = (
     OSError,

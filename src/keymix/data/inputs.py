@@ -1,25 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a split, by position: how each is read, pictured, hashed and made into batches."""
+"""The inputs of a split, by position: how each is read, pictured, hashed and made into batches.
+
+Images are in memory, read one by one, or whole: resized without a crop or at their own sizes, with
+targets that move along.
+"""
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator
-from typing import Protocol
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from keymix.data.augment import Augment
-from keymix.data.batches import Made
-from keymix.data.decode import Size, convert, reading
+from keymix.data.decode import (
+    REMEDY,
+    Size,
+    convert,
+    evaluation_array,
+    reading,
+    resize,
+    resized_image,
+    to_array,
+)
+from keymix.data.events.frame_cache import Frames
+from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
-from keymix.data.measure import REMEDY, in_chunks, is_large, mean_std, sample
+from keymix.data.rand_augment import AutoAugment, RandAugment, plans
+from keymix.data.random_parameters import erased_boxes, flips, resized_crop
 from keymix.data.sources.base import Table
+from keymix.data.splits import is_large, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Targets
+from keymix.errors import UserError
 
+Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
 Statistics = tuple[tuple[float, ...], tuple[float, ...], str]
 """Mean and deviation of each channel, and in words of which inputs they are."""
 HASHED = (
@@ -28,16 +49,20 @@ HASHED = (
     "name and length of all image files, 64 KiB of a fixed sample of 2,000 a split, {targets}",
 )
 """What of images enters the fingerprint of a set, from the strictest to the loosest."""
+CPU = torch.device("cpu")
+_SIDE = 64  # pixels a side from which a JPEG file may be decoded smaller
+_CHANNEL_CHUNK = 1 << 24  # pixels counted at once
 
 
-class Server(Protocol):
-    """Makes batches of a split."""
+class Made(NamedTuple):
+    """A batch on the device, before it is normalised."""
 
-    workers: int
-
-    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
-        """Serve the inputs of an order, augmented as the epoch wants it."""
-        ...
+    # uint8 ``[B, C, H, W]``; frames ``[B, T, C, H, W]``; or a list of images
+    pixels: Tensor | list[Tensor]
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+    boxes: Tensor | None  # rectangles to erase, int64 ``[B, 4]``; None for none
+    # the targets, where they were read with their inputs
+    targets: Tensor | list[Tensor] | None = None
 
 
 class Inputs(ABC):
@@ -48,6 +73,8 @@ class Inputs(ABC):
     """Whether a batch is a list of images, each of its own size."""
     images: Tensor | None = None
     """All pixels, uint8 ``[N, C, H, W]``, where they are in memory."""
+    frames: Frames | None = None
+    """The frames of the whole set, where inputs are recordings of events."""
 
     def __init__(
         self, table: Table, image_size: Size, in_chans: int, crop_pct: float = 1.0
@@ -62,20 +89,29 @@ class Inputs(ABC):
     def read(self, i: int) -> Tensor:
         """Read input ``i`` as evaluation sees it, uint8 ``[C, H, W]``."""
 
-    @abstractmethod
-    def server(
-        self,
-        targets: Targets,
-        augment: Augment | None,
-        seed: int,
-        workers: int,
-        device: torch.device,
-    ) -> Server:
-        """Make what serves them in batches."""
-
     def batch(self, index: IntArray) -> Tensor:
         """Read the inputs at some positions."""
         return torch.stack([self.read(i) for i in index.tolist()])
+
+    def make(self, order: Order, targets: Targets, augment: Augment | None, seed: int) -> Made:
+        """Read a batch together with its targets, so that what moves an input moves its target.
+
+        It is a function of what is given, so that workers with copies make the same batches.
+        """
+        epoch, index = order
+        pairs = []
+        for i in index.tolist():
+            image, target = self.read(i), targets.read(i)
+            if augment is not None:
+                image, target = targets.augmented(image, target, i, augment, seed=seed, epoch=epoch)
+            pairs.append((image.as_subclass(Tensor), target))
+        images = [image for image, _ in pairs]
+        pixels = images if self.listed else channels_last(torch.stack(images))
+        return Made(pixels, torch.from_numpy(index), None, targets.collate([t for _, t in pairs]))
+
+    def refuse(self, augment: Augment) -> None:
+        """Refuse augmentation that such inputs do not take."""
+        del augment
 
     def picture(self, i: int) -> Tensor:
         """Read input ``i`` for a person to look at, uint8 ``[C, H, W]``."""
@@ -127,3 +163,161 @@ class Inputs(ABC):
         mean, std = mean_std([self.read(int(i)).numpy()[None] for i in rows])
         few = f"a fixed sample of {len(rows)}" if len(rows) < len(self) else "all"
         return mean, std, f"{few} training {self.kind.nouns}"
+
+
+class ImagesInMemory(Inputs):
+    """Images that are decoded in memory at one size."""
+
+    def __init__(self, table: Table, images: Tensor, crop_pct: float = 1.0) -> None:
+        size: Size = (images.shape[-2], images.shape[-1])
+        super().__init__(table, size, images.shape[1], crop_pct)
+        self.images: Tensor = images
+
+    def read(self, i: int) -> Tensor:
+        """Copy image ``i``."""
+        return self.images[i].clone()
+
+    def refuse(self, augment: Augment) -> None:
+        """Refuse timm's RandAugment, which takes images one by one."""
+        if augment.auto_augment:
+            height, width = self.image_size
+            raise UserError(
+                f"augment.auto_augment={augment.auto_augment!r} changes images one by one, and at "
+                f"{height}x{width} pixels (data.image_size) this set is held in memory. Use "
+                "augment.rand_augment, operations and magnitude such as 2,9."
+            )
+
+
+class ImagesOneByOne(Inputs):
+    """Images that are decoded when they are needed."""
+
+    def read(self, i: int) -> Tensor:
+        """Decode image ``i`` through the evaluation transform."""
+        with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
+            pixels = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
+        return torch.from_numpy(pixels.copy())
+
+    @property
+    def drafted(self) -> bool:
+        """A JPEG file is decoded smaller at first, which is quicker."""
+        return True
+
+    def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
+        """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
+        with self.table.open(i) as opened:
+            size = opened.size
+            if not whole:
+                opened.draft(None, (_SIDE, _SIDE))
+            decoded = convert(opened, self.in_chans)
+        return f"{size}".encode() + decoded.tobytes(), False
+
+    def refuse(self, augment: Augment) -> None:
+        """Refuse RandAugment before the crop, and timm's for images that it does not fit."""
+        if augment.rand_augment[0] and augment.rand_augment_first:
+            raise UserError(
+                "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
+                "a side or less); this set is read one by one and cropped first. Leave it out."
+            )
+        if augment.auto_augment:
+            _auto_augment(augment.auto_augment, self.in_chans, *self.image_size)
+
+    def make(self, order: Order, targets: Targets, augment: Augment | None, seed: int) -> Made:
+        """Decode, crop and augment a batch; its targets are taken by position."""
+        epoch, index = order
+        positions = torch.from_numpy(index)
+        if augment is None:
+            return Made(channels_last(self.batch(index)), positions, None)
+        pixels = self._cropped(order, augment.random_resized_crop, seed)
+        if augment.flip:
+            flipped = flips(index, seed=seed, epoch=epoch)
+            pixels[flipped] = pixels[flipped][..., ::-1]
+        if augment.auto_augment:
+            change = _auto_augment(augment.auto_augment, *pixels.shape[1:])
+            pixels = change(pixels, index, seed=seed, epoch=epoch)
+        images = torch.from_numpy(pixels)
+        count, bin_ = augment.rand_augment
+        height, width = self.image_size
+        if count:
+            (plan,) = plans(index, count, len(index), seed=seed, epoch=epoch, device=CPU)
+            images = _rand_augment(bin_, height, width)(images, plan)
+        if not augment.erasing:
+            return Made(channels_last(images), positions, None)
+        boxes = erased_boxes(index, augment.erasing, height, width, seed=seed, epoch=epoch)
+        return Made(channels_last(images), positions, torch.from_numpy(boxes))
+
+    def _cropped(
+        self, order: Order, area: tuple[float, float], seed: int
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Cut a box out of each image and resize it."""
+        epoch, index = order
+        pixels = np.empty((len(index), self.in_chans, *self.image_size), dtype=np.uint8)
+        shape = self.image_size[1] / self.image_size[0]
+        for k, i in enumerate(index.tolist()):
+            image = self.decoded(i)
+            top, left, h, w = resized_crop(
+                i, image.height, image.width, area, shape=shape, seed=seed, epoch=epoch
+            )
+            pixels[k] = to_array(resize(image, self.image_size, (left, top, left + w, top + h)))
+        return pixels
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Lay a batch ``[B, C, H, W]`` out with its channels last, which convolutions prefer."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+@functools.lru_cache(maxsize=4)
+def _rand_augment(bin_: int, height: int, width: int) -> RandAugment:
+    """Make the operations once a process."""
+    return RandAugment(bin_, height, width, CPU)
+
+
+@functools.lru_cache(maxsize=4)
+def _auto_augment(config: str, channels: int, height: int, width: int) -> AutoAugment:
+    """Make timm's operations once a process."""
+    return AutoAugment(config, channels, height, width)
+
+
+class WholeImages(Inputs):
+    """Images of which all is seen, at their own sizes or resized without a crop."""
+
+    def __init__(
+        self,
+        table: Table,
+        image_size: Size,
+        in_chans: int,
+        *,
+        own_sizes: bool = False,
+        listed: bool = False,
+    ) -> None:
+        super().__init__(table, image_size, in_chans)
+        self.own_sizes, self.listed = own_sizes, listed
+
+    def read(self, i: int) -> Tensor:
+        """Decode image ``i``, and resize it unless it keeps its own size."""
+        pixels = to_array(self.decoded(i))
+        if self.own_sizes:
+            return torch.from_numpy(pixels.copy())
+        return resized_image(pixels, self.image_size)
+
+
+def mean_std(images: Sequence[NDArray[np.uint8]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure mean and standard deviation of each channel, of values 0..1.
+
+    Counted in integers, so the result does not depend on the order of the images.
+
+    Shape: arrays of ``[N, C, H, W]`` -> C numbers each.
+    """
+    counts = np.zeros((images[0].shape[1], 256), dtype=np.int64)
+    for part in images:
+        step = max(1, _CHANNEL_CHUNK // (part.shape[2] * part.shape[3]))
+        for start in range(0, len(part), step):
+            for channel in range(part.shape[1]):
+                plane = part[start : start + step, channel]
+                counts[channel] += np.bincount(plane.ravel(), minlength=256)
+    value = np.arange(256) / 255.0
+    total = counts.sum(axis=1)
+    mean = counts @ value / total
+    variance = np.maximum(counts @ value**2 / total - mean**2, 0.0)
+    std = np.maximum(np.sqrt(variance), 1 / 255)  # a flat channel must not divide by zero
+    return tuple(mean.tolist()), tuple(std.tolist())

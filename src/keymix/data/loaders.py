@@ -4,21 +4,69 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import multiprocessing
+import multiprocessing.process
+import signal
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from keymix.data.augment import Augment, check_augment
-from keymix.data.batches import Batch, Made, Normaliser
 from keymix.data.dataset import ImageData, Split
-from keymix.data.lazy import on_device
-from keymix.data.pixels import Noise, erase
+from keymix.data.inputs import ImagesInMemory, Inputs, Made, Order
+from keymix.data.pixels import Noise, erase, shift_and_flip
+from keymix.data.rand_augment import Plan, RandAugment, plans
+from keymix.data.random_parameters import crop_corners, erased_boxes, flips
 from keymix.data.streams import IntArray, Stream, hash64
+from keymix.data.targets import Targets
 from keymix.errors import UserError
 
-__all__ = ["Batch", "Loader"]
+Make: TypeAlias = Callable[[Order], Made]
+_GROUP_BYTES = 4 << 20  # pixels augmented at once: few kernels for many batches, little memory
+
+
+class Normaliser:
+    """Normalises pixels, (x / 255 - mean) / std, by one multiplication and one addition.
+
+    Training, evaluation and prediction share it: ties that rounding breaks fall alike.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str
+    ) -> None:
+        middle = torch.tensor(mean, dtype=torch.float64).view(1, -1, 1, 1)
+        spread = torch.tensor(std, dtype=torch.float64).view(1, -1, 1, 1)
+        self._scale = (1 / (255 * spread)).float().to(device)
+        self._shift = (-middle / spread).float().to(device)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels: uint8 ``[B, C, H, W]`` -> float32."""
+        return pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
+
+
+class Batch(NamedTuple):
+    """Images ready for a model.
+
+    Args:
+        images: float32 ``[B, C, H, W]``, normalised by the training split's mean and deviation; of
+            events, frames ``[B, T, C, H, W]`` of counts. A list of B images ``[C, h, w]`` where a
+            task keeps images at their own sizes.
+        targets: Class numbers, int64 ``[B]``; of masks, int64 ``[B, H, W]`` class numbers, or
+            ``[B, K, H, W]`` of 0 and 1 where a pixel may have several; 255 is ignored. Of other
+            targets, numbers ``[B, ...]``, or a list of B tensors where shapes differ.
+        index: Positions in the split, int64 ``[B]``.
+    """
+
+    images: Any  # a tensor or a list of them: which one, the task of the data says
+    targets: Any
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
 class Loader:
@@ -107,7 +155,12 @@ class Loader:
                 moves=targets.moves,
                 whole=inputs.listed,
             )
-        self._server = inputs.server(targets, self.augment, seed, workers, self.device)
+            inputs.refuse(self.augment)
+        self._server: InMemoryBatches | WorkerBatches
+        if isinstance(inputs, ImagesInMemory):
+            self._server = InMemoryBatches(inputs.images, self.augment, seed, self.device)
+        else:
+            self._server = WorkerBatches(inputs, targets, self.augment, seed, workers, self.device)
         self.workers = self._server.workers
 
     def __len__(self) -> int:
@@ -181,3 +234,219 @@ class Loader:
 def _whole(target: Tensor) -> Tensor:
     """Make whole numbers int64."""
     return target if target.is_floating_point() else target.long()
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """What was drawn for an epoch, on the device; None where nothing of the kind is asked for."""
+
+    corners: Tensor | None
+    flipped: Tensor | None
+    boxes: Tensor | None
+    plans: list[Plan] | None
+
+
+class InMemoryBatches:
+    """Makes batches of a set in memory, augmented on the device that trains.
+
+    All that chance decides about an epoch is drawn and uploaded before its first batch. After that
+    no host work stands between batches but the launching of kernels: nothing is uploaded, and the
+    device is never asked for a number.
+    """
+
+    workers = 0
+
+    def __init__(
+        self, images: Tensor, augment: Augment | None, seed: int, device: torch.device
+    ) -> None:
+        self.images = images.to(device)
+        self.augment = augment
+        self.seed = seed
+        self.device = device
+        height, width = images.shape[-2:]
+        self._random = (
+            RandAugment(augment.rand_augment[1], height, width, device)
+            if augment is not None and augment.rand_augment[0] > 0
+            else None
+        )
+
+    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
+        """Serve the images of an order, augmented as the epoch wants it."""
+        if len(order) == 0:
+            return
+        image_bytes = self.images[0].numel()
+        group = batch_size * max(1, _GROUP_BYTES // (batch_size * image_bytes))
+        drawn = self._draw(order, group, epoch)
+        index = torch.from_numpy(order).to(self.device)
+        for number, a in enumerate(range(0, len(order), group)):
+            positions = index[a : a + group]
+            pixels = self._augmented(self.images.index_select(0, positions), drawn, number, a)
+            for b in range(0, len(positions), batch_size):
+                here = slice(a + b, a + b + batch_size)
+                boxes = None if drawn.boxes is None else drawn.boxes[here]
+                yield Made(pixels[b : b + batch_size], index[here], boxes)
+
+    def _draw(self, order: IntArray, group: int, epoch: int) -> _Drawn:
+        augment = self.augment
+        if augment is None:
+            return _Drawn(None, None, None, None)
+        height, width = self.images.shape[-2:]
+        seed, padding, device = self.seed, augment.crop_padding, self.device
+        corners = flipped = boxes = planned = None
+        if padding:
+            corners = torch.from_numpy(crop_corners(order, padding, seed=seed, epoch=epoch))
+            corners = corners.to(device)
+        if augment.flip:
+            flipped = torch.from_numpy(flips(order, seed=seed, epoch=epoch)).to(device)
+        if augment.erasing:
+            drawn = erased_boxes(order, augment.erasing, height, width, seed=seed, epoch=epoch)
+            boxes = torch.from_numpy(drawn).to(device)
+        count = augment.rand_augment[0]
+        if count:
+            planned = plans(order, count, group, seed=seed, epoch=epoch, device=device)
+        return _Drawn(corners, flipped, boxes, planned)
+
+    def _augmented(self, pixels: Tensor, drawn: _Drawn, number: int, start: int) -> Tensor:
+        if self.augment is None:
+            return pixels
+        here = slice(start, start + len(pixels))
+        corners = None if drawn.corners is None else drawn.corners[here]
+        flipped = None if drawn.flipped is None else drawn.flipped[here]
+        plan = None if drawn.plans is None else drawn.plans[number]
+        first, padding = self.augment.rand_augment_first, self.augment.crop_padding
+        if first:
+            pixels = self._randomly(pixels, plan)
+        pixels = shift_and_flip(pixels, corners, flipped, padding)
+        return pixels if first else self._randomly(pixels, plan)
+
+    def _randomly(self, pixels: Tensor, plan: Plan | None) -> Tensor:
+        return pixels if plan is None or self._random is None else self._random(pixels, plan)
+
+
+class WorkerBatches:
+    """Serves batches of inputs that are read one by one, here or ahead of use in workers.
+
+    A batch is a function of (seed, epoch, sample index) alone, so workers change nothing but the
+    time it takes.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        augment: Augment | None,
+        seed: int,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        self.device, self.workers = device, workers
+        self._make: Make = partial(inputs.make, targets=targets, augment=augment, seed=seed)
+        self._orders: list[Order] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._ahead = self._start(workers) if workers else None
+        # In a cycle, as of an error's traceback, PyTorch's iterator is freed after its queues:
+        # it cannot ask its workers to end, and waits five seconds for each.
+        weakref.finalize(self, _let_go, self._ahead)
+
+    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
+        """Serve the images of an order, augmented as the epoch wants it."""
+        self._orders[:] = [
+            (epoch, order[a : a + batch_size]) for a in range(0, len(order), batch_size)
+        ]
+        made = (
+            map(self._make, list(self._orders))
+            if self._ahead is None
+            else self._from_workers(self._ahead)
+        )
+        batches = map(self._moved, made)
+        return batches if self.device.type == "cpu" else _one_ahead(batches)
+
+    def _from_workers(self, ahead: DataLoader[Made | UserError]) -> Iterator[Made | UserError]:
+        """Serve what workers make; a signal that ends the wait ends them too."""
+        before = multiprocessing.active_children()
+        made = iter(ahead)
+        self._processes += [p for p in multiprocessing.active_children() if p not in before]
+        try:
+            yield from made
+        except KeyboardInterrupt:
+            for process in self._processes:
+                process.terminate()
+            raise
+
+    def _moved(self, made: Made | UserError) -> Made:
+        if isinstance(made, UserError):
+            raise made
+        return Made(
+            on_device(made.pixels, self.device),
+            made.index.to(self.device, non_blocking=True),
+            None if made.boxes is None else made.boxes.to(self.device, non_blocking=True),
+            None if made.targets is None else on_device(made.targets, self.device),
+        )
+
+    def _start(self, workers: int) -> DataLoader[Made | UserError]:
+        return DataLoader(
+            _Ahead(self._make),
+            sampler=_Orders(self._orders),
+            batch_size=None,  # an item is a batch already
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            worker_init_fn=_leave_ctrl_c_to_the_parent,
+            persistent_workers=True,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # its own: the global stream belongs to the model
+        )
+
+
+def on_device(batch: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    """Move a batch, without waiting for it."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    return [each.to(device, non_blocking=True) for each in batch]
+
+
+def _let_go(ahead: DataLoader[Made | UserError] | None) -> None:
+    """Hold what makes batches until what served them is gone."""
+
+
+def _one_ahead(batches: Iterator[Made]) -> Iterator[Made]:
+    """Start the transfer of the next batch before this one is used."""
+    now = next(batches, None)
+    while now is not None:
+        after = next(batches, None)
+        yield now
+        now = after
+
+
+class _Ahead(Dataset[Made | UserError]):
+    """What a worker runs. A user's error travels as a value: its one line stays one line."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def __getitem__(self, order: Order) -> Made | UserError:
+        try:
+            return self._make(order)
+        except UserError as error:
+            return error
+
+
+class _Orders(Sampler[Order]):
+    """The batches of the current epoch, as the workers' orders."""
+
+    def __init__(self, orders: list[Order]) -> None:
+        self._orders = orders
+
+    def __iter__(self) -> Iterator[Order]:
+        return iter(list(self._orders))
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+
+def _as_it_is(made: Any) -> Any:  # torch types this as taking a list, which it is not here
+    return made
+
+
+def _leave_ctrl_c_to_the_parent(worker: int) -> None:
+    """Go on serving when Ctrl-C reaches all processes: the parent ends its step and saves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

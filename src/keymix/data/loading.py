@@ -1,26 +1,277 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a data spec to train, validation and test splits."""
+"""From a data spec to train, validation and test splits.
+
+`load` is the same for all data; what differs by kind is a `Preparation`. That of images is here; a
+source names the class of another kind (`keymix.data.sources.base.Source.preparation`).
+"""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
 
-from keymix.data.carve import carve
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from keymix.data.dataset import ImageData, Split
-from keymix.data.decode import Size, checked_size
-from keymix.data.inputs import HASHED
+from keymix.data.decode import (
+    DAMAGE,
+    REMEDY,
+    Size,
+    checked_size,
+    convert,
+    evaluation_array,
+    reading,
+    reason,
+)
+from keymix.data.drop_corrupt import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
+from keymix.data.files import in_chunks
+from keymix.data.inputs import HASHED, ImagesInMemory, ImagesOneByOne, Inputs, WholeImages
 from keymix.data.kinds import CLASS
-from keymix.data.prepare import Pairs, Preparation
 from keymix.data.record import DataFacts
-from keymix.data.sieve import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
-from keymix.data.sources.base import Faults, Source
-from keymix.data.specs import Options, parse
+from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.specs import Options, look_up, parse
+from keymix.data.splits import Part, carve, is_large, sample
 from keymix.data.streams import IntArray
+from keymix.data.targets import Targets
 from keymix.errors import UserError
 from keymix.task import Task, get_task
+
+
+def header_size(table: Table, i: int) -> Size:
+    """Open image ``i``, check what its header can tell, and give height and width."""
+    if table.held is not None:
+        return (table.held.shape[2], table.held.shape[3])
+    with reading(table.name(i), REMEDY), table.open(i) as image:
+        size = (image.height, image.width)
+        image.verify()
+    return size
+
+
+def header_sizes(tables: Sequence[Table]) -> set[Size]:
+    """Check the headers of images and give the sizes that occur.
+
+    Of a table with more than 100,000 images a fixed sample of 2,000 is checked.
+    """
+    sizes: set[Size] = set()
+    for table in tables:
+        rows = sample(len(table)).tolist() if is_large(len(table)) else range(len(table))
+
+        def check(some: range, table: Table = table, rows: Sequence[int] = rows) -> set[Size]:
+            return {header_size(table, rows[k]) for k in some}
+
+        if table.held is not None:
+            sizes.add(header_size(table, 0))
+            continue
+        sizes.update(*in_chunks(len(rows), check))
+    return sizes
+
+
+def decode_all(
+    table: Table,
+    size: Size,
+    in_chans: int,
+    *,
+    crop_pct: float = 1.0,
+    only_this_size: bool = False,
+) -> NDArray[np.uint8] | None:
+    """Decode a table through the evaluation transform, uint8 ``[N, C, H, W]``."""
+    if table.held is not None:
+        return _fitted(table, table.held, size, in_chans, crop_pct)
+    pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
+
+    def decode(rows: range) -> bool:
+        for i in rows:
+            with reading(table.name(i), REMEDY), table.open(i) as image:
+                if only_this_size and (image.height, image.width) != size:
+                    return False
+                pixels[i] = evaluation_array(image, size, in_chans, crop_pct)
+        return True
+
+    return pixels if all(in_chunks(len(table), decode)) else None
+
+
+def _fitted(
+    table: Table, held: NDArray[np.uint8], size: Size, in_chans: int, crop_pct: float
+) -> NDArray[np.uint8]:
+    """Resize pixels where they have another size, and repeat grey ones to ``in_chans``."""
+    count, channels = held.shape[:2]
+    if held.shape[2:] != size or crop_pct < 1.0:
+        resized = np.empty((count, channels, *size), dtype=np.uint8)
+
+        def resize(rows: range) -> None:
+            for i in rows:
+                resized[i] = evaluation_array(table.open(i), size, channels, crop_pct)
+
+        in_chunks(count, resize)
+        held = resized
+    return held if channels == in_chans else np.repeat(held, in_chans, axis=1)
+
+
+def broken(table: Table, in_chans: int) -> dict[int, str]:
+    """Decode every image once and say what is wrong with those that cannot be used.
+
+    JPEG files are decoded at an eighth of their size: all their data is read, but fewer pixels are
+    made of it.
+
+    Returns the reason by position, in ascending order.
+    """
+
+    def find(rows: range) -> dict[int, str]:
+        found = {}
+        for i in rows:
+            try:
+                with table.open(i) as image:
+                    if image.format == "JPEG":
+                        image.draft(image.mode, (1, 1))
+                    convert(image, in_chans)
+            except DAMAGE as error:
+                found[i] = reason(error)
+        return found
+
+    if table.held is not None:
+        return {}
+    return {i: why for part in in_chunks(len(table), find) for i, why in part.items()}
+
+
+CACHE_SIDE = 96  # pixels: images up to this side are kept decoded in memory …
+CACHE_BYTES = 2 << 30  # … if all splits together stay below this
+LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
+DEFAULT_SIZE: Size = (224, 224)
+"""Height and width of images that have no common size and where nobody says one."""
+
+Pairs = dict[str, tuple[Inputs, Targets]]
+"""Inputs and targets of each split."""
+
+
+class Preparation:
+    """What loading does for images."""
+
+    def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
+        self.source, self.spec, self.options, self.task = source, spec, options, task
+        self._notes: list[str] = []
+
+    def look(self, tables: Mapping[str, Table]) -> None:
+        """Look at all inputs before any is left out."""
+
+    def broken(self, name: str, table: Table) -> Mapping[int, str]:
+        """Say what is wrong with inputs of a split, by position in ascending order."""
+        del name
+        return broken(table, self.source.in_chans)
+
+    def check(self, tables: Mapping[str, Table]) -> None:
+        """Refuse the first input with a fault, of those that `look` saw."""
+
+    def pairs(self, tables: dict[str, Table]) -> Pairs:
+        """Make inputs and targets of each split."""
+        size = self.options.image_size or self.source.image_size
+        if self.task.whole_images or self.source.train.targets.kind.placed:
+            return self._whole(tables, size)
+        crop_pct = self.options.crop_pct
+        size, pixels = _pixels(tables, self.source.in_chans, size, crop_pct or 1.0)
+        self._notes += _resized(tables.values(), size)
+        return {
+            name: (
+                ImagesOneByOne(table, size, self.source.in_chans, crop_pct or LAZY_CROP_PCT)
+                if (kept := pixels[name]) is None
+                else ImagesInMemory(table, torch.from_numpy(kept), crop_pct or 1.0),
+                table.targets,
+            )
+            for name, table in tables.items()
+        }
+
+    def notes(self, parts: Mapping[str, Part]) -> list[str]:
+        """Tell what was done, a sentence each."""
+        del parts
+        return self._notes
+
+    def facts(self, facts: DataFacts) -> DataFacts:
+        """Add what only data of this kind have."""
+        return facts
+
+    def _whole(self, tables: Mapping[str, Table], size: Size | None) -> Pairs:
+        """Make images of which all is seen, with targets that follow them."""
+        sizes = {name: _sizes(table) for name, table in tables.items()}
+        every = sorted({each for found in sizes.values() for each in found})
+        own = size is None and self.task.whole_images
+        if own:
+            size = max(each[0] for each in every), max(each[1] for each in every)
+            self._notes.append(
+                f"{self.source.items} keep their own sizes; the largest height is {size[0]} and "
+                f"the largest width {size[1]} pixels"
+            )
+        elif size is None:
+            size = every[0] if len(every) == 1 else DEFAULT_SIZE
+        targets = self.source.train.targets
+        if not own and every != [size] and targets.kind.placed and not targets.moves:
+            raise UserError(
+                f"data {self.spec}: images whose {targets.kind.nouns} cannot be moved are not "
+                "resized. Leave data.image_size out, or make the targets tv_tensors of torchvision."
+            )
+        return {
+            name: (
+                WholeImages(
+                    table,
+                    size,
+                    self.source.in_chans,
+                    own_sizes=own,
+                    listed=self.task.whole_images,
+                ),
+                table.targets if own else table.targets.resized(sizes[name], size),
+            )
+            for name, table in tables.items()
+        }
+
+
+def _sizes(table: Table) -> list[Size]:
+    """Read the size of every image off its header."""
+
+    def look(rows: range) -> list[Size]:
+        return [header_size(table, i) for i in rows]
+
+    return [size for part in in_chunks(len(table), look) for size in part]
+
+
+def _pixels(
+    tables: Mapping[str, Table], in_chans: int, wanted: Size | None, crop_pct: float
+) -> tuple[Size, dict[str, NDArray[np.uint8] | None]]:
+    """Decode all images of a small set; check the headers of a large one."""
+    count = sum(map(len, tables.values()))
+
+    def small(size: Size) -> bool:
+        return max(size) <= CACHE_SIDE and count * in_chans * size[0] * size[1] < CACHE_BYTES
+
+    size = wanted
+    if (
+        size is None
+    ):  # the common size; where all are small, decoding finds out whether there is one
+        size = header_size(tables["train"], 0)
+        if small(size):
+            pixels = {
+                name: decode_all(table, size, in_chans, crop_pct=crop_pct, only_this_size=True)
+                for name, table in tables.items()
+            }
+            if all(kept is not None for kept in pixels.values()):
+                return size, pixels
+        sizes = header_sizes(list(tables.values()))
+        size = sizes.pop() if len(sizes) == 1 else DEFAULT_SIZE
+    elif not small(size):
+        header_sizes(list(tables.values()))
+    if not small(size):
+        return size, dict.fromkeys(tables)
+    return size, {
+        name: decode_all(table, size, in_chans, crop_pct=crop_pct) for name, table in tables.items()
+    }
+
+
+def _resized(tables: Iterable[Table], size: Size) -> list[str]:
+    """Note that images which a source has as pixels got another size."""
+    own = {kept.shape[2:] for table in tables if (kept := table.held) is not None}
+    return [
+        f"images of {own_size[0]}x{own_size[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
+        for own_size in own - {size}
+    ]
 
 
 def load(
@@ -99,7 +350,8 @@ def load(
     if source.train.targets.kind is CLASS and not source.classes:
         raise UserError(f"data {spec} have class numbers, but no classes. Name them in the source.")
     task = get_task(entry.task)
-    preparation = _preparation(source, spec, options, task)
+    prepare: type[Preparation] = look_up(source.preparation)
+    preparation = prepare(source, spec, options, task)
     source = preparation.source
     parts, notes = carve(
         source,
@@ -157,13 +409,6 @@ def load(
         facts=preparation.facts(facts),
         task=task,
     )
-
-
-def _preparation(source: Source, spec: str, options: Options, task: Task) -> Preparation:
-    """Open what loading does for a source."""
-    module, _, name = source.preparation.partition(":")
-    opened = cast("type[Preparation]", getattr(importlib.import_module(module), name))
-    return opened(source, spec, options, task)
 
 
 def _fingerprint(pairs: Pairs, left_out: Mapping[str, IntArray]) -> tuple[str, str]:

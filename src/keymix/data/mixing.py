@@ -18,8 +18,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from keymix.data.streams import Stream
-from keymix.data.tensor_streams import uniforms
+from keymix.data.streams import Stream, device_uniforms
 
 _QUANTILES = 1 << 16  # the drawn distribution differs by at most 1 / 2^16 in probability
 
@@ -50,7 +49,7 @@ class Mixing:
         self, images: Tensor, targets: Tensor, index: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
         """Mix a batch of an epoch."""
-        draws = uniforms(4, self.seed, epoch, Stream.MIXING, index=index.to(images.device))
+        draws = device_uniforms(4, self.seed, epoch, Stream.MIXING, index=index.to(images.device))
         visible = self._visible(draws, *images.shape[-2:])  # [B, H, W]
         shares = visible.mean((1, 2))[:, None]  # of an image in its own mixture
         # [B, 1, H, W], or [B, 1, 1, H, W] beside frames

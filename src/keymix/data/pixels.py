@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from keymix.data.streams import Stream
-from keymix.data.tensor_streams import uniforms
+from keymix.data.streams import Stream, device_uniforms
 
 
 def take(pixels: Tensor, source: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ class Noise:
     def __call__(self, index: Tensor, epoch: int) -> Tensor:
         """Give each sample its window, a function of (seed, epoch, index): ``[B, C, H, W]``."""
         H, W = self.size
-        draws = uniforms(2, self.seed, epoch, Stream.NOISE, index=index)
+        draws = device_uniforms(2, self.seed, epoch, Stream.NOISE, index=index)
         top, left = (draws[:, 0] * (H + 1)).long(), (draws[:, 1] * (W + 1)).long()
         y = top[:, None] + torch.arange(H, device=index.device)
         x = left[:, None] + torch.arange(W, device=index.device)

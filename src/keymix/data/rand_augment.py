@@ -7,6 +7,10 @@ so images are sorted by operation there and the device is never asked anything. 
 fixed, so a shear, shift or rotation is a fixed map from pixels to pixels: torchvision moves an
 image of numbered pixels once, and every batch is gathered through that map.
 
+`AutoAugment` is timm's RandAugment for one image at a time. timm draws from Python's and NumPy's
+global generators: they are seeded for each image and get their own state back, so that an image is
+augmented alike whatever came before it.
+
 Paper: RandAugment, https://arxiv.org/abs/1909.13719.
 """
 
@@ -14,16 +18,21 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from keymix.data.draws import operations
 from keymix.data.pixels import take
-from keymix.data.streams import IntArray
+from keymix.data.random_parameters import operations
+from keymix.data.streams import IntArray, Stream, hash64
+from keymix.errors import UserError
 
 # torchvision's order; a number in a draw is a place in this list.
 NAMES = (
@@ -219,3 +228,34 @@ def _stretched(pixels: Tensor) -> Tensor:
     flat = low == high
     scale = torch.where(flat, 1.0, (high - low) * (1.0 / 255.0))
     return values.sub_(torch.where(flat, 0.0, low)).div_(scale).clamp_(0, 255).to(torch.uint8)
+
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class AutoAugment:
+    """RandAugment as timm's recipes configure it."""
+
+    def __init__(self, config: str, channels: int, height: int, width: int) -> None:
+        if channels != 3:
+            raise UserError(
+                f"augment.auto_augment={config!r} is for images of 3 channels, not {channels}; use "
+                "augment.rand_augment."
+            )
+        self._transform = rand_augment_transform(
+            config, {"translate_const": int(0.45 * min(height, width))}
+        )
+
+    def __call__(self, pixels: Pixels, index: IntArray, *, seed: int, epoch: int) -> Pixels:
+        """Augment images ``[n, 3, H, W]``, each by its own sample index."""
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            for k, key in enumerate(hash64(seed, epoch, Stream.RAND_AUGMENT, index).tolist()):
+                random.seed(key)
+                np.random.seed(key & 0xFFFFFFFF)
+                image = self._transform(Image.fromarray(pixels[k].transpose(1, 2, 0)))
+                pixels[k] = np.asarray(image).transpose(2, 0, 1)
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+        return pixels

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from keymix.data.kinds import (
     CELLS,
@@ -50,6 +50,12 @@ OF_ONE_KIND: Mapping[str, Settings] = {
 _SOURCES = "keymix.data.sources"
 _DECLARED = re.compile(r"^SPECS = (\(\n.*?^\))", re.MULTILINE | re.DOTALL)
 _WORDNET_ID = re.compile(r"n\d{8}")
+
+
+def look_up(place: str) -> Any:
+    """Open what a kind of data names as ``module:name``, so that only its own data load it."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,7 @@ class DataSpec:
         """
         opener = self.open_with
         if opener is None:
-            opener = getattr(importlib.import_module(self.module), self.function)
+            opener = look_up(f"{self.module}:{self.function}")
         given = {name: value for name, value in settings.items() if value is not None}
         return cast("Source", opener(argument, faults, **given))
 
@@ -304,24 +310,6 @@ def parse(spec: str) -> tuple[DataSpec, str]:
         usage = f"{name} or {name}:{argument}" if row.optional else row.usage
         raise UserError(f"data {spec!r} needs its {argument}. Write {usage}")
     return row, argument
-
-
-def existing_path(spec_name: str, argument: str) -> Path:
-    """Make the path behind ``spec_name:argument``, with ``~`` for the home folder."""
-    path = Path(argument).expanduser()
-    if not path.exists():
-        raise UserError(f"data {spec_name}:{argument}: there is no {str(path)!r}. Check the path.")
-    return path
-
-
-def existing_folder(spec_name: str, argument: str) -> Path:
-    """Make the folder behind ``spec_name:argument``."""
-    path = existing_path(spec_name, argument)
-    if not path.is_dir():
-        raise UserError(
-            f"data {spec_name}:{argument}: {path} is a file. Give the folder of the classes."
-        )
-    return path
 
 
 def kind_of(path: Path) -> str:

@@ -1,15 +1,223 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of rows, the same for ever: a function of labels or groups, number and seed alone."""
+"""Which rows become train, validation and test.
+
+The choice is the same for ever: a function of strata or groups, number and seed alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from keymix.data.sources.base import Source, Table, some
 from keymix.data.streams import IntArray, Stream, hash64
+from keymix.errors import UserError
+
+_TEST_SEED = 0  # the test split is one and the same whatever the split seed
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a source's table, ascending."""
+
+    origin: str  # the table: the source's train, val or test
+    table: Table
+    rows: IntArray
+
+    @property
+    def strata(self) -> IntArray:
+        """The strata of the rows, such as class numbers."""
+        return self.table.targets.strata[self.rows]
+
+    def keep(self, chosen: IntArray) -> Part:
+        """Keep the rows at the positions ``chosen``."""
+        return replace(self, rows=self.rows[chosen])
+
+    def without(self, chosen: IntArray) -> Part:
+        """Keep the rows at all positions but ``chosen``."""
+        return self.keep(rest(len(self.rows), chosen))
+
+
+def carve(
+    source: Source,
+    spec: str,
+    limit: int | None,
+    val_fraction: float,
+    seed: int,
+    *,
+    split_by: str | None = None,
+    test_fraction: float | None = None,
+) -> tuple[dict[str, Part], list[str]]:
+    """Choose the rows of train, val and test.
+
+    Splits that the data bring are kept. Where targets have groups, these stay whole; otherwise
+    every stratum gets its share of every split.
+
+    Returns the parts by name, and notes for the record.
+    """
+    if source.train.targets.groups is None:
+        return _stratified(source, spec, limit, val_fraction, seed)
+    shares = val_fraction, test_fraction
+    return _grouped(source, spec, limit, shares, seed, by_group=split_by in (None, "case"))
+
+
+def _stratified(
+    source: Source, spec: str, limit: int | None, val_fraction: float, seed: int
+) -> tuple[dict[str, Part], list[str]]:
+    """Choose rows so that every stratum has its share."""
+    notes = list(source.notes)
+    train = _whole("train", source.train)
+    val = _whole("val", source.val) if source.val is not None else None
+    if source.test is not None:
+        test = _whole("test", source.test)
+    elif val is not None:
+        test, val = val, None
+        notes.append("test = the source's validation split; validation carved from train")
+    else:
+        number = max(1, round(source.test_fraction * len(train.rows)))
+        chosen = choose(train.strata, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True)
+        train, test = train.without(chosen), train.keep(chosen)
+        how = "stratified, fixed" if source.classes else "fixed"
+        notes.append(f"test = {len(chosen)} {source.items} carved from train, {how}")
+
+    if limit is not None:
+        least = 2 * len(np.unique(train.strata))  # one to learn from and one to validate on
+        if limit < least:
+            each = " a class" if source.classes else ""
+            raise UserError(f"{limit=} is below two {source.items}{each}. Give at least {least}.")
+        test = test.keep(choose(test.strata, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
+    budget = len(train.rows) if limit is None else min(limit, len(train.rows))
+    number = max(1, round(val_fraction * budget))
+    if val is not None:
+        notes.append("validation = the source's validation split")
+        if limit is not None:
+            val = val.keep(choose(val.strata, number, seed=seed, stream=Stream.LIMIT))
+            budget = max(0, min(limit - len(val.rows), len(train.rows)))
+    if budget < len(train.rows):
+        train = train.keep(choose(train.strata, budget, seed=seed, stream=Stream.LIMIT))
+    if val is None:
+        counts = np.bincount(train.strata, minlength=len(source.classes))
+        single = [name for name, count in zip(source.classes, counts, strict=False) if count == 1]
+        if single:
+            notes.append(
+                f"not validated on, for want of a second {source.kind.noun}: {some(single)}"
+            )
+        chosen = choose(train.strata, number, seed=seed, stream=Stream.VALIDATION, leave_one=True)
+        train, val = train.without(chosen), train.keep(chosen)
+    for name, part in (("train", train), ("validation", val), ("test", test)):
+        if not len(part.rows):
+            raise UserError(
+                f"data {spec}: too few {source.items}{' a class' * bool(source.classes)}: none is "
+                f"left for {name}. Add {source.items}."
+            )
+    return {"train": train, "val": val, "test": test}, notes
+
+
+def _grouped(
+    source: Source,
+    spec: str,
+    limit: int | None,
+    shares: tuple[float, float | None],
+    seed: int,
+    *,
+    by_group: bool,
+) -> tuple[dict[str, Part], list[str]]:
+    """Choose whole groups: test is carved from all, always the same, and val from the rest."""
+    val_fraction, test_fraction = shares
+    notes = list(source.notes)
+    parts = {name: _whole(name, table) for name, table in source.tables.items()}
+    if "test" in parts or "val" in parts:
+        if test_fraction is not None:
+            raise UserError(
+                f"data.test_fraction = {test_fraction!r}: data {spec} have a test split of their "
+                "own. Leave it out."
+            )
+        if "test" not in parts:
+            parts["test"] = parts.pop("val")
+            notes.append("test = the source's validation split; validation carved from train")
+    wanted = [name for name in ("test", "val") if name not in parts]
+    by_group = by_group and source.grouped
+    least = 1 + len(wanted)
+    found = len(set(_names(parts["train"], by_group)))
+    if found < least:
+        unit = "case" if by_group else source.kind.noun
+        raise UserError(
+            f"data {spec}: {found} {unit}{'' if found == 1 else 's'} to make train"
+            f"{', val' if 'val' in wanted else ''}{' and test' if 'test' in wanted else ''} of; "
+            f"{least} are needed. Add some"
+            + (", or take data.split_by=slice." if by_group else ".")
+        )
+    share = source.test_fraction if test_fraction is None else test_fraction
+    for name in wanted:
+        train = parts["train"]
+        chosen = choose_groups(
+            _names(train, by_group),
+            share if name == "test" else val_fraction,
+            seed=_TEST_SEED if name == "test" else seed,
+            stream=Stream.TEST if name == "test" else Stream.VALIDATION,
+            leave=2 if name == "test" else 1,
+        )
+        parts["train"], parts[name] = train.without(chosen), train.keep(chosen)
+    if "test" in wanted:
+        count = len(parts["test"].rows)
+        items = source.kind.noun if count == 1 else source.items
+        notes.append(f"test = {count} {items} carved from train, fixed")
+    if "val" not in wanted:
+        notes.append("validation = the source's validation split")
+    if limit is not None:
+        parts = _limited(parts, limit, seed, source.items)
+    return {name: parts[name] for name in ("train", "val", "test")}, notes
+
+
+def _names(part: Part, by_group: bool) -> list[str]:
+    """Name the group of each row, or each row."""
+    groups = part.table.targets.groups
+    if by_group and groups is not None:
+        return [groups[i] for i in part.rows.tolist()]
+    return [part.table.key(i) for i in part.rows.tolist()]
+
+
+def _limited(parts: dict[str, Part], limit: int, seed: int, items: str) -> dict[str, Part]:
+    """Keep some rows of each split: by hash, the shares of train and val as they are.
+
+    Train and val keep one each at least, however large the other is.
+    """
+    if limit < 2:
+        raise UserError(f"{limit=} is below two {items}, one to learn from and one to validate on.")
+    train, val, test = (len(parts[name].rows) for name in ("train", "val", "test"))
+    of_val = min(val, limit - 1, max(1, round(limit * val / (train + val))))
+    numbers = {"train": min(train, limit - of_val), "val": of_val, "test": min(test, limit)}
+    kept = {}
+    for name, part in parts.items():
+        stream_seed = _TEST_SEED if name == "test" else seed
+        hashes = hash64(stream_seed, Stream.LIMIT, keys(_names(part, by_group=False)))
+        order = np.argsort(hashes, kind="stable")
+        kept[name] = part.keep(np.sort(order[: numbers[name]]).astype(np.int64))
+    return kept
+
+
+def shared_note(parts: Mapping[str, Part]) -> list[str]:
+    """Tell which groups are in several splits, as splitting by slice makes it."""
+    of: dict[str, set[str]] = {}
+    for name, part in parts.items():
+        for group in _names(part, by_group=True):
+            of.setdefault(group, set()).add(name)
+    shared = sorted(group for group, names in of.items() if len(names) > 1)
+    if not shared:
+        return []
+    return [f"split by slice: {len(shared)} cases are in several splits ({some(shared)})"]
+
+
+def _whole(origin: str, table: Table) -> Part:
+    return Part(origin, table, np.arange(len(table), dtype=np.int64))
+
+
+STATISTICS_SAMPLE = 2000
+LARGE = 100_000  # images: of a larger table, headers and contents are read of a sample only
 
 
 def choose(
@@ -97,3 +305,15 @@ def _quotas(counts: IntArray, number: int, caps: IntArray, ties: NDArray[np.uint
             quota[np.argmax(np.where(quota > 1, quota - exact, -np.inf))] -= 1
             quota[poor] = 1
     return quota
+
+
+def is_large(count: int) -> bool:
+    """Whether headers and contents of so many images are read of a sample only."""
+    return count > LARGE
+
+
+def sample(count: int) -> IntArray:
+    """Choose up to 2,000 of ``count`` positions, always the same, ascending."""
+    rows = np.arange(count, dtype=np.int64)
+    order = np.argsort(hash64(0, Stream.STATISTICS, rows), kind="stable")
+    return np.sort(order[:STATISTICS_SAMPLE]).astype(np.int64)

@@ -3,7 +3,12 @@
 
 The mixing step is SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014). Integer arithmetic only, so a number is the same on every machine
-and with every version of NumPy. `keymix.data.tensor_streams` draws the same numbers on a device.
+and with every version of NumPy.
+
+`device_uniforms` draws the same numbers on the device that the sample indices are on. SplitMix64 is
+defined on unsigned 64-bit words and PyTorch computes with signed ones: sums, products and exclusive
+or give the same bits in both, and a right shift needs the copies of the sign masked away. Plain
+integers are hashed on the host: nothing travels to the device, and nothing back.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 IntArray: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = int | IntArray
@@ -74,3 +81,34 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> _S30)) * _M1
     x = (x ^ (x >> _S27)) * _M2
     return x ^ (x >> _S31)
+
+
+def device_uniforms(count: int, *keys: int, index: Tensor) -> Tensor:
+    """Draw what ``uniforms(count, *keys, index)`` draws, bit for bit.
+
+    Shape: index ``[n]`` -> float64 ``[n, count]`` in [0, 1), on the device of ``index``.
+    """
+    prefix = int(hash64(*keys)[0]) if keys else 0
+    state = _mix_signed(_mix_signed(index + _signed(int(_GOLDEN))) + _signed(prefix * int(_CHAIN)))[
+        :, None
+    ]
+    draw = torch.arange(count, device=index.device)[None, :]
+    bits = _mix_signed(state * _signed(int(_CHAIN)) + _mix_signed(draw + _signed(int(_GOLDEN))))
+    return _shifted(bits, 11).to(torch.float64) * 2.0**-53
+
+
+def _mix_signed(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * _signed(int(_M1))
+    x = (x ^ _shifted(x, 27)) * _signed(int(_M2))
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros; PyTorch's own shift fills with the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    """Read the low 64 bits as a signed number."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word

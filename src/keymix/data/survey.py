@@ -6,19 +6,19 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, TRANSPARENT, convert, reason
+from keymix.data.files import ranges, threads
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options
-from keymix.data.streams import IntArray
-from keymix.data.threads import threads
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int], None]
@@ -48,26 +48,37 @@ class Remark:
     told: str  # the same of this input
 
 
-@dataclass(frozen=True, eq=False)
 class Survey:
-    """What was seen of a table's images."""
+    """What was seen of the inputs of a table, by position; zero where one is broken.
 
-    # of the decoded pixels and their size, ``[N]`` of 16 bytes each; zero if broken
-    hashes: NDArray[np.void]
-    sizes: IntArray  # width and height in pixels, ``[N, 2]``; zero if broken
-    traits: IntArray  # sets of `TRAITS` as bits, ``[N]``
-    broken: dict[int, str]  # what is wrong with an image, by position
-    # what else is odd about an input, by position
-    remarks: dict[int, Remark] = field(default_factory=dict)
-    # hashes of the targets, where they were read too; zero if broken
-    targets: NDArray[np.void] | None = None
-    # whether all pixels are the same, where that was looked at
-    blank: NDArray[np.bool_] | None = None
-    own: object = None  # what more was seen, for the findings of the targets
+    Targets are hashed where they were read too; ``own`` is what more was seen, for the findings of
+    the targets.
+    """
 
-    def having(self, trait: str) -> IntArray:
-        """List the positions of images with a trait."""
-        return np.flatnonzero(self.traits & _BIT[trait]).astype(np.int64)
+    def __init__(self, count: int, *, targets: bool = False, own: object = None) -> None:
+        self.hashes = np.zeros(count, dtype=f"V{HASH}")  # of decoded inputs and their size
+        self.sizes = np.zeros((count, 2), dtype=np.int64)  # width and height, pixels
+        self.traits = np.zeros(count, dtype=np.int64)  # sets of `TRAITS` as bits
+        self.blank = np.zeros(count, dtype=np.bool_)  # whether all pixels are the same
+        self.targets = np.zeros(count, dtype=f"V{HASH}") if targets else None
+        self.broken: dict[int, str] = {}
+        self.remarks: dict[int, Remark] = {}
+        self.own = own
+
+
+def hash_of(content: bytes, head: str = "") -> np.void:
+    """Hash what makes inputs or targets equal."""
+    whole = hashlib.blake2b(head.encode(), digest_size=HASH)
+    whole.update(content)
+    return np.void(whole.digest())
+
+
+@contextmanager
+def looking() -> Iterator[ThreadPool]:
+    """Give threads that decode images; Pillow's remarks on odd files that it reads are dropped."""
+    with warnings.catch_warnings(), threads(min(16, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")
+        yield pool
 
 
 def survey_images(
@@ -87,18 +98,12 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
 
     Only what `Survey` holds stays in memory, besides the images of one stretch of the table.
     """
-    count = len(table)
-    hashes = np.zeros(count, dtype=f"V{HASH}")
-    sizes = np.zeros((count, 2), dtype=np.int64)
-    traits = np.zeros(count, dtype=np.int64)
-    broken: dict[int, str] = {}
-
-    with warnings.catch_warnings(), threads(min(16, os.cpu_count() or 1)) as pool:
-        warnings.simplefilter("ignore")  # Pillow's remarks on odd files that it reads all the same
+    seen = Survey(len(table))
+    with looking() as pool:
         for stretch, part in table.parts():
             start = int(stretch[0])
             if isinstance(part, UserError):  # a file of many images
-                broken.update(dict.fromkeys(stretch.tolist(), str(part)))
+                seen.broken.update(dict.fromkeys(stretch.tolist(), str(part)))
                 progress(len(stretch))
                 continue
 
@@ -108,25 +113,21 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
                     row = start + i
                     try:
                         with part.open(i) as image:
-                            sizes[row] = image.size
-                            traits[row] = _traits(image)
-                            hashes[row] = np.void(_hash(convert(image, in_chans)))
+                            seen.sizes[row] = image.size
+                            seen.traits[row] = _traits(image)
+                            decoded = convert(image, in_chans)
+                            head = f"{decoded.mode} {decoded.size}"
+                            seen.hashes[row] = hash_of(decoded.tobytes(), head)
                     except DAMAGE as error:
-                        sizes[row] = traits[row] = 0
+                        seen.sizes[row] = seen.traits[row] = 0
                         found[row] = reason(error)
                 return found
 
-            chunks = [range(at, min(len(part), at + _CHUNK)) for at in range(0, len(part), _CHUNK)]
+            chunks = ranges(len(part), _CHUNK)
             for rows, found in zip(chunks, pool.imap(look, chunks), strict=True):
-                broken.update(found)
+                seen.broken.update(found)
                 progress(len(rows))
-    return Survey(hashes, sizes, traits, broken)
-
-
-def _hash(image: Image.Image) -> bytes:
-    whole = hashlib.blake2b(f"{image.mode} {image.size}".encode(), digest_size=HASH)
-    whole.update(image.tobytes())
-    return whole.digest()
+    return seen
 
 
 def _traits(image: Image.Image) -> int:

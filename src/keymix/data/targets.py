@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -14,12 +14,9 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import Size
-from keymix.data.draws import flips
 from keymix.data.kinds import CLASS, PLACE, VALUE, TargetKind
+from keymix.data.random_parameters import flips
 from keymix.data.streams import IntArray
-
-if TYPE_CHECKING:
-    pass
 
 
 class Digest(Protocol):
@@ -38,12 +35,14 @@ class Targets(ABC):
             nothing binds inputs together, so that splits are stratified.
         moves: Whether a geometric transform of torchvision moves them with their image: `read`
             gives tv_tensors.
+        multilabel: Of masks, whether a pixel may belong to several classes; None of others.
     """
 
     kind: TargetKind = VALUE
     groups: Sequence[str] | None = None
     moves: bool = False
-    findings: ClassVar[str] = "keymix.data.contents:TargetFindings"
+    multilabel: bool | None = None
+    findings: ClassVar[str] = "keymix.data.findings:TargetFindings"
     """Where it is said what a check tells of them, ``module:class``."""
 
     @abstractmethod
@@ -141,7 +140,7 @@ class ClassTargets(Targets):
     """
 
     kind = CLASS
-    findings: ClassVar[str] = "keymix.data.contents:ClassFindings"
+    findings: ClassVar[str] = "keymix.data.findings:ClassFindings"
 
     def __init__(self, labels: IntArray) -> None:
         self.labels = labels

@@ -21,8 +21,8 @@ from keymix.data.decode import (
     to_array,
 )
 from keymix.data.events.files import is_recording, read_frames
+from keymix.data.files import is_image
 from keymix.data.record import DataRecord
-from keymix.data.sources.folder import is_image
 from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size, take_time_steps

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from keymix.data.events.aedat2 import read_aedat2
-from keymix.data.events.aedat3 import read_aedat3
+from keymix.data.events.aedat import read_aedat2, read_aedat3
 from keymix.data.events.frames import integrate
 from keymix.data.events.npz import read_npz
+from keymix.data.events.recordings import unreadable
 from keymix.data.events.stream import Events, Size
+from keymix.data.files import regular
 from keymix.data.record import DataRecord
-from keymix.data.regular import regular
 from keymix.errors import UserError
 
 SUFFIXES = (".npz", ".aedat")
@@ -67,18 +66,3 @@ def read_frames(path: str | Path, record: DataRecord, size: Size) -> Tensor:
         )
     counts = integrate(events, time_steps=record.time_steps, frames_by=record.frames_by, size=size)
     return torch.from_numpy(counts.astype(np.int32))
-
-
-def reading(read: Callable[[Path], Events], path: Path) -> Events | UserError:
-    """Read a recording, or give what is wrong with it in its place."""
-    try:
-        return read(path)
-    except UserError as error:
-        return error
-    except OSError as error:
-        return unreadable(path, error)
-
-
-def unreadable(path: Path, error: OSError) -> UserError:
-    """Make the line for a file that the system does not give."""
-    return UserError(f"{path}: cannot be read: {error.strerror or error}.")

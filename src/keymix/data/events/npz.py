@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import LARGEST_SIDE, Events, Size, make_events
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")

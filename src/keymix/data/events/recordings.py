@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -49,6 +49,27 @@ class RecordingSet(ABC):
     def groups(self) -> list[IntArray]:
         """List the rows that are read together, so that no file is read twice."""
         return [np.array([row], dtype=np.int64) for row in range(len(self))]
+
+
+class RecordingFiles(RecordingSet):
+    """One file a recording, below ``home``."""
+
+    def __init__(
+        self, home: Path, files: Sequence[str], sensor: Size, read: Callable[[Path], Events]
+    ) -> None:
+        self._home, self._read = home, read
+        self.home, self.files, self.sensor = home, files, sensor
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, row: int) -> str:
+        """Give the file's path."""
+        return str(self._home / self.files[row])
+
+    def read(self, rows: IntArray) -> list[Read]:
+        """Read each file."""
+        return [reading(self._read, self._home / self.files[row]) for row in rows.tolist()]
 
 
 class Recordings(Table):
@@ -105,7 +126,7 @@ class EventSource(Source):
     """A source whose tables are `Recordings`."""
 
     kind: ClassVar[InputKind] = RECORDING
-    preparation: ClassVar[str] = "keymix.data.events.loading:EventPreparation"
+    preparation: ClassVar[str] = "keymix.data.events.inputs:EventPreparation"
     surveyed: ClassVar[str] = "keymix.data.events.survey:survey_events"
 
     train: Recordings
@@ -119,3 +140,18 @@ def digest_of(events: Events) -> bytes:
     """Hash a recording: its sensor and its events."""
     head = f"{events.sensor}\n".encode()
     return hashlib.sha256(head + events.data.astype(EVENT, copy=False).tobytes()).digest()
+
+
+def reading(read: Callable[[Path], Events], path: Path) -> Events | UserError:
+    """Read a recording, or give what is wrong with it in its place."""
+    try:
+        return read(path)
+    except UserError as error:
+        return error
+    except OSError as error:
+        return unreadable(path, error)
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """Make the line for a file that the system does not give."""
+    return UserError(f"{path}: cannot be read: {error.strerror or error}.")

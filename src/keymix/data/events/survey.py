@@ -11,11 +11,11 @@ import numpy as np
 from keymix.data.events.frames import TIME_STEPS, starts
 from keymix.data.events.recordings import Read, Recordings, digest_of
 from keymix.data.events.stream import Events
+from keymix.data.files import threads
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress, Remark, Survey
-from keymix.data.threads import threads
 from keymix.errors import UserError
 
 _THREADS = 4
@@ -92,17 +92,13 @@ def _sparse(events: Events, time_steps: int) -> Remark | None:
 
 
 def _survey(table: Recordings, found: Mapping[int, _Seen | str]) -> Survey:
-    count = len(table)
-    hashes = np.zeros(count, dtype=f"V{HASH}")
-    sizes = np.zeros((count, 2), dtype=np.int64)
-    broken: dict[int, str] = {}
-    sparse: dict[int, Remark] = {}
+    survey = Survey(len(table))
     for i, row in enumerate(table.rows.tolist()):
         seen = found[row]
         if isinstance(seen, str):
-            broken[i] = table.reason(i, seen)
+            survey.broken[i] = table.reason(i, seen)
         else:
-            hashes[i], sizes[i] = np.void(seen.hash), table.whole.sensor[::-1]
+            survey.hashes[i], survey.sizes[i] = np.void(seen.hash), table.whole.sensor[::-1]
             if seen.sparse is not None:
-                sparse[i] = seen.sparse
-    return Survey(hashes, sizes, np.zeros(count, dtype=np.int64), broken, sparse)
+                survey.remarks[i] = seen.sparse
+    return survey

@@ -37,8 +37,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from keymix.data.augment import Augment
-from keymix.data.draws import flips
 from keymix.data.kinds import IGNORE, MaskKind
+from keymix.data.random_parameters import flips
 from keymix.data.streams import Stream, uniforms
 
 SHIFT, SCALE, ANGLE = 0.0625, 0.1, 45.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check tells of masks: classes, areas, overlaps, slices without rows, spacing."""
+"""What a check finds of masks: classes, areas, overlaps, slices without rows, spacing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,124 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keymix.data.contents import SPLITS, Images, TargetFindings
-from keymix.data.findings import FALSIFIES, NOTE, STOPS, WARNING, Report
-from keymix.data.kinds import MaskKind
-from keymix.data.segmentation.survey import ScanSurvey, joined
-from keymix.data.segmentation.table import ScanSource, ScanTable, Unlisted, unfit
-from keymix.data.sources.base import Source
+from keymix.data.files import ranges
+from keymix.data.findings import (
+    FALSIFIES,
+    NOTE,
+    SPLITS,
+    STOPS,
+    WARNING,
+    Images,
+    Report,
+    TargetFindings,
+)
+from keymix.data.kinds import IGNORE, MaskKind
+from keymix.data.segmentation.table import Pixels, ScanSource, ScanTable, Seen, Unlisted, unfit
+from keymix.data.sources.base import Fault, Faults, Source, Table
+from keymix.data.specs import Options
 from keymix.data.streams import IntArray
+from keymix.data.survey import Progress, Survey, hash_of, looking
+from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+
+_CHUNK = 16  # images a task
+
+
+class ScanSurvey:
+    """What was seen of a table's masks, by position; zero where one is broken."""
+
+    def __init__(self, count: int, classes: int) -> None:
+        self.pixels = np.zeros((count, classes), dtype=np.int64)  # of each class
+        self.ignored = np.zeros(count, dtype=np.int64)  # pixels of the value 255, in any plane
+        self.area = np.zeros(count, dtype=np.int64)  # pixels of the mask
+        self.seen = [Seen()] * count
+        self.faults: dict[int, list[Fault]] = {}  # what makes an image or a mask unreadable
+
+
+def survey_source(
+    source: Source,
+    tables: Mapping[str, Table],
+    faults: Faults,
+    options: Options,
+    progress: Progress,
+) -> dict[str, Survey]:
+    """Read every image and mask of a source; a fault of several stacks is told once."""
+    found: dict[str, Survey] = {}
+    told = set()
+    for name, table in tables.items():
+        assert isinstance(table, ScanTable)
+        found[name], own = survey_scans(table, len(source.classes), progress, stack=options.stack)
+        for fault in (fault for k in sorted(own.faults) for fault in own.faults[k]):
+            if (fault.kind, fault.message) not in told:
+                told.add((fault.kind, fault.message))
+                faults.found.append(fault)
+    return found
+
+
+def survey_scans(
+    table: ScanTable, classes: int, progress: Progress, *, stack: int | None = None
+) -> tuple[Survey, ScanSurvey]:
+    """Read every image and mask of a table; of a stack, the slice in the middle is the image."""
+    count = len(table)
+    own = ScanSurvey(count, classes)
+    survey = Survey(count, targets=True, own=own)
+
+    def look(rows: range) -> int:
+        for i in rows:
+            own.seen[i] = table.inspect(i)
+            faults = list(own.seen[i].faults)
+            try:
+                pixels = table.pixels(i)
+                if stack is not None:
+                    pixels = pixels[len(pixels) // 2][None]
+                survey.sizes[i] = pixels.shape[:0:-1]
+                survey.hashes[i] = _hash(pixels)
+                survey.blank[i] = pixels.min() == pixels.max()
+                mask = table.mask(i)
+                _count(own, i, mask)
+                if survey.targets is not None:
+                    survey.targets[i] = _hash(mask)
+            except UserError as error:
+                if not faults:  # else it was told by its kind
+                    faults.append(Fault("unreadable image", str(error), table.name(i)))
+            if faults:
+                own.faults[i] = faults
+        return len(rows)
+
+    with looking() as pool:
+        for done in pool.imap(look, ranges(count, _CHUNK)):
+            progress(done)
+    return survey, own
+
+
+def _joined(surveys: Sequence[ScanSurvey]) -> ScanSurvey:
+    """Make one survey of those of several tables, in their order; faults keep no position."""
+    every = ScanSurvey(0, 0)
+    for name in ("pixels", "ignored", "area"):
+        setattr(every, name, np.concatenate([getattr(each, name) for each in surveys]))
+    every.seen = [seen for each in surveys for seen in each.seen]
+    faults = [found for each in surveys for found in each.faults.values()]
+    every.faults = dict(enumerate(faults))
+    return every
+
+
+def _count(found: ScanSurvey, i: int, mask: Pixels) -> None:
+    """Count the pixels of a mask by class."""
+    classes = found.pixels.shape[1]
+    if mask.ndim == 2:
+        counts = np.bincount(mask.ravel(), minlength=IGNORE + 1)
+        found.pixels[i], found.ignored[i] = counts[:classes], counts[IGNORE]
+    else:
+        found.pixels[i] = (mask == 1).sum(axis=(1, 2))
+        found.ignored[i] = (mask == IGNORE).any(axis=0).sum()
+    found.area[i] = mask.shape[-2] * mask.shape[-1]
+
+
+def _hash(array: Pixels) -> np.void:
+    return hash_of(array.tobytes(), f"{array.shape}")
+
 
 _LACKING = {
     "train": "no model can learn them: add images, or split by another data.split_seed",
@@ -34,9 +142,9 @@ class MaskFindings(TargetFindings):
     def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
         """Count images and pixels of each class, and find what is odd about masks."""
         assert isinstance(source, ScanSource)
-        survey = joined([each.own for each in images.surveys if isinstance(each.own, ScanSurvey)])
+        survey = _joined([each.own for each in images.surveys if isinstance(each.own, ScanSurvey)])
         add_unlisted(report, source.unlisted)
-        if survey.broken or "bad row" in known:
+        if survey.faults or "bad row" in known:
             told_of = "classes are not counted, since not all images and masks could be read"
             report.facts["notes"] = [*report.facts["notes"], told_of]
         else:

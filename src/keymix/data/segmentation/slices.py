@@ -24,7 +24,7 @@ from keymix.data.decode import (
     reason,
     to_array,
 )
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.table import REMEDY, Pixels, ScanTable, Seen, refuse
 from keymix.data.sources.base import Fault, head_digest

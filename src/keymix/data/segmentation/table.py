@@ -108,13 +108,11 @@ class ScanTable(Table):
     ``groups``: of each image the case that it is of, which no two splits may share.
     ``channels``: Channels of an image: 1, 3, or the slices of a stack.
     ``stacked``: Whether channels are slices of a stack.
-    ``masks_in_memory``: All masks at one size, where they are.
     """
 
     groups: tuple[str, ...]
     channels: int
     stacked: bool = False
-    masks_in_memory: Tensor | None = None
 
     @property
     def targets(self) -> MaskTargets:
@@ -200,6 +198,11 @@ class MaskTargets(Targets):
     kind = MASK
     findings: ClassVar[str] = "keymix.data.segmentation.check:MaskFindings"
 
+    masks: MaskKind | None = None
+    unlisted: tuple[Unlisted, ...] = ()
+    in_memory: Tensor | None = None
+    """All masks at one size, where they are."""
+
     def __init__(self, table: ScanTable) -> None:
         self.table, self.groups = table, table.groups
 
@@ -218,8 +221,8 @@ class MaskTargets(Targets):
         """Enter the masks of sets in memory; of others, digests of the images have them."""
         whole = hashlib.sha256(digest.encode())
         for each in targets:
-            if isinstance(each, MaskTargets) and (masks := each.table.masks_in_memory) is not None:
-                whole.update(np.ascontiguousarray(masks.numpy()).data)
+            if isinstance(each, MaskTargets) and each.in_memory is not None:
+                whole.update(np.ascontiguousarray(each.in_memory.numpy()).data)
         return whole.hexdigest()
 
     def select(self, rows: IntArray) -> MaskTargets:
@@ -231,8 +234,8 @@ class MaskTargets(Targets):
 class ScanSource(Source):
     """A source whose tables are `ScanTable`."""
 
-    preparation: ClassVar[str] = "keymix.data.segmentation.loading:ScanPreparation"
-    surveyed: ClassVar[str] = "keymix.data.segmentation.survey:survey_source"
+    preparation: ClassVar[str] = "keymix.data.segmentation.inputs:ScanPreparation"
+    surveyed: ClassVar[str] = "keymix.data.segmentation.check:survey_source"
     checked_fraction: ClassVar[float] = 1 / 6  # 80:16:4 with the test split
 
     train: ScanTable

@@ -143,7 +143,7 @@ class Source:
     """
 
     kind: ClassVar[InputKind] = IMAGE
-    preparation: ClassVar[str] = "keymix.data.prepare:Preparation"
+    preparation: ClassVar[str] = "keymix.data.loading:Preparation"
     """Where loading the splits is said, ``module:class``."""
     surveyed: ClassVar[str] = "keymix.data.survey:survey_images"
     """Where a check's look at all inputs is said, ``module:function``."""

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from keymix.data.events.aedat2 import SENSOR, read_aedat2
-from keymix.data.events.files import reading
-from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
+from keymix.data.events.aedat import SENSOR, read_aedat2
+from keymix.data.events.recordings import EventSource, RecordingFiles, Recordings
+from keymix.data.files import folders
 from keymix.data.sources.base import Faults, some
-from keymix.data.sources.folder import folders
 from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
@@ -97,7 +95,9 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     if not names:
         raise UserError(f"data cifar10dvs:{argument} has no recordings.")
     notes = () if len(names) == _ALL else (f"{len(names):,} of the set's {_ALL:,} recordings",)
-    whole = Recordings(_Files(root, names), np.asarray(labels, dtype=np.int64))
+    whole = Recordings(
+        RecordingFiles(root, names, SENSOR, read_aedat2), np.asarray(labels, dtype=np.int64)
+    )
     named = {
         "first90": _divided(whole, _first90(whole.labels)),
         "tebn": _divided(whole, np.asarray(numbers) >= _TEBN_TEST),
@@ -119,20 +119,3 @@ def _divided(
     whole: Recordings, train: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> tuple[Recordings, Recordings]:
     return whole.select(np.flatnonzero(train)), whole.select(np.flatnonzero(~train))
-
-
-class _Files(RecordingSet):
-    """One file a recording."""
-
-    def __init__(self, root: Path, files: Sequence[str]) -> None:
-        self.home, self.files, self.sensor = root, files, SENSOR
-        self._root = root
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def name(self, row: int) -> str:
-        return str(self._root / self.files[row])
-
-    def read(self, rows: IntArray) -> list[Read]:
-        return [reading(read_aedat2, self._root / self.files[row]) for row in rows.tolist()]

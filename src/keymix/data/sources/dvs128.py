@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from keymix.data.events.aedat3 import SENSOR, read_aedat3
-from keymix.data.events.files import reading
-from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
+from keymix.data.events.aedat import SENSOR, read_aedat3
+from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet, reading
+from keymix.data.files import short
 from keymix.data.sources.base import Faults, some
 from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
@@ -53,7 +53,6 @@ CLASSES = (
 ADDRESS = "https://ibm.ent.box.com/s/3hiq58ww1pbbjrinh367ykfdf60xsfm8/folder/50167556794"
 _FOLDER = "DvsGesture"
 _LABELS = "_labels.csv"
-_SHOWN = 60  # characters of a broken line
 _HEAD = ["class", "startTime_usec", "endTime_usec"]
 
 
@@ -163,7 +162,7 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
         try:
             label, start, end = map(int, row)
         except ValueError:
-            told = f"{table}: line {line} is {_short(row)!r}; a class and two times in whole "
+            told = f"{table}: line {line} is {short(row)!r}; a class and two times in whole "
             faults.tell("bad label", f"{table}:{line}", f"{told}microseconds are wanted.")
             continue
         why = ""
@@ -177,11 +176,6 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
             continue
         found.append(_Gesture(name, line, label - 1, start, end))
     return found
-
-
-def _short(row: list[str]) -> str:
-    line = ",".join(row)
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 class _Gestures(RecordingSet):

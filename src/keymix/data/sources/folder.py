@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from keymix.data.decode import open_image
-from keymix.data.regular import regular
+from keymix.data.files import existing_folder, folders, is_image, regular
 from keymix.data.sources.base import Faults, Source, Table, check_count, head_digest, some
-from keymix.data.specs import DataSpec, existing_folder
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
@@ -27,67 +27,75 @@ SPECS = (
     ),
 )
 
-SUFFIXES = frozenset(
-    ".bmp .gif .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
-)
 _VALIDATION = ("val", "validation", "valid")
 
 
 def open_source(argument: str, faults: Faults) -> Source:
     """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``."""
     root = existing_folder("folder", argument)
-    inside = folders(root)
-    if "train" not in inside:
-        if inside and set(inside) <= {"test", *_VALIDATION}:
-            raise UserError(f"{root} has {' and '.join(inside)}, but no folder train. Add it.")
-        classes, train, notes = training(root, root, faults)
-        return Source(classes=tuple(classes), train=train, notes=notes)
-    held_out = [name for name in _VALIDATION if name in inside]
-    if len(held_out) > 1:
-        raise UserError(f"{root} has both {' and '.join(held_out)}. Keep one of them.")
-    left = sorted(set(inside) - {"train", "test", *held_out})
-    classes, train, notes = training(root, root / "train", faults)
-    if left:
-        notes = (f"folders left out: {some(left)}", *notes)
-    others = {
-        name: class_table(root, root / name, classes, faults)
-        for name in (*held_out, "test")
-        if name in inside
+    parts, notes = split_folders(root)
+    classes, train, loose = training(root, parts["train"], faults)
+    tables = {
+        name: class_table(root, folder, classes, faults)
+        for name, folder in parts.items()
+        if name != "train"
     }
     return Source(
         classes=tuple(classes),
         train=train,
-        val=others.get(held_out[0]) if held_out else None,
-        test=others.get("test"),
-        notes=notes,
+        val=tables.get("val"),
+        test=tables.get("test"),
+        notes=(*notes, *loose),
     )
 
 
-def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table, tuple[str, ...]]:
-    """Find the classes and the training images below ``folder``.
+def split_folders(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Find the folders of train, val and test by name, and note those left out.
 
-    Returns the classes, the images, and notes.
+    Without a folder ``train``, all of ``root`` is train.
     """
+    inside = folders(root)
+    if "train" not in inside:
+        if inside and set(inside) <= {"test", *_VALIDATION}:
+            raise UserError(f"{root} has {' and '.join(inside)}, but no folder train. Add it.")
+        return {"train": root}, ()
+    val = [name for name in _VALIDATION if name in inside]
+    if len(val) > 1:
+        raise UserError(f"{root} has both {' and '.join(val)}. Keep one of them.")
+    left = sorted(set(inside) - {"train", "test", *val})
+    notes = (f"folders left out: {some(left)}",) if left else ()
+    names = [("train", "train"), *(("val", name) for name in val), ("test", "test")]
+    return {split: root / name for split, name in names if name in inside}, notes
+
+
+def classes_in(folder: Path, faults: Faults, lay: str) -> list[str]:
+    """List the class folders of train: one alone is a fault, none is an error that says how."""
     classes = folders(folder)
     if not classes:
-        raise UserError(
-            f"{folder} has no folders inside. Lay the images as {folder.name}/<class>/<image>."
-        )
+        raise UserError(f"{folder} has no folders inside. {lay}")
     if len(classes) == 1:
         faults.tell(
             "one class",
             folder,
             f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each.",
         )
-    loose = sum(is_image(file.name) for file in folder.iterdir() if file.is_file())
-    notes = (f"{loose} images beside the class folders are left out",) if loose else ()
-    return classes, class_table(root, folder, classes, faults), notes
+    return classes
 
 
-def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) -> Table:
-    """List the images of ``folder``'s class folders.
+def labelled(
+    root: Path,
+    folder: Path,
+    classes: list[str],
+    faults: Faults,
+    *,
+    find: Callable[[Path, Faults], Sequence[str | Path]] | None = None,
+    add: str = "Add training images of it",
+    empty: str = "is empty. Add images",
+) -> tuple[list[str], list[int]]:
+    """List the files of ``folder``'s class folders below ``root``, with their class numbers.
 
     A class that is not among ``classes`` is a fault; where faults are collected, it is added.
+    ``find`` lists the files of a class; ``add`` and ``empty`` are words of remedies.
     """
     files: list[str] = []
     labels: list[int] = []
@@ -96,32 +104,39 @@ def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) ->
             faults.tell(
                 "unknown class",
                 folder / name,
-                f"{folder / name}: class {name!r} is not in train. "
-                "Add training images of it, or remove the folder.",
+                f"{folder / name}: class {name!r} is not in train. {add}, or remove the folder.",
             )
             classes.append(name)
-        found = images_below(folder / name, faults)
+        found = (find or images_below)(folder / name, faults)
         if not found:
             faults.tell(
                 "empty class",
                 folder / name,
-                f"{folder / name}: class {name!r} is empty. Add images, or remove the folder.",
+                f"{folder / name}: class {name!r} {empty}, or remove the folder.",
             )
         files += [os.path.relpath(file, root) for file in found]
         labels += [classes.index(name)] * len(found)
+    return files, labels
+
+
+def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table, tuple[str, ...]]:
+    """Find the classes and the training images below ``folder``; paths are below ``root``.
+
+    Returns the classes, the images, and notes.
+    """
+    lay = f"Lay the images as {folder.name}/<class>/<image>."
+    classes = classes_in(folder, faults, lay)
+    loose = sum(is_image(file.name) for file in folder.iterdir() if file.is_file())
+    notes = (f"{loose} images beside the class folders are left out",) if loose else ()
+    return classes, class_table(root, folder, classes, faults), notes
+
+
+def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) -> Table:
+    """List the images of ``folder``'s class folders."""
+    files, labels = labelled(root, folder, classes, faults)
     if not files:
         raise UserError(f"{folder} has no images in class folders. Add some, or remove the folder.")
     return Files(root, files, np.asarray(labels, dtype=np.int64))
-
-
-def folders(path: Path) -> list[str]:
-    """List the visible folders inside, sorted."""
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def is_image(name: str) -> bool:
-    """Tell by its name whether a file is an image and not hidden."""
-    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
 
 
 def images_below(folder: Path, faults: Faults) -> list[str]:

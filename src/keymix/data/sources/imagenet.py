@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from keymix.data.files import existing_folder, folders
 from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.sources.folder import Files, class_table, folders, images_below, training
-from keymix.data.specs import DataSpec, existing_folder
+from keymix.data.sources.folder import Files, class_table, images_below, training
+from keymix.data.specs import DataSpec
 from keymix.errors import UserError
 
 SPECS = (

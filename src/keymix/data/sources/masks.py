@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, convert, open_image, reason, to_array
+from keymix.data.files import existing_path, folders, is_image, read_rows, regular
 from keymix.data.kinds import BACKGROUND, IGNORE, MaskKind
-from keymix.data.measure import sample
-from keymix.data.regular import regular
-from keymix.data.segmentation.rows import read_rows
 from keymix.data.segmentation.table import Pixels, ScanSource, ScanTable, Seen, refuse, tell_shared
 from keymix.data.sources.base import Fault, Faults, head_digest, some
-from keymix.data.sources.folder import folders, is_image
-from keymix.data.specs import MASKS, SPLIT_BY, DataSpec, existing_path
+from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
+from keymix.data.splits import sample
 from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
 
@@ -215,7 +213,7 @@ def _grouped(path: Path, pairs: dict[str, list[Pair]], faults: Faults) -> dict[s
     """Give each pair the group that the table tells."""
     stems = {pair.stem for listed in pairs.values() for pair in listed}
     given: dict[str, tuple[str, int]] = {}
-    for line, (image, group) in read_rows(path, ("image", "group"), faults, kind="bad groups"):
+    for line, (image, group) in read_rows(path, ("image", "group"), faults.tell, kind="bad groups"):
         stem = Path(image).stem if is_image(image) and image not in stems else image
         before = given.setdefault(stem, (group, line))
         why = ""

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from keymix.data.decode import open_image
-from keymix.data.regular import regular
+from keymix.data.files import existing_path, regular
 from keymix.data.sources.base import Faults, Source, Table, head_digest, some
-from keymix.data.specs import DataSpec, existing_path
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from keymix.data.files import existing_path, read_rows
 from keymix.data.kinds import BACKGROUND, MaskKind
 from keymix.data.segmentation import rle
-from keymix.data.segmentation.rows import read_rows
 from keymix.data.segmentation.slices import DAY, FILE, Slice, Slices, SliceSet, size_of, spacing_of
 from keymix.data.segmentation.table import ScanSource, Unlisted, tell_shared
 from keymix.data.sources.base import Fault, Faults, some
-from keymix.data.specs import MASKS, SPLIT_BY, DataSpec, existing_path
+from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
 from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
 
@@ -128,7 +128,7 @@ def _slices(
     table = root / "train.csv"
     rows: dict[str, list[tuple[int, str, str]]] = {}
     keys: dict[str, tuple[int, int, int]] = {}
-    for line, (name, organ, text) in read_rows(table, ("id", "class", "segmentation"), faults):
+    for line, (name, organ, text) in read_rows(table, ("id", "class", "segmentation"), faults.tell):
         match = _ID.fullmatch(name)
         if match is None:
             faults.tell(
@@ -235,7 +235,9 @@ def _pinned(path: Path, slices: list[Slice], faults: Faults) -> dict[str, IntArr
         of[one.id] = [i]
     given: dict[str, tuple[str, int]] = {}
     split_of: dict[int, str] = {}
-    for line, (name, split) in read_rows(path, ("case|id", "split"), faults, kind="bad splits"):
+    for line, (name, split) in read_rows(
+        path, ("case|id", "split"), faults.tell, kind="bad splits"
+    ):
         culprit, why, kind = f"{path}:{line}", "", "bad splits"
         before = given.setdefault(name, (split, line))
         if split not in _SPLITS:

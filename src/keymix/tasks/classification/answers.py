@@ -24,7 +24,7 @@ from keymix.analysis.answers import (
     WholeNumbers,
     array_faults,
 )
-from keymix.data.balance import Balance
+from keymix.data.findings import Balance
 from keymix.data.record import DataRecord
 from keymix.task import LOSS, Task
 from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.analysis import mask_pictures
-from keymix.data.batches import Normaliser
 from keymix.data.decode import Size, resized_image
+from keymix.data.loaders import Normaliser
 from keymix.data.record import DataRecord
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.slices import ScanFile

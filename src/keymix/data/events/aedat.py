@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""AEDAT 3.1, the format of DVS128 Gesture: a header in text, then little-endian packets.
+r"""Readers of AEDAT 2.0 (CIFAR10-DVS) and AEDAT 3.1 (DVS128 Gesture).
+
+AEDAT 2.0: lines of ``#``, then big-endian words, two an event.
+
+An event is an address and a time in microseconds, 32 bits each. The address of the 128x128 DVS
+(https://docs.inivation.com/software/software-advanced-usage/file-formats/aedat-2.0.html): bit 0
+polarity, bits 1-7 column, bits 8-14 row, bit 15 an external signal that is no event of a pixel.
+CIFAR10-DVS (Li et al. 2017, https://doi.org/10.3389/fnins.2017.00309) was recorded with a camera on
+its side, and with the bit of polarity cleared for brighter: x = 127 - row, y = 127 - column,
+p = 1 - bit, as SpikingJelly reads it.
+
+Its reader is our own because SpikingJelly's takes a file that ends in mid-event for a short one
+where its words are even, masks addresses of other cameras, and does not look at times.
+
+AEDAT 3.1: a header in text, then little-endian packets.
 
 A packet (https://docs.inivation.com/software/software-advanced-usage/file-formats/aedat-3.1.html)
 has 28 bytes of header: type and source (16 bits each), bytes an event, offset of the time in an
@@ -8,13 +22,14 @@ event, overflows of the time, room for events, events, valid events (32 bits eac
 microseconds, 31 bits; the overflows stand above them. Packets of other types are skipped, and so
 are events that the camera's software marked invalid.
 
-The reader is our own because SpikingJelly's takes a packet that is cut off for a short one, reads
+Its reader is our own because SpikingJelly's takes a packet that is cut off for a short one, reads
 invalid events as valid ones, and loops over events in Python.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +37,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import Events, Size, make_events
-from keymix.data.regular import regular
+from keymix.data.files import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)
-_VERSION = b"#!AER-DAT3.1"
+_VERSION = "#!AER-DAT"
+_EVENT = 8  # bytes
+_EXTERNAL = 0x8000
 _FORMAT = b"#Format:"
 _END = b"#!END-HEADER"
 _HEADER = struct.Struct("<hhiiiiii")
 _POLARITY = 1
 _BYTES, _TIME = 8, 4  # of a polarity event, and where its time begins
+
+
+def read_aedat2(path: Path) -> Events:
+    """Read a recording of CIFAR10-DVS."""
+    content = regular(path).read_bytes()
+    start = _after_text(path, content)
+    length = len(content) - start
+    if length % _EVENT:
+        raise UserError(
+            f"{path}: the file ends in mid-event: event {length // _EVENT} has {length % _EVENT} "
+            f"of {_EVENT} bytes. Download or copy the file again."
+        )
+    words = np.frombuffer(content, dtype=">u4", offset=start).reshape(-1, 2).astype(np.int64)
+    address, t = words[:, 0], words[:, 1]
+    foreign = address > 0xFFFF
+    if foreign.any():
+        at = int(foreign.argmax())
+        raise UserError(
+            f"{path}: event {at} has the address 0x{int(address[at]):08x}, which is outside the "
+            "128x128 sensor (16 bits). The file is damaged, or of another camera."
+        )
+    numbers = np.flatnonzero(address & _EXTERNAL == 0)
+    address, t = address[numbers], t[numbers]
+    return make_events(
+        str(path),
+        t=t,
+        x=127 - (address >> 8 & 0x7F),
+        y=127 - (address >> 1 & 0x7F),
+        p=1 - (address & 1),
+        sensor=SENSOR,
+        numbers=numbers,
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +95,7 @@ class _Packet:
 def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
     """Read all polarity events of a recording."""
     content = regular(path).read_bytes()
-    at = _text(path, content)
+    at = _packets(path, content)
     parts: list[NDArray[np.int64]] = []
     first = 0  # the number of the packet's first event among the file's polarity events
     while at < len(content):
@@ -72,22 +121,22 @@ def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
     return make_events(str(path), t=t, x=x, y=y, p=p, sensor=sensor, numbers=numbers)
 
 
-def _text(path: Path, content: bytes) -> int:
-    """Check the lines of text and find where the packets begin."""
-    if not content:
-        raise UserError(f"{path}: the file is empty. Download or copy it again.")
-    if not content.startswith(_VERSION):
-        first = content[:16].split(b"\n")[0].strip()
-        raise UserError(
-            f"{path}: the header is broken: the file begins with {first!r}, not with "
-            f"{_VERSION.decode()!r}. Give an AEDAT 3.1 file."
-        )
+def _after_text(path: Path, content: bytes) -> int:
+    """Find where the events of AEDAT 2.0 begin."""
     at = 0
-    while content[at : at + 1] == b"#":
-        end = content.find(b"\n", at)
-        if end < 0:
+    for _, at in _lines(path, content, "2.0"):
+        if not at:
+            raise UserError(
+                f"{path}: the header is broken: its last line has no end. Copy the file again."
+            )
+    return at
+
+
+def _packets(path: Path, content: bytes) -> int:
+    """Check the text of AEDAT 3.1 and find where the packets begin."""
+    for line, at in _lines(path, content, "3.1"):
+        if not at:
             break
-        line, at = content[at:end].strip(), end + 1
         if line.startswith(_FORMAT) and line.removeprefix(_FORMAT).strip() != b"RAW":
             told = line.removeprefix(_FORMAT).strip().decode("ascii", "replace")
             raise UserError(f"{path}: its packets are {told!r}; only 'RAW' can be read.")
@@ -96,6 +145,26 @@ def _text(path: Path, content: bytes) -> int:
     raise UserError(
         f"{path}: the header is broken: there is no line {_END.decode()!r}. Copy the file again."
     )
+
+
+def _lines(path: Path, content: bytes, version: str) -> Iterator[tuple[bytes, int]]:
+    """Give the lines of text that a file begins with, and where each ends; 0 for no end."""
+    if not content:
+        raise UserError(f"{path}: the file is empty. Download or copy it again.")
+    wanted = f"{_VERSION}{version}"
+    if not content.startswith(wanted.encode()):
+        first = content[:16].split(b"\n")[0].strip()
+        raise UserError(
+            f"{path}: the header is broken: the file begins with {first!r}, not with "
+            f"{wanted!r}. Give an AEDAT {version} file."
+        )
+    at = 0
+    while content[at : at + 1] == b"#":
+        end = content.find(b"\n", at)
+        yield content[at:end].strip(), end + 1
+        if end < 0:
+            return
+        at = end + 1
 
 
 def _packet(path: Path, content: bytes, at: int, first: int) -> _Packet:

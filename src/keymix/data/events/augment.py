@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keymix.data.draws import flips
 from keymix.data.pixels import take
+from keymix.data.random_parameters import flips
 from keymix.data.streams import IntArray, Stream, uniforms
 
 _Bools: TypeAlias = NDArray[np.bool_]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keymix.data.carve import Part
 from keymix.data.record import LeftOutImage
 from keymix.data.sources.base import Source, Table, some
+from keymix.data.splits import Part
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 

@@ -26,12 +26,12 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keymix.data.events.cache_dir import Place, place_for, places_of, stamp_of
 from keymix.data.events.frames import integrate
-from keymix.data.events.places import Place, place_for, places_of, stamp_of
 from keymix.data.events.recordings import RecordingSet
 from keymix.data.events.stream import POLARITIES, Size
+from keymix.data.files import threads
 from keymix.data.streams import IntArray
-from keymix.data.threads import threads
 from keymix.errors import KeymixWarning, UserError
 
 _THREADS = 4

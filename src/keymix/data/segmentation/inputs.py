@@ -1,23 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loading does for images with masks."""
+"""Images with masks: how they are prepared when data are loaded, and served by position."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from keymix.data.carve import Part, shared_note
+import numpy as np
+import torch
+from torch import Tensor
+
+from keymix.data.augment import Augment
 from keymix.data.decode import Size
-from keymix.data.measure import in_chunks
-from keymix.data.prepare import DEFAULT_SIZE, Pairs, Preparation
+from keymix.data.files import in_chunks
+from keymix.data.inputs import WholeImages
+from keymix.data.kinds import IMAGE, SLICES, MaskKind
+from keymix.data.loading import DEFAULT_SIZE, Pairs, Preparation
 from keymix.data.record import DataFacts
-from keymix.data.segmentation.held import HELD_BYTES, hold
-from keymix.data.segmentation.serve import ScanImages, SplitMasks
-from keymix.data.segmentation.table import ScanSource, ScanTable, Seen, refuse, unfit
+from keymix.data.segmentation.augment import augmented, outside
+from keymix.data.segmentation.table import (
+    MaskTargets,
+    ScanSource,
+    ScanTable,
+    Seen,
+    Unlisted,
+    refuse,
+    unfit,
+)
 from keymix.data.sources.base import Source, Table, some
 from keymix.data.specs import MASKS, SPLIT_BY, Options
+from keymix.data.splits import Part, shared_note
+from keymix.data.streams import IntArray
 from keymix.errors import UserError, unknown
 from keymix.task import Task
+
+
+class ScanImages(WholeImages):
+    """Images with masks, resized without regard to their proportions, so that all is seen."""
+
+    def __init__(self, table: ScanTable, image_size: Size, images: Tensor | None = None) -> None:
+        super().__init__(table, image_size, table.channels)
+        self.scans = table
+        self.kind = SLICES if table.stacked else IMAGE
+        self.images = images
+
+    def read(self, i: int) -> Tensor:
+        """Copy image ``i`` from memory, or read and resize it."""
+        if self.images is not None:
+            return self.images[i].clone()
+        return self.scans.image_at(i, self.image_size)
+
+    def picture(self, i: int) -> Tensor:
+        """Read image ``i``; of a stack, the slice in the middle."""
+        image = self.read(i)
+        return image[self.in_chans // 2][None] if self.scans.stacked else image
+
+    def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
+        """Give the pixels of image ``i``; of a stack, of the slice in the middle."""
+        del whole
+        image = self.picture(i).numpy()
+        return image.tobytes(), bool(image.min() == image.max())
+
+
+class SplitMasks(MaskTargets):
+    """The masks of a split, at the size of its images."""
+
+    moves = True
+
+    def __init__(
+        self,
+        table: ScanTable,
+        masks: MaskKind,
+        image_size: Size,
+        unlisted: Sequence[Unlisted] = (),
+        in_memory: Tensor | None = None,
+    ) -> None:
+        super().__init__(table)
+        self.masks: MaskKind = masks
+        self.multilabel = masks.multilabel
+        self.image_size, self.unlisted = image_size, tuple(unlisted)
+        self.in_memory = in_memory
+
+    def read(self, i: int) -> Tensor:
+        """Read the mask of image ``i`` at the size of the images, uint8."""
+        if self.in_memory is not None:
+            return self.in_memory[i].clone()
+        return self.table.mask_at(i, self.image_size)
+
+    def select(self, rows: IntArray) -> SplitMasks:
+        """Keep the masks of ``rows``."""
+        masks = None if self.in_memory is None else self.in_memory[rows]
+        return SplitMasks(
+            self.table.select(rows), self.masks, self.image_size, self.unlisted, masks
+        )
+
+    def augmented(
+        self, image: Tensor, target: Tensor, i: int, augment: Augment, *, seed: int, epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Augment an image and its mask together."""
+        fill = outside(self.masks)
+        return augmented(image, target, i, augment, fill=fill, seed=seed, epoch=epoch)
+
+
+HELD_BYTES = 1 << 30  # sets are held if all their splits together stay below this
 
 
 class ScanPreparation(Preparation):
@@ -69,14 +154,17 @@ class ScanPreparation(Preparation):
         """Make images and masks of each split, in memory where the set is small."""
         scans = {name: _scans(table) for name, table in tables.items()}
         size = self.options.image_size or _common_size(scans)
-        self._scans = self._held(scans, size)
-        return {
-            name: (
-                ScanImages(table, size),
-                SplitMasks(table, self.source.masks, size, self.source.unlisted),
+        self._scans, source = scans, self.source
+        planes = source.in_chans + (len(source.classes) if source.masks.multilabel else 1)
+        small = sum(map(len, scans.values())) * planes * size[0] * size[1] < HELD_BYTES
+        pairs: Pairs = {}
+        for name, table in scans.items():
+            images, masks = _decoded(table, size) if small else (None, None)
+            pairs[name] = (
+                ScanImages(table, size, images),
+                SplitMasks(table, source.masks, size, source.unlisted, masks),
             )
-            for name, table in self._scans.items()
-        }
+        return pairs
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
         """Tell of cases in several splits, of overlaps, and of slices without a row."""
@@ -110,13 +198,20 @@ class ScanPreparation(Preparation):
             },
         )
 
-    def _held(self, tables: dict[str, ScanTable], size: Size) -> dict[str, ScanTable]:
-        """Decode a small set."""
-        source = self.source
-        planes = source.in_chans + (len(source.classes) if source.masks.multilabel else 1)
-        if sum(map(len, tables.values())) * planes * size[0] * size[1] >= HELD_BYTES:
-            return tables
-        return {name: hold(table, size) for name, table in tables.items()}
+
+def _decoded(table: ScanTable, size: Size) -> tuple[Tensor, Tensor]:
+    """Decode all images and masks of a table at a size."""
+    count = len(table)
+    images = np.empty((count, table.channels, *size), dtype=np.uint8)
+    masks = np.empty((count, *table.mask(0).shape[:-2], *size), dtype=np.uint8)
+
+    def decode(rows: range) -> None:
+        for i in rows:
+            image, mask = table.read(i, size)
+            images[i], masks[i] = image.numpy(), mask.numpy()
+
+    in_chunks(count, decode)
+    return torch.from_numpy(images), torch.from_numpy(masks)
 
 
 def _scans(table: Table) -> ScanTable:
