@@ -70,8 +70,8 @@ class Attempt:
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
     """Make the error for an unknown name: it lists the nearest known names, or all of a few.
 
-    `kind` is what the name should have been; many names are all told unless `keymix list` has them
-    (`listed`).
+    `kind` is what the name should have been. Many names are given here too unless `keymix list`
+    shows them (`listed`).
     """
     known = sorted(set(choices))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -89,6 +89,12 @@ def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True
 def missing(kind: str, choices: Iterable[str]) -> UserError:
     """Make the error for a name that was left out, such as an analysis: it lists the choices."""
     return UserError(f"which {kind}? Choose from {', '.join(sorted(choices))}.")
+
+
+def require(condition: bool, name: str, value: object, remedy: str) -> None:
+    """Refuse a value, named by its dotted key, unless a condition holds."""
+    if not condition:
+        raise UserError(f"{name} = {value!r}: {remedy}.")
 
 
 def one_line(text: str) -> str:

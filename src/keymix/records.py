@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -113,6 +113,17 @@ def from_json(cls: type[T], values: Any, *, where: str) -> T:
     except _Unfit as unfit:
         raise UserError(f"{where} is damaged: {unfit}") from None
     return made
+
+
+def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield where plain values of JSON differ: the dotted key, and both values."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for name in {**there, **here}:
+            yield from differences(
+                there.get(name), here.get(name), f"{key}.{name}" if key else str(name)
+            )
+    elif there != here:
+        yield key, there, here
 
 
 class _Unfit(ValueError):

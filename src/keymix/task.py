@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task is, and the look-up of tasks by name. Reading this costs no heavy import.
 
-A task says what a model learns from images: the target that stands beside each, the loss, the
-scores, and how they are told. It has four parts that load apart: its facts (`Task`), its
+A task says what a model learns from images: the target that stands next to each, the loss, the
+scores, and how they are written. It has four parts that load apart: its facts (`Task`), its
 ``training``, its ``answers`` and its ``page``. The built-in tasks are the folders of
 `keymix.tasks`; `register_task` adds one's own. No other room names a task: it asks the one that
 the data set.
@@ -38,8 +38,8 @@ class Score:
         better: Whether ``more`` or ``less`` of it is better.
         low: The least that it can be; None if there is no bound.
         high: The most that it can be; None if there is no bound.
-        unit: ``%`` of a fraction, which is told in percent and whose differences are points; else
-            the unit itself, or nothing.
+        unit: ``%`` of a fraction, which is written in percent and whose differences are points;
+            else the unit itself, or nothing.
         unit_key: Where the task's own part of a record tells the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
     """

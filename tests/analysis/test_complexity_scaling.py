@@ -27,11 +27,8 @@ def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the mixers and make no table of counts: these tests are of measurements."""
     monkeypatch.setattr(studying, "SWEEP", (4, 9))
     monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
-    monkeypatch.setattr(studying, "formula_rows", lambda ledger, sizes: ())
-    monkeypatch.setattr(studying, "order_rows", lambda sizes: ())
     monkeypatch.setattr(studying, "ratio_points", lambda ledger, candidate, sites: [])
     monkeypatch.setattr(studying, "weight_rows", lambda ledger, chosen, sizes: ())
-    monkeypatch.setattr(studying, "key_value_rows", lambda ledger, sizes: ())
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_even_attention_in_windows_is_one_over_the_keys_of_a_window(
 
 
 def test_rollout_has_a_scale_of_its_own() -> None:
-    from keymix.report.overlays import Cell, Row, shared_ranges
+    from keymix.studies.attention.overlays import Cell, Row, shared_ranges
 
     strong, faint = np.full((2, 2), 40.0), np.full((2, 2), 0.5)
     cells = (Cell(values=strong), Cell(values=faint, apart=True), Cell(values=None))
@@ -276,7 +276,7 @@ def test_weights_that_nobody_has_are_one_line(
 
 
 def test_a_picture_shows_more_where_more_is(photos: Path) -> None:
-    from keymix.report.overlays import Cell, Range, Row, draw, overlaid
+    from keymix.studies.attention.overlays import Cell, Range, Row, draw, overlaid
 
     values = np.zeros((4, 4))
     values[0, 0] = 16
@@ -292,7 +292,7 @@ def test_a_picture_shows_more_where_more_is(photos: Path) -> None:
 
 
 def test_scales_hold_even_attention_faint_or_stretch_each_map() -> None:
-    from keymix.report.overlays import Range
+    from keymix.studies.attention.overlays import Range
 
     even = np.array([[0.9, 1.0], [1.1, 1.0]])
     shared, own = Range.shared([even]), Range.own(even)

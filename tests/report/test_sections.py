@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps, render, typed
 
-from keymix.mixers.registry import aliases_of
+from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
-from keymix.report import charts, page, sections
+from keymix.report import charts, comparison, page, sections
 from keymix.report.charts import Spread, dots, histograms, looks
-from keymix.report.comparison import noted
-from keymix.report.labels import ALIASES, short_labels
+from keymix.report.labels import short_labels
 from keymix.report.page import as_element_text
+from keymix.report.part import Page, Section
 from keymix.report.record import PackedMaps
 from keymix.report.sections import attention, learning, runs
 from keymix.tasks.classification.page import classes_view
@@ -48,6 +48,23 @@ def test_a_file_in_the_folder_is_a_section_in_its_place(tmp_path, monkeypatch):
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[2:5] == ["Cost", "Accuracy against cost", "A section more"]
     assert "<bdi>softmax</bdi>: a &lt;note&gt;" in text
+
+
+class OwnPage(Page):
+    """A task's page with a section that needs no template."""
+
+    def sections(self, record, looks):
+        return (Section(heading="Of the task", legend=list(looks)[:1], charts=["<svg></svg>"]),)
+
+
+def test_a_task_s_section_without_a_template_stands_among_the_others(monkeypatch):
+    monkeypatch.setattr(comparison, "page_of", lambda task: OwnPage())
+    text = render(make_record())
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings.index("Of the task") == headings.index("How they learned") + 1
+    section = text.partition("<h2>Of the task</h2>")[2].partition("</section>")[0]
+    assert '<ul class="legend">' in section
+    assert "&lt;svg&gt;" in section  # text of a record is escaped, markup of a chart is not
 
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
@@ -142,8 +159,8 @@ def test_packed_maps_come_back_within_a_level():
 def test_the_sheet_holds_a_middle_and_the_last_layer():
     sheet = attention.sheet(typed(make_record()))
     assert sheet is not None
-    assert [block.name for block in sheet.blocks] == ["Block 2 of 4", "Block 4 of 4"]
-    assert sheet.heads == 3
+    assert list(sheet) == ["Block 2 of 4", "Block 4 of 4"]
+    assert re.findall(r">head (\d)<", render(make_record())) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("layers", [[], ["Block 1 of 2", "Block 2 of 2"]])
@@ -151,10 +168,7 @@ def test_where_no_mixer_has_a_map_the_reasons_remain(layers):
     record = make_record()
     record["attention"] |= {"maps": {}, "layers": layers, "missing": {"softmax": "no map"}}
     assert "no map" in render(record).split("Where they look")[1].split("</section>")[0]
-    sheet = attention.sheet(typed(record))
-    assert sheet is not None
-    assert sheet.blocks == []
-    assert sheet.missing == {"softmax": "no map"}
+    assert attention.sheet(typed(record)) == {}
 
 
 def test_long_names_keep_in_charts_what_sets_them_apart():
@@ -186,8 +200,10 @@ def test_stages_of_spiking_mixers_take_their_short_names() -> None:
         "qk_channel/spiking_self/spike_driven": "qkca/ssa/sdsa",
     }
     assert short_labels([*spiking, "spiking_self"]) == {**spiking, "spiking_self": "spiking_self"}
-    assert all(ALIASES[name] in aliases_of(name) for name in ALIASES)
-    assert len(set(ALIASES.values())) == len(ALIASES)
+    names = ["static_key", "conv_static_key", "softmax", *"/".join(spiking).split("/")]
+    short = {name: short_name(name) for name in names}
+    assert all(short[name] in aliases_of(name) for name in short)
+    assert len(set(short.values())) == len(short) == 7
 
 
 def test_json_in_the_page_cannot_end_its_element():
@@ -233,4 +249,3 @@ def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so
     text = render(record)
     assert "metrics.jsonl lacks &lt;the lines&gt;" in text
     assert "not known" in text
-    assert [found.reason for found in noted(typed(record))] == run["notes"]

@@ -24,7 +24,7 @@ from test_html import read, words
 from keymix.analysis.spikes_record import Part, part_of, parts
 from keymix.report import formats
 from keymix.report.charts import as_file
-from keymix.report.spikes_charts import LEFT, WIDTH, of_tokens, on_image
+from keymix.studies.spikes.charts import LEFT, WIDTH, of_tokens, on_image
 from keymix.studies.spikes.page import files
 from keymix.studies.spikes.tables import headline, rates_of, tables
 

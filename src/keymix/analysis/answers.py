@@ -89,25 +89,14 @@ class Answers(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeNumbers:
-    """What a stored array of whole numbers must be.
+    """What a stored array of whole numbers must be."""
 
-    Args:
-        shape: Of one input's.
-        below: Numbers are below it; None for any from 0 on.
-    """
-
-    shape: tuple[int, ...] = ()
-    below: int | None = None
+    shape: tuple[int, ...] = ()  # of one input's
+    below: int | None = None  # numbers are below it; None for any from 0 on
 
 
 def array_faults(stored: Arrays, wanted: Mapping[str, WholeNumbers], inputs: int) -> Iterator[str]:
-    """Say what is wrong with stored arrays of whole numbers, the first fault first.
-
-    Args:
-        stored: Arrays by name, as a file had them; ``index`` must be among them.
-        wanted: What the others must be.
-        inputs: How many inputs were answered.
-    """
+    """Say what is wrong with stored arrays of whole numbers, the first fault first."""
     wanted = {"index": WholeNumbers(), **wanted}
     for name in wanted:
         if name not in stored:

@@ -217,18 +217,7 @@ class _Rows:
 
 
 def select_mixers(model: nn.Module, layers: Layers | None = None) -> dict[str, TokenMixer]:
-    """Choose mixers of a model by place.
-
-    Args:
-        model: A model that hosts keymix mixers.
-        layers: Which mixers, as :func:`attention_maps` takes it, counted among mixers alone.
-
-    Returns:
-        Path to mixer, in the model's order.
-
-    Raises:
-        UserError: If the model has no mixers, or a layer matches none.
-    """
+    """Choose mixers of a model by place, counted among mixers alone: path to mixer."""
     mixers = find_mixers(model)
     if not mixers:
         raise UserError(
@@ -267,11 +256,7 @@ def on_image(
 
 
 def window_positions(layout: Layout) -> Int[Tensor, "windows M"]:
-    """Return which token of the image each place of each window holds, -1 for padding.
-
-    Args:
-        layout: Of a layer with windows.
-    """
+    """Return which token of the image each place of each window holds, -1 for padding."""
     assert layout.window is not None
     assert layout.windows is not None
     (height, width), (h, w), (down, across) = layout.grid, layout.window, layout.windows
@@ -286,11 +271,9 @@ def window_positions(layout: Layout) -> Int[Tensor, "windows M"]:
 
 
 class WindowsOnImage:
-    """Reads a layer's maps of windows and lays them back on the image.
+    """Lays a layer's maps of windows back on the image.
 
-    Args:
-        layout: Of the layer.
-        read: Forms the map of some places of every window, ``[B, windows, h, Q, M]``.
+    `read` forms the map of some places of every window, ``[B, windows, h, Q, M]``.
     """
 
     def __init__(self, layout: Layout, read: Callable[[Tensor], Tensor]) -> None:
@@ -302,9 +285,6 @@ class WindowsOnImage:
         """Return the rows of image tokens over all image tokens: zero outside of their window.
 
         What a query gives to padding is left out, so that a row may sum to less than one.
-
-        Raises:
-            UserError: If a query is no token of the image.
         """
         if len(queries) == 0 or int(queries.min()) < 0 or int(queries.max()) >= self.tokens:
             raise UserError(

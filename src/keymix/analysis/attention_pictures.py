@@ -38,51 +38,34 @@ MOST_LAYERS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class LayerLook:
-    """The maps of one layer.
+    """The maps of one layer."""
 
-    Attributes:
-        number: Of the layer in the model's order, from 0.
-        path: Of its module.
-        layout: Where its tokens lie; None for matrices of a layer that nobody can lay out.
-        keys: Keys that a row runs over, zeros beside its window among them.
-        even: One over the even weight of each query's row: the keys that a query sees, M or those
-            of its window; all M of the mean over queries. Of matrices one, of every row.
-        heads: Heads that were read, also where their mean is what is kept.
-        weights: ``[image, head, query, H, W]``, or ``[image, head, N, M]`` as matrices.
-        prefix: What each row gives to prefix keys, ``[image, head, query]``; None for matrices.
-    """
-
-    number: int
+    number: int  # of the layer in the model's order, from 0
     path: str
+    # where its tokens lie; None for matrices of a layer that nobody can lay out
     layout: Layout | None
-    keys: int
+    keys: int  # keys that a row runs over, zeros beside its window among them
+    # one over the even weight of each query's row: the keys that a query sees, M or those of its
+    # window; all M of the mean over queries. Of matrices one, of every row
     even: tuple[int, ...]
-    heads: int
-    weights: FloatArray
+    heads: int  # heads that were read, also where their mean is what is kept
+    weights: FloatArray  # ``[image, head, query, H, W]``, or ``[image, head, N, M]`` as matrices
+    # what each row gives to prefix keys, ``[image, head, query]``; None for matrices
     prefix: FloatArray | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What a model looks at on some images.
-
-    Attributes:
-        queries: Whose rows.
-        layers: One entry a layer that has a map.
-        missing: Path to reason of those without.
-        rollout: ``[image, query, H, W]``, None if it was not asked for or cannot be.
-        rolled: Numbers of the layers that it multiplies.
-        of: Layers of the model.
-        no_rollout: Why it cannot be.
-    """
+    """What a model looks at on some images."""
 
     queries: tuple[Asking, ...]
     layers: tuple[LayerLook, ...]
-    missing: dict[str, str]
+    missing: dict[str, str]  # path to reason of those without
+    # ``[image, query, H, W]``, None if it was not asked for or cannot be
     rollout: FloatArray | None = None
-    rolled: tuple[int, ...] = ()
+    rolled: tuple[int, ...] = ()  # numbers of the layers that it multiplies
     of: int = 0
-    no_rollout: str | None = None
+    no_rollout: str | None = None  # why it cannot be
 
 
 def look(
@@ -96,25 +79,13 @@ def look(
     view: View = "image",
     rollout: bool = False,
 ) -> Look:
-    """Read what a model looks at.
+    """Read what a model looks at, for normalised images.
 
-    Args:
-        model: As :func:`keymix.attention_maps` takes it.
-        images: A batch as the model takes it, normalised.
-        layers: Which layers; one without a map is an error then. None for all that have a map, or
-            `MOST_LAYERS` of them evenly, first and last included.
-        queries: Whose rows; none for the class token where it passes through the layers, else the
-            mean over all patches. Matrices show all.
-        stage: As :func:`keymix.attention_maps` takes it.
-        heads: Each head, or their mean.
-        view: ``"image"``, rows over the positions of their keys, windows laid back on the image;
-            ``"matrix"``, whole maps, queries down and keys across.
-        rollout: Whether attention rollout is computed too, for each query: over the layers that
-            were chosen, and where none were over every layer that has a map.
-
-    Raises:
-        NoAttentionMap: If a layer that was chosen, or every layer, has none.
-        UserError: If layers or queries do not fit the model.
+    A layer that was chosen must have a map; without `layers`, all that have one are shown, or
+    `MOST_LAYERS` of them evenly. Without `queries` the class token is asked where it passes through
+    the layers, else the mean over all patches. A view ``"image"`` has rows over the positions of
+    their keys, windows laid back; ``"matrix"`` whole maps, queries down and keys across. Rollout
+    goes over the layers that were chosen, else over every layer that has a map.
     """
     paths = list(find_seats(model))
     missing: dict[str, str] = {}

@@ -30,23 +30,15 @@ _BUDGET = 2**22
 
 @dataclass(frozen=True)
 class At:
-    """A query token by its place on the image.
+    """A query token by its place on the image."""
 
-    Attributes:
-        row: Row of the layer's grid of patches, from 0; or, as a float in [0, 1), the height from
-            the top as a share of the image.
-        column: Likewise from the left.
-    """
-
+    # row of the layer's grid of patches, from 0; or, as a float in [0, 1), the height from the
+    # top as a share of the image
     row: float
-    column: float
+    column: float  # likewise from the left
 
     def token(self, layout: Layout) -> int:
-        """Return the token's index in a layer.
-
-        Raises:
-            UserError: If it lies outside of the grid.
-        """
+        """Return the token's index in a layer."""
         place = []
         for given, side in zip((self.row, self.column), layout.grid, strict=True):
             share = not isinstance(given, numbers.Integral)
@@ -66,17 +58,11 @@ Asked = Queries | At | Literal["cls", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A layer that can be read: a host's place, or a mixer that sits outside of any.
-
-    Attributes:
-        path: Of the module that is called.
-        module: That module.
-        layer: What the host says of it, None outside of any host.
-    """
+    """A layer that can be read: a host's place, or a mixer that sits outside of any."""
 
     path: str
-    module: nn.Module
-    layer: Layer | None
+    module: nn.Module  # that module
+    layer: Layer | None  # what the host says of it, None outside of any host
 
     @property
     def stage(self) -> int:
@@ -84,12 +70,7 @@ class Seat:
         return 0 if self.layer is None else self.layer.place.stage
 
     def map(self, call: Call, rows: Queries | None, stage: Stage) -> Tensor:
-        """Return rows of the map of a call, ``[*, h, Q, M]``.
-
-        Raises:
-            NoAttentionMap: If there is none; layer and reason are named.
-            UserError: If a query is no token, or the attention cannot be read.
-        """
+        """Return rows of the map of a call, ``[*, h, Q, M]``."""
         args, kwargs = call
         try:
             if self.layer is not None:
@@ -124,27 +105,12 @@ def read_map(
     queries: Queries | None = None,
     stage: Stage = "softmax",
 ) -> Tensor:
-    """Return the map of a forward pass, from the arguments that the mixer was called with.
-
-    Args:
-        mixer: The mixer.
-        args: Positional arguments of the call: tokens, grid, bias.
-        kwargs: The others, such as the map that a mixer shares with another.
-        queries: Indices of the query tokens wanted; all if None.
-        stage: ``"softmax"``, or ``"final"`` for the map that multiplies V.
-
-    Returns:
-        ``[*, h, Q, M]``.
-    """
+    """Return the map ``[*, h, Q, M]`` of a forward pass, from what the mixer was called with."""
     return mixer.attention_map(**by_name(args, kwargs), queries=queries, stage=stage)
 
 
 def find_seats(model: nn.Module) -> dict[str, Seat]:
-    """List all layers of a model that may have a map: path to seat, in the model's order.
-
-    Raises:
-        UserError: If no adapter knows the model and it holds no mixer, or it has no attention.
-    """
+    """List all layers of a model that may have a map: path to seat, in the model's order."""
     model = unwrapped(model)
     mixers = find_mixers(model)
     try:
@@ -165,21 +131,7 @@ def find_seats(model: nn.Module) -> dict[str, Seat]:
 
 
 def select_layers(model: nn.Module, layers: Layers | None = None) -> dict[str, Seat]:
-    """Choose layers of a model in which attention sits, the model's own or a mixer.
-
-    Args:
-        model: A model that an adapter knows, or that holds mixers.
-        layers: Numbers in the model's order (negative ones count from the end), or texts: ranges
-            of numbers (``"6-11"``, both ends in), patterns of module paths (``"blocks.3.*"``), or
-            what stands above some (``"stages.2"``); several in a list, or in one text with commas
-            between them; all if None.
-
-    Returns:
-        Path to seat, in the model's order.
-
-    Raises:
-        UserError: If the model has no attention that can be read, or a layer matches none.
-    """
+    """Choose layers in which attention sits, the model's own or a mixer; see `chosen_numbers`."""
     seats = find_seats(model)
     wanted = chosen(list(seats), layers, "layers")
     return {path: seats[path] for path in wanted}
@@ -210,11 +162,7 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
 
 
 def images_of(batch: object) -> Tensor:
-    """Return the images of a batch, which may have more in it: ``(images, labels)``.
-
-    Raises:
-        UserError: If they are no images.
-    """
+    """Return the images of a batch, which may have more in it: ``(images, labels)``."""
     images = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
@@ -238,17 +186,8 @@ def run_once(
     """Run the images through a model once and report every call of the chosen layers.
 
     In inference mode and without gradients; a layer is reported when it has run, so that its
-    layout is that of the call. The model is left as it was, also after an error.
-
-    Args:
-        model: The model.
-        images: A batch as it takes them ``[B, C, H, W]``; moved to its device and type.
-        seats: Path to layer.
-        heard: Is told the layer and what it was called with.
-
-    Raises:
-        NoAttentionMap: If a layer does not run in the forward pass.
-        UserError: If one runs more than once, or the model cannot take the images.
+    layout is that of the call. The model is left as it was, also after an error. A layer must run
+    exactly once.
     """
     ran: set[str] = set()
     own: list[bool] = []  # True where what failed is the reading, not the model
@@ -300,12 +239,7 @@ def cannot_take(
 
 
 def row_chunks(count: int, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows and their map, in chunks of bounded size, until all rows were had.
-
-    Args:
-        count: Rows there are.
-        read: Forms the map of some rows ``[*, h, Q, M]``.
-    """
+    """Yield rows and their map ``[*, h, Q, M]``, in chunks of bounded size, until all were read."""
     start, size = 0, 16
     while start < count:
         rows = torch.arange(start, min(start + size, count))
@@ -316,11 +250,7 @@ def row_chunks(count: int, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[T
 
 
 def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
-    """Return the index of the class token in a layer.
-
-    Raises:
-        UserError: If none passes through the layer.
-    """
+    """Return the index of the class token in a layer."""
     if layout is None or layout.prefix == 0 or not _may_have_class_token(unwrapped(model), path):
         raise UserError(
             f"no class token passes through layer {path}: ask for the mean over its patches "
@@ -344,16 +274,10 @@ def chosen_numbers(
 ) -> list[int]:
     """Return the numbers of the layers meant, in the model's order.
 
-    Args:
-        names: The paths that each layer of the model goes by, the first of which errors name.
-        layers: None for all; a number (0 is the first, -1 the last); text with commas between
-            numbers, ranges ``"6-11"`` (both ends count), shell-style patterns on module paths
-            (``"blocks.[0-5].attn"``) and what stands above some (``"stages.2"``); or a list of
-            these.
-        what: What errors call the layers.
-
-    Raises:
-        UserError: If one of them matches nothing; it names the nearest paths.
+    `layers` is a number (0 is the first, -1 the last); text with commas between numbers, ranges
+    ``"6-11"`` (both ends count), shell-style patterns on module paths (``"blocks.[0-5].attn"``) and
+    what stands above some (``"stages.2"``); a list of these; or None for all. `names` are the paths
+    that each layer goes by, the first of which errors name; `what` is what they call the layers.
     """
     if layers is None:
         return list(range(len(names)))

@@ -276,16 +276,9 @@ def _check_comparable(maps: Mapping[str, Tensor], cuts: Mapping[str, object]) ->
 
 
 class Pass:
-    """Runs batches through a model: tallies every layer and block, and hands the maps on.
+    """Runs batches through a model: adds up every layer and block, and returns the maps.
 
-    Args:
-        model: The model.
-        seats: Path to layer, of those that are read.
-        threshold: Cosine above which columns count as similar.
-
-    Attributes:
-        layers: Path to what was read of it so far.
-        groups: Layers of the last batch whose columns can be compared, by what they share.
+    `groups` are the layers of the last batch whose columns can be compared, by what they share.
     """
 
     def __init__(self, model: nn.Module, seats: Mapping[str, Seat], threshold: float) -> None:

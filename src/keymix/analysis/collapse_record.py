@@ -167,19 +167,12 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCount:
-    """Blocks for which something holds.
+    """Blocks for which something holds."""
 
-    Attributes:
-        blocks: Their numbers, from 1.
-        count: How many they are.
-        of: Of how many.
-        share: The quotient; None of none.
-    """
-
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...]  # their numbers, from 1
     count: int
     of: int
-    share: float | None
+    share: float | None  # the quotient; None of none
 
     @classmethod
     def among(cls, blocks: tuple[int, ...], of: int) -> BlockCount:
@@ -190,39 +183,22 @@ class BlockCount:
 
 @dataclass(frozen=True, kw_only=True)
 class CollapseReading:
-    """What `keymix.collapse` found, with all that follows from it.
-
-    Attributes:
-        images: Images that were read.
-        threshold: Cosine tau above which two columns count as similar.
-        similar: Share of similar columns above which a block is like the one before.
-        unique: Share below which a block is "unique".
-        nearest: How many nearest blocks a block was compared with.
-        verdict: What was found, in words.
-        similar_blocks: Blocks like the one before.
-        blocks_like_nearest: Blocks like the nearest ones.
-        unique_blocks: The last unique block of each group.
-        shared_from: What ``shared_from=`` would be by the rule; None for nothing.
-        groups: Paths of the layers among which columns can be compared.
-        apart: What cannot be compared within a stage, and why, in words.
-        layers: One entry a layer.
-        pairs: Every two layers that can be compared.
-    """
+    """What `keymix.collapse` found, with all that follows from it."""
 
     images: int
-    threshold: float
-    similar: float
-    unique: float
-    nearest: int
-    verdict: Verdict
-    similar_blocks: BlockCount
-    blocks_like_nearest: BlockCount
-    unique_blocks: tuple[Unique, ...]
-    shared_from: int | None
-    groups: tuple[tuple[str, ...], ...]
-    apart: tuple[str, ...]
+    threshold: float  # cosine tau above which two columns count as similar
+    similar: float  # share of similar columns above which a block is like the one before
+    unique: float  # share below which a block is "unique"
+    nearest: int  # how many nearest blocks a block was compared with
+    verdict: Verdict  # what was found, in words
+    similar_blocks: BlockCount  # blocks like the one before
+    blocks_like_nearest: BlockCount  # blocks like the nearest ones
+    unique_blocks: tuple[Unique, ...]  # the last unique block of each group
+    shared_from: int | None  # what ``shared_from=`` would be by the rule; None for nothing
+    groups: tuple[tuple[str, ...], ...]  # paths of the layers among which columns can be compared
+    apart: tuple[str, ...]  # what cannot be compared within a stage, and why, in words
     layers: tuple[LayerReading, ...]
-    pairs: tuple[PairReading, ...]
+    pairs: tuple[PairReading, ...]  # every two layers that can be compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +208,6 @@ class CollapseStudy(CollapseReading, ModelOnImages):
 
 @dataclass(frozen=True, kw_only=True)
 class CollapseRecord(StudyRecord):
-    """The content of ``collapse.json``.
-
-    Attributes:
-        studies: One entry a model.
-    """
+    """The content of ``collapse.json``."""
 
     studies: tuple[CollapseStudy, ...]

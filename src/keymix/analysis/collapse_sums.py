@@ -95,12 +95,8 @@ def nearest_blocks(count: int, k: int) -> Int[Tensor, "count k"]:
 class PairTally:
     """Running sums over batches of Eq. 2 between every two of some layers.
 
-    Nothing of a batch is kept; memory does not grow with the number of images.
-
-    Args:
-        paths: The layers, in the model's order; their maps have one shape.
-        threshold: Cosine tau above which columns count as similar.
-        nearest: How many nearest blocks a block is held against (Fig. 3a).
+    Nothing of a batch is kept; memory does not grow with the number of images. The maps of `paths`
+    have one shape; a block is compared with the `nearest` blocks for Fig. 3a.
     """
 
     def __init__(self, paths: Sequence[str], *, threshold: float, nearest: int) -> None:
@@ -185,11 +181,7 @@ class _HeadSums:
 
 
 class HeadTally:
-    """Running sums of Eq. 2 between every two heads of one layer's map (Fig. 3c).
-
-    Args:
-        threshold: Cosine above which columns count as similar.
-    """
+    """Running sums of Eq. 2 between every two heads of one layer's map (Fig. 3c)."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -228,13 +220,7 @@ _SUM = 1e-3
 
 
 class LayerTally:
-    """Running sums of one layer.
-
-    Args:
-        seat: The layer.
-        block: Its number in the model, from 1.
-        threshold: Cosine above which columns count as similar.
-    """
+    """Running sums of one layer; blocks are numbered from 1."""
 
     def __init__(self, seat: Seat, block: int, threshold: float) -> None:
         self.seat, self.block = seat, block
@@ -301,12 +287,7 @@ class LayerTally:
         self._tokens += int((~cosines.isnan()).sum())
 
     def result(self, group: int | None, nearest: float) -> LayerReading:
-        """Return what was read.
-
-        Args:
-            group: Number of the layers that this one can be compared with.
-            nearest: Its share of columns like those of the nearest blocks.
-        """
+        """Return what was read, with the number of its group and its share of Fig. 3a."""
         by_head = None
         if self._entropy is not None and self.uneven is None:
             by_head = (self._entropy / self._rows).tolist()
@@ -381,15 +362,9 @@ def block_of(model: nn.Module, path: str) -> str:
 
 
 def tokens_of(output: Any, width: int, layout: Layout | None) -> Float[Tensor, "B N C"]:
-    """Lay a block's output out as tokens, be it that or an image with channels first or last.
+    """Lay a block's output, the first of several, out as tokens of so many channels.
 
-    Args:
-        output: What the block returned; of several things the first.
-        width: Channels of a token.
-        layout: Where its tokens lie, if that is known.
-
-    Raises:
-        UserError: If it is neither.
+    It is tokens already, or an image with channels first or last.
     """
     while isinstance(output, (tuple, list)) and output:
         output = output[0]

@@ -199,11 +199,7 @@ class _Run:
 
 
 def verdict_of(study: Collapse) -> Verdict:
-    """Put a study into words.
-
-    Args:
-        study: What :func:`keymix.collapse` found.
-    """
+    """Put a study into words."""
     tokens = _tokens(study)
     if not study.with_maps:
         headline = "No layer has an attention map, so nothing can be said about collapse."

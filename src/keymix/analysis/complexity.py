@@ -54,14 +54,7 @@ class Ledger:
     def look(
         self, candidate: Candidate, tokens: int, *, dim: int | None = None, biases: bool = False
     ) -> tuple[Counted | None, str | None]:
-        """Return the count of a mixer, or None and the reason.
-
-        Args:
-            candidate: The mixer.
-            tokens: N.
-            dim: Another width than the candidate's.
-            biases: Whether with the biases that options can switch off.
-        """
+        """Return the count of a mixer, without biases unless asked for, or None and the reason."""
         arguments = candidate.arguments(near_square(tokens), dim=dim, biases=biases)
         key = json.dumps(arguments, sort_keys=True)
         if key not in self._known:

@@ -48,15 +48,6 @@ def measure_at(
 
     Those that cannot be built, counted or run there, or would not fit into memory, get a row with
     the reason. Peak memory comes from a fresh process on a CPU, from the allocator on CUDA.
-
-    Args:
-        candidates: The mixers.
-        tokens: N, laid on the grid nearest to a square.
-        repeats: Rounds.
-        batch_size: Images a batch, for images per second and memory.
-        device: Where.
-        imports: Files of a user's own mixers.
-        progress: Told of every step.
     """
     grid = near_square(tokens)
     costs: dict[str, Counted] = {}

@@ -40,14 +40,7 @@ FAILURES = (
 
 
 def near_square(tokens: int) -> Grid:
-    """Lay tokens on the grid nearest to a square that holds just them, rows no more than columns.
-
-    Args:
-        tokens: How many; 12 lie on 3 x 4, and a prime number on one row.
-
-    Raises:
-        UserError: If there is less than one, or more than any grid here holds.
-    """
+    """Lay tokens on the grid nearest to a square that holds just them, such as 12 on 3 x 4."""
     if not 1 <= tokens <= MOST_TOKENS:
         raise UserError(f"{tokens=} must be at least 1 and at most {MOST_TOKENS:,}")
     rows = next(r for r in range(math.isqrt(tokens), 0, -1) if tokens % r == 0)
@@ -55,25 +48,14 @@ def near_square(tokens: int) -> Grid:
 
 
 def check_site(*, dim: int, time_steps: int = TIME_STEPS) -> None:
-    """Refuse a width or a number of time steps that no mixer is looked at with.
-
-    Raises:
-        UserError: Naming it and the largest.
-    """
+    """Refuse a width or a number of time steps that no mixer is looked at with."""
     for name, number, most in (("dim", dim, MOST_DIM), ("time_steps", time_steps, MOST_STEPS)):
         if number > most:
             raise UserError(f"{name}={number} must be at most {most:,}")
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return a device that holds numbers here.
-
-    Args:
-        device: As PyTorch names it.
-
-    Raises:
-        UserError: If there is none such.
-    """
+    """Return a device that holds numbers here."""
     try:
         where = torch.device(device)
         torch.empty(0, device=where)
@@ -86,12 +68,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 class OverTime(nn.Module):
-    """A spiking mixer as a still image meets it: the tokens ``[B, N, C]`` repeated T times.
-
-    Args:
-        mixer: Takes ``[T, B, N, C]``.
-        steps: T.
-    """
+    """A spiking mixer as a still image meets it: the tokens ``[B, N, C]`` repeated T times."""
 
     def __init__(self, mixer: nn.Module, steps: int) -> None:
         super().__init__()
@@ -111,19 +88,7 @@ def make(
     grid: Sequence[int],
     time_steps: int = TIME_STEPS,
 ) -> nn.Module:
-    """Make a mixer that takes tokens ``[B, N, C]``, from plain data, as a fresh process can.
-
-    Args:
-        name: The mixer's name.
-        options: Its options.
-        dim: Width C.
-        num_heads: Heads, unless the options say.
-        grid: Rows and columns of the tokens; there are no prefix tokens.
-        time_steps: Steps of a spiking mixer.
-
-    Raises:
-        UserError: If the mixer cannot serve there.
-    """
+    """Make a mixer that takes tokens ``[B, N, C]``, none a prefix, as a fresh process can."""
     site = Site(dim=dim, num_heads=num_heads, grid=(grid[0], grid[1]))
     mixer = build(name, site, options)
     if get_mixer_class(name).traits.domain == "spiking":
@@ -133,32 +98,17 @@ def make(
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A mixer to look at, with its options.
+    """A mixer to look at, with its options."""
 
-    Attributes:
-        label: How it is written, e.g. ``"static_key(activation=relu)"``.
-        name: Its canonical name.
-        options: Its options.
-        dim: Width of the tokens.
-        num_heads: Heads.
-        time_steps: Steps of a spiking mixer.
-    """
-
-    label: str
+    label: str  # how it is written, e.g. ``"static_key(activation=relu)"``
     name: str
-    options: dict[str, Any]
-    dim: int
-    num_heads: int
-    time_steps: int = TIME_STEPS
+    options: dict[str, Any]  # its options
+    dim: int  # width of the tokens
+    num_heads: int  # heads
+    time_steps: int = TIME_STEPS  # steps of a spiking mixer
 
     def arguments(self, grid: Grid, *, dim: int | None = None, biases: bool = True) -> Any:
-        """Return what :func:`make` takes for a grid, plain data.
-
-        Args:
-            grid: Rows and columns of the tokens.
-            dim: Another width.
-            biases: False switches off every bias that an option of the mixer can.
-        """
+        """Return what `make` takes for a grid; `biases` that options can switch are on or off."""
         off = {} if biases else dict.fromkeys(bias_options(self.name), False)
         return {
             "name": self.name,
@@ -178,11 +128,7 @@ def bias_options(name: str) -> list[str]:
 def candidates(
     mixers: str | Sequence[str] | None, *, dim: int, num_heads: int, time_steps: int = TIME_STEPS
 ) -> list[Candidate]:
-    """Read which mixers to look at; all that are registered if None.
-
-    Raises:
-        UserError: If a name or option is unknown, or an entry names one mixer a stage.
-    """
+    """Read which mixers to look at; all that are registered if None."""
     if mixers is None:
         specs = [MixerSpec((name,), ((),)) for name in list_mixers()]
     else:
@@ -208,23 +154,14 @@ def candidates(
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What a mixer alone costs on one image.
+    """What a mixer alone costs on one image."""
 
-    Attributes:
-        params: Trainable parameters.
-        macs: Multiply-adds; of all time steps of a spiking mixer.
-        activation_bytes: Bytes kept for the backward pass.
-        held_bytes: Bytes of parameters and buffers.
-        biases: The biases among the parameters, by name.
-        layers: Parameters and multiply-adds by the path of the layer.
-    """
-
-    params: int
-    macs: int
-    activation_bytes: int
-    held_bytes: int
-    biases: dict[str, int]
-    layers: dict[str, tuple[int, int]]
+    params: int  # trainable parameters
+    macs: int  # multiply-adds; of all time steps of a spiking mixer
+    activation_bytes: int  # bytes kept for the backward pass
+    held_bytes: int  # bytes of parameters and buffers
+    biases: dict[str, int]  # the biases among the parameters, by name
+    layers: dict[str, tuple[int, int]]  # parameters and multiply-adds by the path of the layer
 
     @property
     def ratio(self) -> float | None:
@@ -233,11 +170,7 @@ class Counted:
 
 
 def counted(arguments: dict[str, Any]) -> Counted:
-    """Count a mixer made from :func:`make`'s arguments, without weights where that can be.
-
-    Raises:
-        UserError: If it cannot be made or an operation's cost is unknown.
-    """
+    """Count a mixer made from :func:`make`'s arguments, without weights where that can be."""
     shape = (math.prod(arguments["grid"]), arguments["dim"])
     try:
         with torch.device("meta"):

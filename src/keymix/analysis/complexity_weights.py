@@ -53,11 +53,7 @@ class WeightFacts:
 
 
 def weight_facts(candidate: Candidate) -> WeightFacts:
-    """Run a mixer once on a small grid and look at what its products multiply.
-
-    Raises:
-        UserError: If the mixer cannot be made on the grid.
-    """
+    """Run a mixer once on a small grid and look at what its products multiply."""
     with torch.random.fork_rng(devices=()):
         dim = min(candidate.dim, candidate.num_heads * HEAD_DIM)
         model = make(**candidate.arguments(SIDES, dim=dim)).eval()

@@ -227,11 +227,7 @@ def _untouched_surroundings() -> Iterator[None]:
 
 
 def by_equation(model: nn.Module) -> None:
-    """Have mixers compute by their equation, so that a kernel's padding is not taken for work.
-
-    Args:
-        model: Its mixers are changed.
-    """
+    """Have mixers compute by their equation, so that a kernel's padding is not taken for work."""
     for module in model.modules():
         if isinstance(module, MapMixer):
             module.backend = "reference"
@@ -303,16 +299,7 @@ def _inference_macs(model: nn.Module, one: _Example, *, fake: bool) -> _MacCount
 
 
 def run_counting(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """Run a model and return its multiply-adds by the innermost module that was running.
-
-    Args:
-        model: A copy to be thrown away: hooks stay in it, and its mixers compute by their
-            equation from now on.
-        x: What it is run on, as it is.
-
-    Raises:
-        UserError: If an operation ran whose cost nobody stated.
-    """
+    """Run a copy of a model, in which hooks stay; return multiply-adds by the innermost module."""
     by_equation(model)
     counter = _MacCounter(_Where(model))
     with torch.no_grad(), _untouched_surroundings(), counter:
@@ -329,9 +316,6 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
 
     What a model says of itself as it is now goes before what its ``pretrained_cfg`` says of its
     weights; both before the first layer of its patches, which may stand behind a stem.
-
-    Raises:
-        UserError: If the model does not say.
     """
     from timm.models import get_model_traits  # late: a layer alone is counted without timm
 

@@ -38,19 +38,16 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How another process makes a model.
+    """How another process makes a model."""
 
-    Attributes:
-        kwargs: Arguments of the factory by name, plain data.
-        factory: ``module:function`` that returns the model.
-        imports: Files of a user's own mixers, tasks and data sources, run before.
-        task: Name of the task that says what the model is run on and how a step runs it; empty for
-            one tensor.
-    """
-
+    # arguments of the factory by name, plain data
     kwargs: dict[str, Any] = field(default_factory=dict)
+    # ``module:function`` that returns the model
     factory: str = "keymix.models.factory:create_model"
+    # files of a user's own mixers, tasks and data sources, run before
     imports: tuple[str, ...] = ()
+    # name of the task that says what the model is run on and how a step runs it; empty for one
+    # tensor
     task: str = ""
 
     def make(self) -> nn.Module:
@@ -69,17 +66,13 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Peak memory of a model's passes over one batch, beyond its weights and the input.
+    """Peak memory of a model's passes over one batch, beyond its weights and the input."""
 
-    Attributes:
-        inference_mib: Growth over a forward pass without gradients, MiB; None if unknown.
-        training_mib: Growth over forward and backward, the gradients of the parameters included.
-        note: How it was measured, or why it is unknown.
-    """
-
+    # growth over a forward pass without gradients, MiB; None if unknown
     inference_mib: float | None
+    # growth over forward and backward, the gradients of the parameters included
     training_mib: float | None
-    note: str
+    note: str  # how it was measured, or why it is unknown
 
 
 def run_pass(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes = ONE_TENSOR) -> None:
@@ -153,10 +146,9 @@ def cpu_peak_unknown() -> str | None:
 
 
 def available_bytes(device: torch.device) -> float:
-    """Return the memory that is free before the machine swaps, infinite where nobody tells.
+    """Return the memory that is free before the machine swaps, infinite where it is not known.
 
-    Args:
-        device: A CUDA device asks its driver; any other asks the system and its control group.
+    A CUDA device asks its driver; any other asks the system and its control group.
     """
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
@@ -169,16 +161,10 @@ def available_bytes(device: torch.device) -> float:
 
 
 def fresh_python(module: str) -> tuple[list[str], dict[str, str]]:
-    """Say how to run a module in a process of its own that imports what this one does.
+    """Return command and environment that run a module in a process with the imports of this one.
 
     A file of the working folder named as a library is not taken for it, unless this process looks
     for libraries there.
-
-    Args:
-        module: A module that is a program.
-
-    Returns:
-        The command and its environment.
     """
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     return [sys.executable, "-P", "-m", module], os.environ | {"PYTHONPATH": places}
@@ -192,20 +178,9 @@ def peak_memory(
     threads: int | None = None,
     phases: Sequence[Phase] = PHASES,
 ) -> dict[str, Peak]:
-    """Measure the peak memory of models on the CPU, in a process of their own.
+    """Measure the peak memory of models on the CPU, in a process of their own, by name.
 
-    Args:
-        builds: Name to how the model is made.
-        input_size: Shape of the input without the batch.
-        batch_size: Images in the batch.
-        threads: CPU threads; PyTorch's choice if None.
-        phases: Which passes; the others stay None.
-
-    Returns:
-        Name to peak. What could not be measured is None, and the note says why.
-
-    Raises:
-        UserError: If a model cannot be made from its arguments.
+    What could not be measured is None, and the note says why.
     """
     why = cpu_peak_unknown()
     if why is not None:

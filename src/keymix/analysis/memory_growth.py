@@ -81,11 +81,7 @@ def memory_growth_parts(
     imports: Sequence[str] = (),
     progress: Progress = _ignore,
 ) -> Iterator[MemoryGrowth]:
-    """Study mixers side by side; see :func:`memory_growth`.
-
-    Yields:
-        What is known after each number of tokens. The last is complete.
-    """
+    """Study mixers; yield what is known after each number of tokens, the last complete."""
     for path in imports:
         import_file(path)
     for name, number in (("dim", dim), ("num_heads", num_heads), *(("sides", s) for s in sides)):
@@ -141,26 +137,10 @@ def memory_growth(
     moment: what is formed on the way and what comes out. On a CPU PyTorch's allocator is read;
     buffers that a library for matrix products holds to itself are not seen.
 
-    Args:
-        mixers: Names with options, as ``keymix compare`` takes them.
-        dim: Width C.
-        num_heads: Heads; the paper's equations are written for one.
-        sides: Square roots of the numbers of tokens.
-        order: Order of the product of ``spiking_self`` where it names none.
-        device: ``"cpu"``, ``"cuda"``, ….
-        imports: Files of your own mixers.
-        progress: Told what is being done and which share of all is done.
-
-    Returns:
-        The measurements beside QKFormer's Table 8.
-
     Example:
         >>> study = memory_growth(sides=(10, 20))
         >>> [row.mixer for row in study.rows]
         ['qk_token', 'spiking_self', 'qk_token', 'spiking_self']
-
-    Raises:
-        UserError: If a number, a name or the device is bad, or a mixer has no attention.
     """
     *_, last = memory_growth_parts(
         mixers,
@@ -231,12 +211,9 @@ def _measured(candidate: Candidate, tokens: int, device: torch.device) -> tuple[
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the most bytes that PyTorch's allocator held at once for a call.
+    """Return the most bytes that PyTorch's allocator held at once for a call, beyond those before.
 
-    Args:
-        call: What is measured. What was allocated before it does not count; on CUDA it runs
-            twice, and what libraries keep from the first time on does not count either.
-        device: Where it runs, CUDA or the CPU.
+    On CUDA the call runs twice: what libraries keep from the first time on does not count.
     """
     if device.type == "cuda":
         call()

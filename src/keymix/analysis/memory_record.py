@@ -15,58 +15,34 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthRow:
-    """What one mixer's attention took at one number of tokens, or why it was not measured.
-
-    Attributes:
-        mixer: Its label.
-        side: Square root of the tokens N.
-        tokens: N.
-        mib: Peak of memory allocated beyond queries, keys and values, MiB.
-        ratio: The peak as a multiple of the first mixer's.
-        paper_mib: What Table 8 prints; None where it says nothing.
-        paper_ratio: The table's multiple of QKTA.
-        seconds: Time the pass took under measurement.
-        reason: Why nothing was measured; None if it was.
-    """
+    """What one mixer's attention took at one number of tokens, or why it was not measured."""
 
     mixer: str
-    side: int
-    tokens: int
-    mib: float | None = None
-    ratio: float | None = None
-    paper_mib: float | None = None
-    paper_ratio: float | None = None
-    seconds: float | None = None
-    reason: str | None = None
+    side: int  # square root of the tokens N
+    tokens: int  # n
+    mib: float | None = None  # peak of memory allocated beyond queries, keys and values, MiB
+    ratio: float | None = None  # the peak as a multiple of the first mixer's
+    paper_mib: float | None = None  # what Table 8 prints; None where it says nothing
+    paper_ratio: float | None = None  # the table's multiple of QKTA
+    seconds: float | None = None  # time the pass took under measurement
+    reason: str | None = None  # why nothing was measured; None if it was
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGrowth:
-    """What a study found, so far or in all.
-
-    Attributes:
-        format: Version of the record.
-        mixers: Labels of the mixers; others are given as multiples of the first.
-        dim: Width C.
-        num_heads: Heads.
-        sides: Square roots of the numbers of tokens.
-        order: Order of SSA's product where the mixer does not name one.
-        device: Where it was measured.
-        how: What was read.
-        rows: The measurements.
-        complete: Whether all sides asked for have been measured.
-    """
+    """What a study found, so far or in all."""
 
     format: int = FORMAT
-    mixers: tuple[str, ...]
-    dim: int
-    num_heads: int
-    sides: tuple[int, ...]
+    mixers: tuple[str, ...]  # labels of the mixers; others are given as multiples of the first
+    dim: int  # width C
+    num_heads: int  # heads
+    sides: tuple[int, ...]  # square roots of the numbers of tokens
+    # order of SSA's product where the mixer does not name one
     order: Literal["auto", "quadratic", "linear"]
-    device: str
-    how: str
-    rows: tuple[GrowthRow, ...] = ()
-    complete: bool = False
+    device: str  # where it was measured
+    how: str  # what was read
+    rows: tuple[GrowthRow, ...] = ()  # the measurements
+    complete: bool = False  # whether all sides asked for have been measured
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""

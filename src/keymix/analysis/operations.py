@@ -264,11 +264,7 @@ def _is_pointwise(packet: Any) -> bool:
 
 
 def is_free(func: Any) -> bool:
-    """Say whether an operation is stated to cost no multiply-adds.
-
-    Args:
-        func: The operator overload that is about to run.
-    """
+    """Say whether an operation is stated to cost no multiply-adds."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         return False
     if func.namespace == "prim":
@@ -280,14 +276,7 @@ def is_free(func: Any) -> bool:
 
 
 def formula(func: Any) -> Callable[[tuple[Any, ...], dict[str, Any], Any], int] | None:
-    """Find the formula of an operation: its multiply-adds from arguments and result.
-
-    Args:
-        func: The operator overload, or a higher-order operator.
-
-    Returns:
-        A function of ``(args, kwargs, result)``, or None where nobody registered one.
-    """
+    """Find an operation's multiply-adds as a function of ``(args, kwargs, result)``, if known."""
     packet = getattr(func, "_overloadpacket", func)
     if getattr(func, "namespace", "") == "aten":
         packet = _in_place_of(packet)
@@ -311,14 +300,8 @@ def _real(args: tuple[Any, ...], products: int) -> int:
     return products * (4 if any(isinstance(a, Tensor) and a.is_complex() for a in args) else 1)
 
 
-def run_in_parts(
-    mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run an operation of unknown cost as the operations that it is made of, under a mode.
-
-    Raises:
-        UserError: If it is made of none.
-    """
+def run_in_parts(mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Run an operation of unknown cost as the operations that it is made of, under a mode."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         raise uncounted(func)
     with mode:

@@ -53,9 +53,6 @@ def squared_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     """Run a model and return the mean square of its outputs, summed where they are several.
 
     What a step's loss is does not matter for its cost.
-
-    Raises:
-        ValueError: If no output depends on a parameter.
     """
     outputs = model(inputs)
     means = [each.float().square().mean() for each in tensors_in(outputs) if each.requires_grad]
@@ -78,11 +75,7 @@ class OfOneTensor:
 
 @dataclass(frozen=True)
 class OfTask:
-    """The passes of a task's models, as its training says, by the task's name.
-
-    Args:
-        name: The task.
-    """
+    """The passes of a task's models, as its training says, by the task's name."""
 
     name: str
 

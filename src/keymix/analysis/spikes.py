@@ -26,27 +26,6 @@ __all__ = ["SpikeStudy", "spike_study"]
 
 Progress = Callable[[int], None]
 
-ROLES = {
-    "qk_token": {"q_sn": "Q", "k_sn": "K", "attn_sn": "A_t", "proj": "X'", "proj_sn": "X''"},
-    "qk_channel": {"q_sn": "Q", "k_sn": "K", "attn_sn": "A_c", "proj": "X'", "proj_sn": "X''"},
-    "spiking_self": {
-        "q_sn": "Q",
-        "k_sn": "K",
-        "v_sn": "V",
-        "attn_sn": "SSA'",
-        "proj_sn": "SSA",
-    },
-    "spike_driven": {
-        "q_sn": "Q",
-        "k_sn": "K",
-        "v_sn": "V",
-        "attn_sn": "A_c",
-        "proj": "SDSA'",
-        "proj_sn": "SDSA",
-    },
-}
-"""Mixer to the parts whose spikes have a name in the paper; of ``proj`` it is what comes in."""
-
 MLP = ("MLP layer 1", "MLP layer 2")
 
 TABLE7: Mapping[str, tuple[float, float]] = {
@@ -324,11 +303,7 @@ def spike_study(
 
 
 def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's layers of neurons.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Return a model's layers of neurons."""
     neurons = neuron_paths(model)
     if not neurons:
         raise UserError(
@@ -340,11 +315,7 @@ def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def frames_of(batch: object) -> Tensor:
-    """Return the images or frames of a batch, which may have more in it.
-
-    Raises:
-        UserError: If they are neither.
-    """
+    """Return the images or frames of a batch, which may have more in it."""
     found = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(found, Tensor) or found.ndim not in (4, 5):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -456,9 +427,9 @@ def points_of(model: nn.Module) -> list[Point]:
     mixers = {p: m for p, m in model.named_modules() if isinstance(m, TokenMixer)}
     neurons = neuron_paths(model)
     watched: dict[str, tuple[nn.Module, bool]] = {p: (m, False) for p, m in neurons.items()}
-    for path, mixer in mixers.items():
-        if "proj" in ROLES.get(mixer.mixer_name, {}):
-            watched[f"{path}.proj"] = (mixer.get_submodule("proj"), True)
+    for path, each in mixers.items():
+        if "proj" in each.spiking_roles:
+            watched[f"{path}.proj"] = (each.get_submodule("proj"), True)
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
     numbers: dict[tuple[str, str], int] = {}
     mlps: dict[str, int] = {}
@@ -470,8 +441,9 @@ def points_of(model: nn.Module) -> list[Point]:
         if within is not None:
             block = numbers.setdefault(within, len(numbers) + 1)
         parent, _, name = path.rpartition(".")
-        owner = mixers[parent].mixer_name if parent in mixers else None
-        role = ROLES.get(owner or "", {}).get(name)
+        mixer = mixers.get(parent)
+        owner = None if mixer is None else mixer.mixer_name
+        role = None if mixer is None else mixer.spiking_roles.get(name)
         if block is not None and owner is None and ".mlp." in path:
             before = path.partition(".mlp.")[0]
             number = mlps.get(before, 0)
@@ -492,11 +464,7 @@ def _place(path: str) -> tuple[int | None, tuple[str, str] | None]:
 
 
 class FiringTally:
-    """Adds up the spikes of one place over batches.
-
-    Args:
-        point: The place.
-    """
+    """Adds up the spikes of one place over batches."""
 
     def __init__(self, point: Point) -> None:
         self.point = point
@@ -509,12 +477,9 @@ class FiringTally:
         self._calls: list[Tensor] = []
 
     def hear(self, spikes: Tensor, images: int, steps: int) -> None:
-        """Read what one call gave; keep it until the batch ends where it is one step of several.
+        """Read what one call gave, steps first; keep it until the batch ends where it is one step.
 
-        Args:
-            spikes: With the steps first, or of one step.
-            images: Images of the batch.
-            steps: Time steps of the model; 0 where nobody knows.
+        The number of `steps` is 0 where it is not known.
         """
         if len(spikes) == steps and not self._calls:
             self._add(spikes, images)
@@ -532,12 +497,7 @@ class FiringTally:
         return sum(len(call) for call in self._calls) if len(self._calls) == 1 else len(self._calls)
 
     def end_batch(self, images: int, steps: int) -> None:
-        """Add up the calls of a batch that are kept: one with all steps, or one a step.
-
-        Args:
-            images: Images of the batch.
-            steps: Time steps of the model.
-        """
+        """Add up the calls of a batch that are kept: one with all steps, or one a step."""
         calls, self._calls = self._calls, []
         if not calls:
             return
@@ -590,15 +550,7 @@ class FiringTally:
 def by_stage(
     firings: tuple[Firing, ...], pick: Callable[[Firing], float] = lambda firing: firing.rate
 ) -> dict[tuple[str | None, int], dict[str, float]]:
-    """Average over the blocks of a stage, as Table 7 has it, apart for each mixer.
-
-    Args:
-        firings: What was read.
-        pick: The number that is averaged.
-
-    Returns:
-        Mixer and stage (from 1) to rates by name: of the mixer and of the MLP of its blocks.
-    """
+    """Average over the blocks of a stage, as Table 7 has it: mixer and stage to rates by name."""
     of_block = {f.block: f.mixer for f in firings if f.mixer is not None}
     sums: dict[tuple[str | None, int], dict[str, list[float]]] = {}
     for firing in firings:

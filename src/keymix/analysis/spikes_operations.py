@@ -93,12 +93,9 @@ class Operation:
 
 
 class _Factor:
-    """What goes into an operation, and into how many results.
+    """What goes into an operation.
 
-    Attributes:
-        values: The values that were seen.
-        uses: Results that values other than 0 go into.
-        spikes: The same, a value n counted n times.
+    `uses` are the results that values other than 0 go into; in `spikes` a value n counts n times.
     """
 
     def __init__(self) -> None:
@@ -119,14 +116,9 @@ class _Factor:
 class _Tally:
     """Adds up one operation over batches; what drives it is decided when all were seen.
 
-    Attributes:
-        input: What goes in.
-        other: The second factor of a product of two activations; it has seen nothing elsewhere.
-        meetings: How often a 1 of both met, in products.
-        dense: Multiply-adds.
-        once: Those of calls behind the mean over steps.
-        calls: Multiply-adds and rows of each call of this batch.
-        same: Whether the input was the same at every step.
+    `other` is the second factor of a product of two activations, `meetings` how often a 1 of both
+    met. `once` are multiply-adds of calls behind the mean over steps; `same` says whether the input
+    was the same at every step.
     """
 
     def __init__(self, path: str, what: What) -> None:
@@ -177,13 +169,7 @@ class _Tally:
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operation and notes what drives those that cost something.
 
-    Args:
-        model: The model; :meth:`listening` hangs hooks into it for a while.
-        neurons: Paths of its neuron layers, inside of which nothing is counted.
-        steps: Time steps, outermost in all tensors; None where nobody knows.
-
-    Attributes:
-        paused: While true, nothing is counted.
+    Nothing is counted inside of `neurons`, nor while `paused`; steps are outermost in all tensors.
     """
 
     def __init__(self, model: nn.Module, neurons: Collection[str], steps: int | None) -> None:
@@ -197,11 +183,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def listening(self, images: int) -> Iterator[None]:
-        """Follow which module runs, innermost last; count what runs within.
-
-        Args:
-            images: Images of the batch that will run.
-        """
+        """Follow which module runs, innermost last; count what runs within."""
         self._running = [["", 0]]
         self._weights = {p.untyped_storage()._cdata for p in self._model.parameters()}
         with contextlib.ExitStack() as stack:
@@ -304,13 +286,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(t.path for t in weighted if t.same and t.input.values.kind == "real")
 
     def results(self, images: int, steps: int, *, norms: bool) -> tuple[Operation, ...]:
-        """Return the operations for one image, in the order in which they first ran.
-
-        Args:
-            images: How many ran.
-            steps: Time steps.
-            norms: Whether batch norms cost a multiply-add an element, or nothing.
-        """
+        """Return the operations for one image, in order; `norms` are those of batch norms too."""
         found = []
         for tally in self._tallies.values():
             if tally.what == "norm":
@@ -348,20 +324,8 @@ def conv_uses(
 ) -> tuple[float, float]:
     """Count the weights that inputs which are not 0 meet, and the same weighed by their values.
 
-    An input at the border meets fewer weights than one in the middle: padding meets none.
-
-    Args:
-        x: Input ``[B, C, *size]``.
-        weight: Weights as PyTorch lays them.
-        out: Result ``[B, D, *size]``.
-        stride: One an axis, or one for all.
-        padding: Likewise.
-        dilation: Likewise.
-        transposed: Whether it is a transposed convolution.
-        groups: Groups of channels.
-
-    Returns:
-        Uses of inputs that are not 0, and uses times values.
+    An input ``[B, C, *size]`` at the border meets fewer weights than one in the middle: padding
+    meets none. Strides, paddings and dilations are one for each axis, or one for all.
     """
     sizes, kernel = x.shape[2:], weight.shape[2:]
     across = weight.shape[1] if transposed else weight.shape[0] // groups
@@ -411,15 +375,7 @@ def kind_of(x: Tensor) -> Kind:
 
 
 class Values:
-    """Tells the values of tensors, one after another.
-
-    Attributes:
-        kind: The least plain kind that was seen.
-        elements: Values seen.
-        nonzero: Those that are not 0.
-        total: Their sum: of spikes, how many there are.
-        histogram: How many were 0, 1, 2, …; of kind ``"real"`` nobody asks.
-    """
+    """Counts the values of tensors: the least plain kind, the sum, and how many were 0, 1, 2, …."""
 
     def __init__(self) -> None:
         self.kind: Kind = "binary"

@@ -51,17 +51,11 @@ class Firing:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyBounds:
-    """Energy in pJ.
+    """Energy in pJ."""
 
-    Attributes:
-        low: Lower bound.
-        middle: Every spike one addition.
-        high: Upper bound.
-    """
-
-    low: float
-    middle: float
-    high: float
+    low: float  # lower bound
+    middle: float  # every spike one addition
+    high: float  # upper bound
 
     @classmethod
     def of(cls, energy: tuple[float, float, float]) -> EnergyBounds:
@@ -72,19 +66,12 @@ class EnergyBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class InputValues:
-    """The values that drive an operation.
+    """The values that drive an operation."""
 
-    Attributes:
-        kind: The least plain kind among them.
-        mean: Their mean.
-        nonzero: Share that is not 0.
-        shares: Shares of the values 0, 1, 2, …; None of real numbers.
-    """
-
-    kind: Kind
-    mean: float
-    nonzero: float
-    shares: tuple[float, ...] | None
+    kind: Kind  # the least plain kind among them
+    mean: float  # their mean
+    nonzero: float  # share that is not 0
+    shares: tuple[float, ...] | None  # shares of the values 0, 1, 2, …; None of real numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,79 +92,46 @@ class OperationReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Twin:
-    """The network of the same shape without spikes.
+    """The network of the same shape without spikes."""
 
-    Attributes:
-        macs: Its multiply-adds of one image.
-        energy: Its energy, pJ.
-        ratio: That over the spiking network's; None where the latter does not work.
-    """
-
-    macs: float
+    macs: float  # its multiply-adds of one image
     energy: float
-    ratio: float | None
+    ratio: float | None  # that over the spiking network's; None where the latter does not work
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRates:
-    """Firing rates of a stage, mean over its blocks.
-
-    Attributes:
-        mixer: The mixer; None for none.
-        stage: The stage, from 1.
-        rates: By the name in the paper.
-    """
+    """Firing rates of a stage, mean over its blocks."""
 
     mixer: str | None
     stage: int
-    rates: Mapping[str, float]
+    rates: Mapping[str, float]  # by the name in the paper
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeReading:
-    """What `keymix.spike_study` found, with all that follows from it.
-
-    Attributes:
-        images: Images that were read.
-        time_steps: Steps T.
-        batch_norm: ``"folded"`` or ``"separate"``.
-        cost: What a multiply-add and an addition cost.
-        rate: Spikes per neuron per step.
-        silent: Share of neurons that never fired; None where it is not known of all.
-        varies: Whether what the network gives varies from image to image.
-        sops: Synaptic operations of one image.
-        macs: Multiply-adds of one image.
-        energy: Energy of one image.
-        twin: The same network without spikes.
-        notes: What to keep in mind when reading the numbers, in words.
-        once: Paths of layers that ran once for all steps.
-        repeated: Paths of layers that were given the same at every step.
-        saved_once: Energy in pJ that computing those once would save.
-        table: Firing rates by stage.
-        paper: QKFormer's Table 7, stages 1 and 2, by name of the spikes.
-        firings: One entry a layer of neurons and a masked K.
-        operations: One entry an operation that costs something.
-    """
+    """What `keymix.spike_study` found, with all that follows from it."""
 
     images: int
-    time_steps: int
-    batch_norm: str
-    cost: Energy
+    time_steps: int  # steps T
+    batch_norm: str  # ``"folded"`` or ``"separate"``
+    cost: Energy  # what a multiply-add and an addition cost
     rate: float
-    silent: float | None
-    varies: bool
-    sops: float
-    macs: float
+    silent: float | None  # share of neurons that never fired; None where it is not known of all
+    varies: bool  # whether what the network gives varies from image to image
+    sops: float  # synaptic operations of one image
+    macs: float  # multiply-adds of one image
     energy: EnergyBounds
-    twin: Twin
-    notes: tuple[str, ...]
-    once: tuple[str, ...]
-    repeated: tuple[str, ...]
-    saved_once: float
-    table: tuple[StageRates, ...]
+    twin: Twin  # the same network without spikes
+    notes: tuple[str, ...]  # what to keep in mind when reading the numbers, in words
+    once: tuple[str, ...]  # paths of layers that ran once for all steps
+    repeated: tuple[str, ...]  # paths of layers that were given the same at every step
+    saved_once: float  # energy in pJ that computing those once would save
+    table: tuple[StageRates, ...]  # firing rates by stage
+    # QKFormer's Table 7, stages 1 and 2, by name of the spikes
     paper: Mapping[str, tuple[float, float]]
-    firings: tuple[Firing, ...]
-    operations: tuple[OperationReading, ...]
+    firings: tuple[Firing, ...]  # one entry a layer of neurons and a masked K
+    operations: tuple[OperationReading, ...]  # one entry an operation that costs something
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,26 +156,16 @@ class RasterReading:
 
 @dataclass(frozen=True, kw_only=True)
 class SpikesStudy(SpikeReading, ModelOnImages):
-    """What was found of one model of a record.
+    """What was found of one model of a record."""
 
-    Attributes:
-        raster_image: Name of the image that rasters are of; None without rasters.
-        photo: The image as a data URI; None without rasters.
-        rasters: Spikes of Q-K token attention on it.
-    """
-
-    raster_image: str | None
-    photo: str | None
-    rasters: tuple[RasterReading, ...]
+    raster_image: str | None  # name of the image that rasters are of; None without rasters
+    photo: str | None  # the image as a data URI; None without rasters
+    rasters: tuple[RasterReading, ...]  # spikes of Q-K token attention on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpikesRecord(StudyRecord):
-    """The content of ``spikes.json``.
-
-    Attributes:
-        studies: One entry a model.
-    """
+    """The content of ``spikes.json``."""
 
     studies: tuple[SpikesStudy, ...]
 

@@ -18,59 +18,35 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """The frame of a record.
-
-    Attributes:
-        command: The command line that made it.
-        created: When.
-        environment: Versions and machine, in lines by name.
-        baseline: Whom the others are compared with, by label; None where there is none.
-    """
+    """The frame of a record."""
 
     command: str
     created: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # versions and machine, in lines by name
 
+    # whom the others are compared with, by label; None where there is none
     baseline: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudiedModel:
-    """A model that was studied.
-
-    Attributes:
-        label: What charts call it.
-        name: As it was given.
-        weights: Where its weights come from, in words.
-        random: Whether it is untrained.
-    """
+    """A model that was studied."""
 
     label: str
     name: str
-    weights: str
-    random: bool
+    weights: str  # where its weights come from, in words
+    random: bool  # whether it is untrained
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOnImages(StudiedModel):
-    """A model that was studied on images of its own.
+    """A model that was studied on images of its own."""
 
-    Attributes:
-        origin: Where the images come from, in words.
-        left_out: Name and reason of each that could not be read.
-    """
-
-    origin: str
-    left_out: Mapping[str, str]
+    origin: str  # where the images come from, in words
+    left_out: Mapping[str, str]  # name and reason of each that could not be read
 
 
 def joined(cls: type[R], *parts: DataclassInstance, **more: Any) -> R:
-    """Make a record of the fields of its parts.
-
-    Args:
-        cls: The record, which has all their fields.
-        parts: Records whose fields it takes over.
-        more: The rest of its fields, or others in place of those.
-    """
+    """Make a record of the fields of its parts; later ones and `more` take precedence."""
     taken = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
     return cls(**{**taken, **more})

@@ -72,28 +72,19 @@ _ORDER = random.Random()
 
 @dataclass(frozen=True)
 class Pass:
-    """What is timed.
+    """What is timed."""
 
-    Attributes:
-        call: Runs it once.
-        wait: Waits until the device has done it; None on a CPU. CPU time says nothing then.
-    """
-
-    call: Callable[[], object]
+    call: Callable[[], object]  # runs it once
+    # waits until the device has done it; None on a CPU. CPU time says nothing then
     wait: Callable[[], object] | None = None
 
 
 @dataclass
 class Samples:
-    """Times of one pass, a sample a round.
+    """Times of one pass, a sample a round."""
 
-    Attributes:
-        wall: Seconds.
-        cpu: Seconds of them that the thread ran.
-    """
-
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)  # seconds
+    cpu: list[float] = field(default_factory=list)  # seconds of them that the thread ran
 
     def quiet(self) -> list[bool]:
         """Say of each sample whether no other program ran in its place."""
@@ -112,20 +103,10 @@ class Samples:
 
 
 class Turns:
-    """Times passes in turns, after a warm-up.
-
-    Attributes:
-        inner: Passes a sample, the same for all.
-        samples: What was timed so far, by name.
-    """
+    """Times passes in turns, after a warm-up."""
 
     def __init__(self, passes: Mapping[str, Pass], warmup: int = _WARM) -> None:
-        """Warm up, and choose from the medians of it how many passes make a sample.
-
-        Args:
-            passes: By name.
-            warmup: Passes of each before the first round, three at least.
-        """
+        """Warm up, three passes at least, and choose from their medians how many make a sample."""
         self._passes = dict(passes)
         self.samples = {name: Samples() for name in passes}
         self.inner = 1
@@ -164,30 +145,19 @@ class Turns:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Latencies of two passes that were timed in turns, and whether they differ.
+    """Latencies of two passes that were timed in turns, and whether they differ."""
 
-    Attributes:
-        base_ms: Median time of the first, milliseconds.
-        other_ms: The same of the second.
-        ratio: Median over the rounds of the second's time over the first's in the same round.
-        ratio_q1: First quartile of these ratios.
-        ratio_q3: Third quartile.
-        rounds: Rounds behind these numbers: the quiet ones, or all where these are too few.
-        quiet_share: Share of all rounds in which no other program took processor time.
-        p: P-value of the test that `compare` describes.
-        verdict: ``"different"``; ``"not distinguishable"``; ``"busy"`` where other programs, or
-            halves of the measurement that contradict each other, allow no answer; or
-            ``"too few rounds"`` where the test could not have rejected, whatever the times.
-    """
-
-    base_ms: float
-    other_ms: float
-    ratio: float
-    ratio_q1: float
-    ratio_q3: float
-    rounds: int
-    quiet_share: float
-    p: float
+    base_ms: float  # median time of the first, milliseconds
+    other_ms: float  # the same of the second
+    ratio: float  # median over the rounds of the second's time over the first's in the same round
+    ratio_q1: float  # first quartile of these ratios
+    ratio_q3: float  # third quartile
+    rounds: int  # rounds behind these numbers: the quiet ones, or all where these are too few
+    quiet_share: float  # share of all rounds in which no other program took processor time
+    p: float  # P-value of the test that `compare` describes
+    # ``"different"``; ``"not distinguishable"``; ``"busy"`` where other programs, or halves of
+    # the measurement that contradict each other, allow no answer; or ``"too few rounds"`` where
+    # the test could not have rejected, whatever the times
     verdict: Verdict
 
     def ratio_text(self, digits: int = 2) -> str:
@@ -200,9 +170,6 @@ def fewest_rounds(comparisons: int = 1) -> int:
 
     Ten, which the halves take; more where the smallest p-value of n rounds, 2 / 2^n, has to reach
     a smaller level: 12 for 13 comparisons.
-
-    Args:
-        comparisons: Comparisons with the same baseline that are read together.
     """
     return max(_FEWEST, math.ceil(math.log2(2 * comparisons / LEVEL)))
 
@@ -224,11 +191,6 @@ def compare(base: Samples, other: Samples, *, comparisons: int = 1) -> Paired:
     another (by more than 10 %), or if nothing is called different and most rounds were disturbed.
     Where the machine was not busy and fewer than `fewest_rounds` were timed, it is
     ``"too few rounds"``.
-
-    Args:
-        base: The one that is compared with.
-        other: The one that is compared.
-        comparisons: Comparisons with the same baseline that are read together.
     """
     quiet = [a and b for a, b in zip(base.quiet(), other.quiet(), strict=True)]
     fewest = fewest_rounds(comparisons)

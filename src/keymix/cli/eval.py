@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
     from keymix.train.runs import evaluate
 
-    told = evaluate(
+    found = evaluate(
         Path(given.run),
         given.data,
         which=given.weights,
@@ -69,23 +69,23 @@ def main(argv: list[str]) -> int:
         time_steps=given.time_steps,
     )
     if given.json:
-        console.say(json.dumps(told))
+        console.say(json.dumps(found))
         return 0
-    row = [told["data"], told["split"], told["weights"]]
+    row = [found["data"], found["split"], found["weights"]]
     heads = ["data", "split", "weights"]
     if size is not None:
         heads.append("pixels")
         row.append(f"{size[0]}x{size[1]}")
     if given.time_steps is not None:
         heads.append("T")
-        row.append(str(told["time_steps"]))
-    left, kind = len(heads), get_task(task_name(told["data"]))
-    row += [str(told["images"]), *scores.cells(told, kind)]
-    heads += [kind_of_spec(told["data"]).nouns, *scores.heads(kind)]
+        row.append(str(found["time_steps"]))
+    left, kind = len(heads), get_task(task_name(found["data"]))
+    row += [str(found["images"]), *scores.cells(found, kind)]
+    heads += [kind_of_spec(found["data"]).nouns, *scores.heads(kind)]
     console.table(heads, [row], left=left)
     scores.tell_details(
-        from_json(Evaluation, told, where="the evaluation").of(kind),
+        from_json(Evaluation, found, where="the evaluation").of(kind),
         kind,
-        f"{told['weights']} epoch, {told['split']}",
+        f"{found['weights']} epoch, {found['split']}",
     )
     return 0

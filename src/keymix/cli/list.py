@@ -40,7 +40,7 @@ def _parser() -> VerbParser:
 
 
 def _matches(row: Row, pattern: str) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for name in (row["name"], *row.get("aliases", ())))
+    return any(fnmatch.fnmatch(name, pattern) for name in _names(row))
 
 
 def main(argv: list[str]) -> int:

@@ -35,7 +35,7 @@ examples:
 A run on masks writes a folder: masks/<id>.png with class numbers (masks/<class>/<id>.png with 0 and
 255 where a pixel may have several classes), overlays/<id>.png, predictions.csv with run lengths at
 the size of each image (id,class,segmentation), and predictions.json. A run on stacks of slices
-finds the neighbours beside a file."""
+finds the neighbours next to a file."""
 
 
 def main(argv: list[str]) -> int:

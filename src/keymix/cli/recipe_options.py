@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.train.config import groups
+from keymix.train.config import helps
 from keymix.train.recipe import FREE, Recipe, parse_value, paths, renamed_keys
 
 SHORT = {
@@ -105,27 +105,22 @@ def sort_words(
     return words
 
 
-def recipe_parser(
-    verb: str, recipe: Recipe | None, description: str, epilog: str
-) -> argparse.ArgumentParser:
-    """A parser for ``--help``: its options are a recipe's fields, with its values in brackets."""
-    parser = argparse.ArgumentParser(
-        prog=f"keymix {verb}",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    values = {} if recipe is None else flat(recipe)
-    for title, helps in groups(Recipe):
-        group = parser.add_argument_group(title)
-        for path, text in helps.items():
-            value = f" [{_shown(values[path])}]" if recipe is not None else ""
-            group.add_argument(
-                f"--{path}",
-                metavar=path.rpartition(".")[2].upper(),
-                help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
-            )
-    return parser
+def add_fields(parser: argparse.ArgumentParser, recipe: Recipe | None) -> None:
+    """Add a recipe's fields to a parser, for ``--help``, with its values in brackets."""
+    values = None if recipe is None else flat(recipe)
+    groups = {"": parser.add_argument_group("One complete training run")}
+    known = set(paths())
+    for path, text in helps(Recipe):
+        if path not in known:
+            groups[path] = parser.add_argument_group(text.rstrip("."))
+            continue
+        group, _, name = path.rpartition(".")
+        value = "" if values is None else f" [{_shown(values[path])}]"
+        groups[group].add_argument(
+            f"--{path}",
+            metavar=name.upper(),
+            help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
+        )
 
 
 def _shown(value: Any) -> str:

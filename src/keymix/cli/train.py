@@ -15,7 +15,7 @@ import yaml
 
 from keymix.cli import console, scores
 from keymix.cli.console import VerbParser
-from keymix.cli.recipe_options import SHORT_HELP, recipe_parser, sort_words, typed
+from keymix.cli.recipe_options import SHORT_HELP, add_fields, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.records import to_json
@@ -67,7 +67,13 @@ def main(argv: list[str]) -> int:
 
 def _help(named: str | None) -> None:
     recipe = None if named is None else _recipe(named, [])
-    parser = recipe_parser("train", recipe, _DESCRIPTION, _EPILOG)
+    parser = VerbParser(
+        prog="keymix train",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_fields(parser, recipe)
     own = parser.add_argument_group("the run")
     own.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<recipe>)")
     own.add_argument("--config", metavar="FILE", help="a YAML or JSON file with some fields")

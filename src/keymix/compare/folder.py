@@ -19,10 +19,9 @@ from typing import Any
 
 from keymix.compare.costs import COSTS, SPIKES
 from keymix.compare.plan import Plan, Planned, PlannedMixer
-from keymix.compare.runs import differences
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
-from keymix.records import from_json, to_json
+from keymix.records import differences, from_json, to_json
 from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import Checked, ComparisonRecord, DoneRun
@@ -113,7 +112,8 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
             differing = [*differences(to_json(there.identity), identity)]
         if differing and not overwrite:
             listed = "; ".join(
-                f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]
+                f"{key.removeprefix('recipe.')} is {_short(a)} there and {_short(b)} here"
+                for key, a, b in differing[:3]
             )
             raise UserError(
                 f"the folder {str(out)!r} holds another comparison: {listed}. Name another with "

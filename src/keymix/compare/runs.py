@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from keymix.compare.outcome import Scores
 from keymix.compare.plan import Plan, PlannedMixer
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
-from keymix.records import Own
+from keymix.records import Own, differences
 from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
@@ -197,16 +197,6 @@ def _check_recipe(folder: Path, wanted: Recipe) -> None:
                 f"its folder holds another run: {key} is {found!r} there and {here!r} here. Move "
                 "it away to train this one."
             )
-
-
-def differences(a: Any, b: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two nested mappings differ, as dotted key and both values."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in {**a, **b}:
-            path = f"{prefix}.{key}" if prefix else str(key)
-            yield from differences(a.get(key), b.get(key), path)
-    elif a != b:
-        yield prefix.removeprefix("recipe."), a, b
 
 
 def _how_far(folder: Path, epochs: int) -> str:

@@ -26,9 +26,7 @@ from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.class_attention import ClassAttention
 from keymix.models.family import (
     MixerModel,
-    Row,
     asked_grid,
-    base_cfg,
     check_patches,
     register_variants,
     with_norm_eps,
@@ -134,15 +132,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    return base_cfg(row["img_size"], first_conv="patch_embed.proj", classifier="head")
-
-
 register_variants(
     __name__,
     MixerCait,
     VARIANTS,
-    cfg=_cfg,
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head"},
     filter_fn=checkpoint_filter_fn,
     with_mixer=("class_heads", "class_head_dim"),
 )

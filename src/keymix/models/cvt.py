@@ -25,9 +25,8 @@ from keymix.hosts.stages import cvt_grids
 from keymix.layers.cvt_stage import CvTStage
 from keymix.mixers.base import Grid, to_image
 from keymix.models.family import (
-    Row,
     StageModel,
-    base_cfg,
+    Wanted,
     linear_head,
     register_variants,
 )
@@ -132,7 +131,7 @@ class CvT(StageModel):
             reduction *= embed[1]
             info = {"num_chs": embed_dims[i], "reduction": reduction, "module": f"stages.{i}"}
             self.feature_info.append(info)
-        self.norm: nn.Module = nn.LayerNorm(self.num_features, **factory)
+        self.norm = nn.LayerNorm(self.num_features, **factory)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = linear_head(self.num_features, num_classes, **factory)
         self.apply(self.start)
@@ -163,17 +162,10 @@ class CvT(StageModel):
         elif isinstance(module, CvTStage) and module.cls_token is not None:
             trunc_normal_(module.cls_token, std=0.02)
 
-    def intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        intermediates_only: bool,
-    ) -> Any:
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
         """Return the patch tokens of stages as images, and the final tokens."""
-        take, last = feature_take_indices(len(self.stages), indices)
-        end = last + 1 if stop_early else len(self.stages)
+        take, last = feature_take_indices(len(self.stages), wanted.indices)
+        end = last + 1 if wanted.stop_early else len(self.stages)
         found: list[Tensor] = []
         tokens = x
         for i, stage in enumerate(self.stages[:end]):
@@ -182,27 +174,18 @@ class CvT(StageModel):
             if i == len(self.stages) - 1:
                 tokens = self.norm(tokens)
             if i in take:
-                found.append(_image(tokens, stage, grid) if norm else x)
-        return found if intermediates_only else (tokens, found)
+                found.append(_image(tokens, stage, grid) if wanted.norm else x)
+        return found if wanted.alone else (tokens, found)
 
-    def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Drop what stands behind the stages asked for."""
-        take, last = feature_take_indices(len(self.stages), indices)
-        if last + 1 < len(self.stages):
-            self.stages = self.stages[: last + 1]
-            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
-            self.num_prefix_tokens = 0
-            prune_norm = prune_head = True
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return list(take)
+    @property
+    def num_maps(self) -> int:
+        """Stages."""
+        return len(self.stages)
+
+    def keep_maps(self, count: int) -> None:
+        """Drop the stages after the first so many, and the class token with the last."""
+        self.stages = self.stages[:count]
+        self.num_prefix_tokens = 0
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B N C"]:
         """Return the last stage's tokens, normalised, the class token first."""
@@ -254,8 +237,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    return base_cfg(row["img_size"], first_conv="stages.0.patch_embed.proj", classifier="head")
-
-
-register_variants(__name__, CvT, VARIANTS, cfg=_cfg)
+register_variants(
+    __name__, CvT, VARIANTS, cfg={"first_conv": "stages.0.patch_embed.proj", "classifier": "head"}
+)

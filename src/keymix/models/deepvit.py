@@ -31,7 +31,6 @@ from keymix.mixers.shared_map import SharedMapAttention
 from keymix.mixers.spec import spec_of
 from keymix.models.family import (
     Row,
-    base_cfg,
     register_variants,
 )
 from keymix.models.vit import MixerVisionTransformer
@@ -313,15 +312,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    side = row["img_size"]
-    return base_cfg(
-        side,
-        num_classes=10 if side == 32 else 1000,
-        crop_pct=1.0 if side == 32 else 0.9,
-        first_conv="patch_embed.conv.0" if "conv_stem" in row else "patch_embed.proj",
-        classifier="head",
-    )
+def _cfg(row: Row) -> Row:
+    return {
+        "crop_pct": 1.0 if row["img_size"] == 32 else 0.9,
+        "first_conv": "patch_embed.conv.0" if "conv_stem" in row else "patch_embed.proj",
+        "classifier": "head",
+    }
 
 
 register_variants(

@@ -6,11 +6,13 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from timm.layers import LayerNorm, PatchEmbed, get_device_dtype
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
@@ -23,6 +25,8 @@ from keymix.models.arguments import check_arguments, check_value
 from keymix.models.pretrained import names_weights, weights_of
 
 Row = Mapping[str, Any]
+Cfg = Row | Callable[[Row], Row]
+"""What a family says of its models in timm's descriptions, or says by row."""
 
 
 class MixerModel(nn.Module):
@@ -48,6 +52,16 @@ class MixerModel(nn.Module):
         family.reset_classifier(num_classes, *args, **timm)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What `forward_intermediates` is asked for; with ``alone`` no final features."""
+
+    indices: int | Sequence[int] | None
+    norm: bool
+    stop_early: bool
+    alone: bool
+
+
 class FeatureModel(MixerModel):
     """Mix-in for models of our own, on no class of timm's: they give maps of features as timm's do.
 
@@ -70,17 +84,10 @@ class FeatureModel(MixerModel):
         """
         if output_fmt != "NCHW":
             raise UserError(f"{output_fmt=} must be 'NCHW'")
-        return self.intermediates(x, indices, norm, stop_early, intermediates_only)
+        return self.intermediates(x, Wanted(indices, norm, stop_early, intermediates_only))
 
     @abstractmethod
-    def intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        intermediates_only: bool,
-    ) -> Any:
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
         """Do as `forward_intermediates`."""
 
 
@@ -91,6 +98,7 @@ class StageModel(FeatureModel):
     head: nn.Module
     num_features: int
     global_pool: str
+    feature_info: list[dict[str, Any]]
 
     @abstractmethod
     def grids(self, image: Grid) -> list[Grid]:
@@ -99,6 +107,15 @@ class StageModel(FeatureModel):
     @abstractmethod
     def check_pool(self, global_pool: str, num_classes: int) -> None:
         """Refuse what the model cannot read out."""
+
+    @abstractmethod
+    def keep_maps(self, count: int) -> None:
+        """Drop what comes after the first so many maps."""
+
+    @property
+    @abstractmethod
+    def num_maps(self) -> int:
+        """How many maps of features there are."""
 
     @abstractmethod
     def start(self, module: nn.Module) -> None:
@@ -131,6 +148,24 @@ class StageModel(FeatureModel):
     def set_input_size(self, img_size: int | Grid | None = None) -> None:
         """Change the image size (pixels), as timm's; all mixers are asked before any changes."""
         take_input_size(self, img_size, self.grids)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what comes after the maps asked for."""
+        take, last = feature_take_indices(self.num_maps, indices)
+        if last + 1 < self.num_maps:
+            self.keep_maps(last + 1)
+            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
+            prune_norm = prune_head = True
+        if prune_norm and "norm" in self._modules:
+            self.norm: nn.Module = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(take)
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify images."""
@@ -233,26 +268,6 @@ def take_input_size(
     update_model_input_size(model, size)
 
 
-def base_cfg(img_size: int, in_chans: int = 3, **more: Any) -> dict[str, Any]:
-    """Return timm's description of a model without weights to download, made for such images.
-
-    ``more`` is what the family says apart from that, such as ``first_conv`` and ``classifier``.
-    """
-    return {
-        "url": "",
-        "num_classes": 10,
-        "input_size": (in_chans, img_size, img_size),
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5,) * in_chans,
-        "std": (0.5,) * in_chans,
-        "license": "apache-2.0",
-        **more,
-    }
-
-
 def with_norm_eps(eps: float | None, timm: Row) -> dict[str, Any]:
     """Add LayerNorms of this eps to the arguments of a timm class; timm's own if None."""
     if eps is None:
@@ -300,12 +315,30 @@ def families() -> list[type[nn.Module]]:
     return list(dict.fromkeys(build for build, _ in _FAMILIES.values()))
 
 
+def _described(row: Row, cfg: Cfg) -> dict[str, Any]:
+    """Return timm's description of a model without weights to download."""
+    side, in_chans = row.get("img_size", 224), row.get("in_chans", 3)
+    return {
+        "url": "",
+        "num_classes": 1000 if side == 224 else 10,  # of ImageNet, or of small images
+        "input_size": (in_chans, side, side),
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5,) * in_chans,
+        "std": (0.5,) * in_chans,
+        "license": "apache-2.0",
+        **(cfg(row) if callable(cfg) else cfg),
+    }
+
+
 def register_variants(
     module: str,
     build: type[nn.Module],
     variants: Mapping[str, Row],
     *,
-    cfg: Callable[[Row], dict[str, Any]],
+    cfg: Cfg,
     out_indices: int | None = 3,
     filter_fn: Callable[..., Any] | None = None,
     with_mixer: Sequence[str] = (),
@@ -313,17 +346,17 @@ def register_variants(
     """Register every row of a family's table in timm, under its name.
 
     timm looks for the descriptions in the module (its ``__name__``), so they are left there as
-    ``default_cfgs``; ``cfg`` makes that of a row, see :func:`base_cfg`. Feature extractors
+    ``default_cfgs``, with what ``cfg`` says of a row. Feature extractors
     (``features_only=True``) give the maps ``out_indices``. ``filter_fn`` makes a checkpoint's
     tensors fit the model, as timm calls it. Another mixer in place of a row's own leaves the
     arguments ``with_mixer`` behind.
     """
-    described = {f"{name}.untrained": cfg(row) for name, row in variants.items()}
+    described = {f"{name}.untrained": _described(row, cfg) for name, row in variants.items()}
     known = vars(sys.modules[module]).setdefault("default_cfgs", {})
     known.update(generate_default_cfgs(described))
 
     def register(name: str, row: Row) -> None:
-        classes = cfg(row)["num_classes"]
+        classes = _described(row, cfg)["num_classes"]
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
             if pretrained and not names_weights(weights_of(name, given)):

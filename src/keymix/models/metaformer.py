@@ -24,7 +24,6 @@ from keymix.mixers.base import Grid
 from keymix.models.family import (
     MixerModel,
     Row,
-    base_cfg,
     register_variants,
     stage_matcher,
     take_input_size,
@@ -148,14 +147,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    side = row.get("img_size", 224)
-    return base_cfg(
-        side,
-        num_classes=10 if side == 32 else 1000,
-        first_conv="stem.conv",
-        classifier="head.fc.fc2" if row.get("use_mlp_head", True) else "head.fc",
-    )
+def _cfg(row: Row) -> Row:
+    last = "head.fc.fc2" if row.get("use_mlp_head", True) else "head.fc"
+    return {"first_conv": "stem.conv", "classifier": last}
 
 
 register_variants(

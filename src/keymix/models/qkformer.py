@@ -23,7 +23,6 @@ from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
 from keymix.models.family import (
     Row,
-    base_cfg,
     register_variants,
 )
 from keymix.models.spiking import SpikingTransformer
@@ -181,15 +180,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    stem = STEMS[row["stem"]][1]
-    return base_cfg(
-        row["img_size"],
-        row.get("in_chans", 3),
-        num_classes=1000 if row["img_size"] == 224 else 10,
-        first_conv=f"stages.0.patch_embed.{'encode' if stem else 'convs'}.0.conv",
-        classifier="head",
-    )
+def _cfg(row: Row) -> Row:
+    first = "encode" if STEMS[row["stem"]][1] else "convs"
+    return {"first_conv": f"stages.0.patch_embed.{first}.0.conv", "classifier": "head"}
 
 
 register_variants(__name__, QKFormer, VARIANTS, cfg=_cfg)

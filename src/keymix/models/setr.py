@@ -38,7 +38,13 @@ from keymix.mixers.base import Grid, to_image
 from keymix.models.arguments import check_value
 from keymix.models.cvt import CvT
 from keymix.models.factory import create_model, task_of_model
-from keymix.models.family import FeatureModel, Row, base_cfg, check_patches, register_variants
+from keymix.models.family import (
+    FeatureModel,
+    Row,
+    Wanted,
+    check_patches,
+    register_variants,
+)
 from keymix.models.image_size import set_image_size
 from keymix.models.vit import MixerVisionTransformer
 from keymix.task import DEFAULT
@@ -158,23 +164,16 @@ class SETR(FeatureModel, Encoded):
         self.img_size = (height, width)
         update_model_input_size(self, self.img_size)
 
-    def intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        intermediates_only: bool,
-    ) -> Any:
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
         """Return maps of the encoder's stages or blocks, and what the decoder gets."""
         found = self.encoder.forward_intermediates(
             x,
-            indices=indices,
-            norm=norm,
-            stop_early=stop_early,
-            intermediates_only=intermediates_only,
+            indices=wanted.indices,
+            norm=wanted.norm,
+            stop_early=wanted.stop_early,
+            intermediates_only=wanted.alone,
         )
-        return found if intermediates_only else (self._as_map(found[0], x), found[1])
+        return found if wanted.alone else (self._as_map(found[0], x), found[1])
 
     def prune_intermediate_layers(
         self,
@@ -183,10 +182,14 @@ class SETR(FeatureModel, Encoded):
         prune_head: bool = True,
     ) -> list[int]:
         """Drop what stands behind the stages or blocks asked for."""
-        taken: list[int] = self.encoder.prune_intermediate_layers(indices, prune_norm, prune_head)
+        prune = getattr(self.encoder, "prune_intermediate_layers", None)
+        if prune is None:  # what gives a backbone's maps was cut behind the one that is decoded
+            taken = feature_take_indices(len(self.feature_info), indices)[0]
+        else:
+            taken = prune(indices, prune_norm, prune_head)
         if prune_head:
             self.decoder, self.num_classes = nn.Identity(), 0
-        return taken
+        return list(taken)
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
         """Return what the decoder gets: the encoder's patch tokens on their grid."""
@@ -541,33 +544,14 @@ class SETRBackbone(SETR):
         self.img_size = size
         update_model_input_size(self, size)
 
-    def intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        intermediates_only: bool,
-    ) -> Any:
+    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
         """Return maps of the backbone, all of which run and have no norm, and what is decoded."""
-        if norm:
-            raise UserError(f"maps of a backbone come without a norm, {norm=}")
+        if wanted.norm:
+            raise UserError("maps of a backbone come without a norm; leave norm=True out")
         maps = self.encoder(x)
-        taken, _ = feature_take_indices(len(maps), indices)
+        taken, _ = feature_take_indices(len(maps), wanted.indices)
         found = [maps[i] for i in taken]
-        return found if intermediates_only else (maps[-1], found)
-
-    def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Drop the decoder; the backbone was cut behind the map that it decodes."""
-        taken, _ = feature_take_indices(len(self.feature_info), indices)
-        if prune_head:
-            self.decoder, self.num_classes = nn.Identity(), 0
-        return list(taken)
+        return found if wanted.alone else (maps[-1], found)
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
         """Return what the decoder gets: the map of the backbone."""
@@ -634,10 +618,9 @@ VARIANTS = {**_ON_VIT, **_ON_CVT, **_ON_BACKBONE}
 def _register(build: type[SETR], variants: dict[str, dict[str, Any]], first: str | None) -> None:
     """Register models whose first convolution is at this path, None where it is not known."""
 
-    def cfg(row: Row) -> dict[str, Any]:
+    def cfg(row: Row) -> Row:
         conv = "encoder.patch_embed.backbone.conv1" if "stem_depths" in row else first
-        side = row.get("img_size", 224)
-        return base_cfg(side, first_conv=conv, classifier="decoder.head", num_classes=CLASSES)
+        return {"first_conv": conv, "classifier": "decoder.head", "num_classes": CLASSES}
 
     register_variants(__name__, build, variants, cfg=cfg)
 

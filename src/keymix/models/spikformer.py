@@ -33,8 +33,6 @@ from keymix.layers.spiking_embed import (
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
 from keymix.models.family import (
-    Row,
-    base_cfg,
     register_variants,
 )
 from keymix.models.spiking import SpikingTransformer
@@ -184,19 +182,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    return base_cfg(
-        row.get("img_size", 224),
-        row.get("in_chans", 3),
-        num_classes=1000 if "img_size" not in row else 10,
-        first_conv="stages.0.patch_embed.convs.0.conv",
-        classifier="head",
-    )
-
-
 register_variants(
     __name__,
     Spikformer,
     VARIANTS,
-    cfg=_cfg,
+    cfg={"first_conv": "stages.0.patch_embed.convs.0.conv", "classifier": "head"},
 )

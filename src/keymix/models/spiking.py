@@ -18,7 +18,7 @@ from keymix.hosts.stages import spiking_grids
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid
 from keymix.models.arguments import check_value
-from keymix.models.family import StageModel, linear_head
+from keymix.models.family import StageModel, Wanted, linear_head
 
 POOLS = ("avg", "")
 
@@ -141,48 +141,34 @@ class SpikingTransformer(StageModel):
             trunc_normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
 
-    def intermediates(
-        self,
-        x: Images,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        intermediates_only: bool,
-    ) -> Any:
+    def intermediates(self, x: Images, wanted: Wanted) -> Any:
         """Return features of blocks, means over the steps, and the final ones; none has a norm."""
-        take, last = feature_take_indices(len(self.taps), indices)
-        wanted = [self.taps[i] for i in take]
+        take, last = feature_take_indices(len(self.taps), wanted.indices)
+        taken = [self.taps[i] for i in take]
         found: list[Tensor] = []
         x = with_steps(x, self.time_steps, self.in_chans)
         for s, stage in enumerate(self.stages):
-            if stop_early and s > self.taps[last][0]:
+            if wanted.stop_early and s > self.taps[last][0]:
                 break
             x = stage.patch_embed(x, self.time_steps)
             for i, block in enumerate(stage.blocks):
-                if stop_early and (s, i) > self.taps[last]:
+                if wanted.stop_early and (s, i) > self.taps[last]:
                     break
                 x = stage.mix(x, block)
-                if (s, i) in wanted:
+                if (s, i) in taken:
                     found.append(x.mean(0))
-        return found if intermediates_only else (x.mean(0), found)
+        return found if wanted.alone else (x.mean(0), found)
 
-    def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Drop what stands behind the features asked for."""
-        take, last = feature_take_indices(len(self.taps), indices)
-        if last + 1 < len(self.taps):
-            stage, block = self.taps[last]
-            self.stages = self.stages[: stage + 1]
-            self.stages[stage].blocks = self.stages[stage].blocks[: block + 1]
-            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
-            prune_head = True
-        if prune_head:
-            self.reset_classifier(0, "")
-        return list(take)
+    @property
+    def num_maps(self) -> int:
+        """Blocks behind which features are taken."""
+        return len(self.taps)
+
+    def keep_maps(self, count: int) -> None:
+        """Drop the blocks and stages after the first so many maps."""
+        stage, block = self.taps[count - 1]
+        self.stages = self.stages[: stage + 1]
+        self.stages[stage].blocks = self.stages[stage].blocks[: block + 1]
 
     def forward_features(self, x: Images) -> Float[Tensor, "B C h w"]:
         """Return the last stage's features, their mean over the steps."""

@@ -33,8 +33,6 @@ from keymix.layers.patches import PatchMerge
 from keymix.mixers.base import Grid
 from keymix.models.family import (
     MixerModel,
-    Row,
-    base_cfg,
     check_patches,
     grid_of,
     refuse_unfit,
@@ -210,15 +208,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    return base_cfg(row["img_size"], first_conv="patch_embed.proj", classifier="head.fc")
-
-
 register_variants(
     __name__,
     MixerSwinTransformer,
     VARIANTS,
-    cfg=_cfg,
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head.fc"},
     out_indices=None,  # all stages
     filter_fn=checkpoint_filter_fn,
 )

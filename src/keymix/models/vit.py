@@ -20,9 +20,7 @@ from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
 from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.models.family import (
     MixerModel,
-    Row,
     asked_grid,
-    base_cfg,
     check_patches,
     register_variants,
     with_norm_eps,
@@ -152,19 +150,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(row: Row) -> dict[str, Any]:
-    return base_cfg(
-        row["img_size"],
-        row.get("in_chans", 3),
-        first_conv="patch_embed.proj",
-        classifier="head",
-    )
-
-
 register_variants(
     __name__,
     MixerVisionTransformer,
     VARIANTS,
-    cfg=_cfg,
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head"},
     filter_fn=checkpoint_filter_fn,
 )

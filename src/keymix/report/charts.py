@@ -397,15 +397,13 @@ def forest(
     lower_axis(drawing, x, top, foot, at, (WIDTH / 2, ", ".join(filter(None, title))))
     for i, row in enumerate(rows):
         y, colour = top + i * row_height, row.look.colour
-        drawing.box(8, y + 2, text_width(row.look.short) + 4, 14, "ground")
+        _row_label(drawing, y, row.look, row.label)
         drawing.box(WIDTH - 46, y + 2, 40, 14, "ground")
-        drawing.text(8, y + 13, row.look.short, f"label t-{colour}", hint=row.label)
         drawing.text(WIDTH - 8, y + 13, score.change(row.difference), "label num", "end")
         if i in far:
             left = row.difference < 0
             edge, inward = (x.start, 1) if left else (x.end, -1)
-            tip = [(edge + 7 * inward, y + 23), (edge, y + 28), (edge + 7 * inward, y + 33)]
-            drawing.add(el("path", d=path(tip), class_=f"bar {colour}"))
+            _arrow(drawing, (edge, y + 28), (7 * inward, 5), colour)
             told, anchor = "outside the axis", "start" if left else "end"
             drawing.text(edge + 13 * inward, y + 32, told, "tick", anchor)
             continue
@@ -440,8 +438,22 @@ def _interval(
     drawing.line((low, high), (y, y), " ".join(kind), hint)
     for end, edge, inward in ((ends[0], x.start, 5), (ends[1], x.end, -5)):
         if abs(_clipped(x, end) - x(end)) > 0.5:
-            tip = [(edge + inward, y - 4), (edge, y), (edge + inward, y + 4)]
-            drawing.add(el("path", d=path(tip), class_=f"bar {kind[1]}"))
+            _arrow(drawing, (edge, y), (inward, 4), kind[1])
+
+
+def _arrow(
+    drawing: Drawing, tip: tuple[float, float], size: tuple[float, float], colour: str
+) -> None:
+    """Draw the head of an arrow to the side, so long and half as high."""
+    (x, y), (length, half) = tip, size
+    points = [(x + length, y - half), tip, (x + length, y + half)]
+    drawing.add(el("path", d=path(points), class_=f"bar {colour}"))
+
+
+def _row_label(drawing: Drawing, top: float, look: Look, label: str) -> None:
+    """Name a mixer at the left of its row, over the grid."""
+    drawing.box(8, top + 2, text_width(look.short) + 4, 14, "ground")
+    drawing.text(8, top + 13, look.short, f"label t-{look.colour}", hint=label)
 
 
 # ---- differences by class -------------------------------------------------------------------
@@ -508,9 +520,8 @@ def histograms(spreads: Sequence[Spread], *, baseline: str) -> Markup:
     counted = [Counter(round(x(v) / BIN) for _, v in each.known()) for each in spreads]
     most = max(max(bins.values()) for bins in counted)
     for i, (each, bins) in enumerate(zip(spreads, counted, strict=True)):
-        top, colour, short = 8 + _HISTOGRAM * i, each.look.colour, each.look.short
-        drawing.box(8, top + 2, text_width(short) + 4, 14, "ground")
-        drawing.text(8, top + 13, short, f"label t-{colour}", hint=each.label)
+        top, colour = 8 + _HISTOGRAM * i, each.look.colour
+        _row_label(drawing, top, each.look, each.label)
         base = number(top + _HISTOGRAM - 3)
         bars = "".join(
             f"M{number(BIN * place)} {base}v{number(-2 - 24 * n / most)}"

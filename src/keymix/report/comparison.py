@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 
 from keymix.records import to_json
@@ -34,12 +34,13 @@ def render(record: ComparisonRecord) -> str:
     looks = charts.looks(record.labels, baseline=record.baseline, controls=controls)
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
+    done = [run for run in record.runs if isinstance(run, DoneRun)]
     view = {
         "r": record,
         "looks": looks,
-        "noted": noted(record),
+        "noted": [run for run in done if run.notes],
         "absent": [label for label in record.labels if not record.finished(label)],
-        "done": sum(isinstance(run, DoneRun) for run in record.runs),
+        "done": len(done),
         "score": record.task_kind.score,
         "w": wording(record),
         "label_is": page.label_is,
@@ -70,24 +71,6 @@ def _own(shown: Shown) -> Iterator[Section]:
     for section in shown.page.sections(shown.record, shown.looks):
         template, styles = (name and f"own/{name}" for name in (section.template, section.styles))
         yield replace(section, template=template, styles=styles)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noted:
-    """A finished run whose record lacks something, with what as its reason."""
-
-    mixer: str
-    seed: int
-    reason: str
-
-
-def noted(record: ComparisonRecord) -> list[Noted]:
-    """Return the finished runs whose record lacks something."""
-    return [
-        Noted(mixer=run.mixer, seed=run.seed, reason="; ".join(run.notes))
-        for run in record.runs
-        if isinstance(run, DoneRun) and run.notes
-    ]
 
 
 # ---- what the script reads ------------------------------------------------------------------

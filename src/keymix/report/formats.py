@@ -54,6 +54,11 @@ def distance(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}"
 
 
+def places(value: float, most: int = 2) -> int:
+    """Return how many decimals make three digits, at most so many."""
+    return min(most, 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0)
+
+
 def count(value: float | None) -> str:
     """Write a count with three digits and a unit: 5,384 · 53.8 k · 1.23 M · 4.60 G."""
     if value is None:
@@ -61,15 +66,13 @@ def count(value: float | None) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size * (10 if unit == "k" else 1):
             scaled = value / size
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
+            return f"{scaled:.{places(scaled)}f} {unit}"
     return f"{value:,.0f}"
 
 
 def milliseconds(value: float | None) -> str:
     """Write a time in ms with three digits."""
-    if value is None:
-        return MISSING
-    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+    return MISSING if value is None else f"{value:.{places(value, 3)}f}"
 
 
 def rate(value: float | None) -> str:
@@ -79,9 +82,7 @@ def rate(value: float | None) -> str:
 
 def mib(value: float | None) -> str:
     """Write memory in MiB."""
-    if value is None:
-        return MISSING
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    return MISSING if value is None else f"{value:.{places(value)}f}"
 
 
 def energy(picojoules: float | None) -> str:
@@ -91,7 +92,7 @@ def energy(picojoules: float | None) -> str:
     units = (("mJ", 1e9), ("µJ", 1e6), ("nJ", 1e3), ("pJ", 1.0))
     unit, size = next((each for each in units if picojoules >= each[1]), units[-1])
     scaled = picojoules / size
-    return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
+    return f"{scaled:.{places(scaled)}f} {unit}"
 
 
 def ratio(value: float) -> str:

@@ -27,22 +27,26 @@ PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 """What `png_uri` makes."""
 
 
-def png_uri(picture: Image.Image) -> str:
+def png_uri(made: Image.Image) -> str:
     """Encode a picture as the data URI of a PNG."""
     stream = io.BytesIO()
-    picture.save(stream, "PNG", optimize=True)
+    made.save(stream, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
+def picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:
+    """Make a picture of an image, ``[C, H, W]`` of one or three channels."""
+    if pixels.shape[0] == 1:
+        return Image.fromarray(pixels[0])
+    return Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
+
 def image_uri(pixels: npt.NDArray[np.uint8], *, most: int = MAX_SIDE) -> str:
-    """Encode an image, ``[C, H, W]`` of one or three channels, at most so many pixels a side."""
-    grey = pixels.shape[0] == 1
-    picture = Image.fromarray(
-        pixels[0] if grey else np.ascontiguousarray(pixels.transpose(1, 2, 0))
-    )
-    if max(picture.size) > most:
-        picture.thumbnail((most, most))
-    return png_uri(picture)
+    """Encode an image as `picture` takes it, at most so many pixels a side."""
+    made = picture(pixels)
+    if max(made.size) > most:
+        made.thumbnail((most, most))
+    return png_uri(made)
 
 
 def heat_uri(values: Sequence[Sequence[float]]) -> str:

@@ -35,23 +35,14 @@ RANDOM_NOTE = "Random weights: this says nothing of a trained model."
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a model is shown an image: as in its evaluation.
+    """How a model is shown an image: as in its evaluation."""
 
-    Attributes:
-        size: Height and width, pixels.
-        in_chans: Channels: 1, 3 or the slices of a stack.
-        mean: Mean of each channel, of values 0..1.
-        std: Standard deviation of each channel.
-        crop_pct: Share of the resized image's side that the centre crop keeps.
-        kind: Kind of input that it is.
-    """
-
-    size: tuple[int, int]
-    in_chans: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crop_pct: float
-    kind: InputKind = IMAGE
+    size: tuple[int, int]  # height and width, pixels
+    in_chans: int  # channels: 1, 3 or the slices of a stack
+    mean: tuple[float, ...]  # mean of each channel, of values 0..1
+    std: tuple[float, ...]  # standard deviation of each channel
+    crop_pct: float  # share of the resized image's side that the centre crop keeps
+    kind: InputKind = IMAGE  # kind of input that it is
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Turn what was read, ``[*, C, H, W]``, into what the model takes, float32."""
@@ -62,25 +53,15 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model, ready to be looked into.
+    """A model, ready to be looked into."""
 
-    Attributes:
-        label: What charts call it; no two of a command are the same.
-        name: As it was given.
-        model: In eval mode, on the CPU.
-        weights: Where its weights come from, in words; `RANDOM` where from nowhere.
-        view: How it is shown images.
-        run: The run, where it is one.
-        record: The record of the run's data.
-    """
-
-    label: str
+    label: str  # what charts call it; no two of a command are the same
     name: str
-    model: nn.Module
-    weights: str
-    view: View
-    run: Run | None
-    record: DataRecord | None = None
+    model: nn.Module  # in eval mode, on the CPU
+    weights: str  # where its weights come from, in words; `RANDOM` where from nowhere
+    view: View  # how it is shown images
+    run: Run | None  # the run, where it is one
+    record: DataRecord | None = None  # the record of the run's data
 
     def studied(self) -> StudiedModel:
         """Return what a record says of it."""
@@ -99,20 +80,13 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Inputs of any kind for one model, read one by one.
+    """Inputs of any kind for one model, read one by one."""
 
-    Attributes:
-        origin: Where they come from, in words.
-        names: Of each: its file, or its file and row.
-        view: How they are shown.
-        read: Reads one by its number, at the size of the view.
-        left_out: Name and reason of each that could not be read, as `batches` meets them.
-    """
-
-    origin: str
-    names: tuple[str, ...]
-    view: View
-    read: Callable[[int], Tensor]
+    origin: str  # where they come from, in words
+    names: tuple[str, ...]  # of each: its file, or its file and row
+    view: View  # how they are shown
+    read: Callable[[int], Tensor]  # reads one by its number, at the size of the view
+    # name and reason of each that could not be read, as `batches` meets them
     left_out: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -127,9 +101,6 @@ class Images:
         """Read one: uint8 ``[C, H, W]`` of an image, counts ``[T, C, H, W]`` of a recording.
 
         A grey image fills the three channels of a model of colour.
-
-        Raises:
-            UserError: If it is damaged, or has other channels than the model takes; it is named.
         """
         pixels, wanted = self.read(i), self.view.in_chans
         channels = pixels.shape[-3]
@@ -146,11 +117,7 @@ class Images:
         return picture(pixels, self.kind)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield normalised batches, a tensor each; what is damaged goes to `left_out`.
-
-        Raises:
-            UserError: If none can be read.
-        """
+        """Yield normalised batches, a tensor each; what is damaged goes to `left_out`."""
         import torch
 
         held: list[Tensor] = []
@@ -202,13 +169,9 @@ def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:
 
 
 class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
-    """A study of several models, each on images of its own.
+    """A study of several models, each on images of its own."""
 
-    Attributes:
-        record_type: The record, which has one entry of ``studies`` for each model.
-    """
-
-    record_type: type[R]
+    record_type: type[R]  # the record, which has one entry of ``studies`` for each model
 
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add those of models and images."""
@@ -256,15 +219,7 @@ class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
 
 
 def load_models(names: Sequence[str], *, pretrained: bool = False) -> list[Loaded]:
-    """Load models by folder of a run or by name.
-
-    Args:
-        names: As given on the command line.
-        pretrained: Load timm's weights into those given by name.
-
-    Raises:
-        UserError: If a name is unknown, a run is not fit, or weights cannot be had.
-    """
+    """Load models by folder of a run or by name."""
     runs = [is_run(name) for name in names]
     if pretrained and all(runs):
         raise UserError("--pretrained is of models given by name; here all are runs")
@@ -296,18 +251,8 @@ def load_images(
 ) -> Images:
     """Find the inputs that a model is shown: files, or a data set's as a loader shows them.
 
-    Args:
-        loaded: The model.
-        words: What ``--images`` was given: files, folders, or one data spec; None for the run's own
-            data.
-        limit: Most inputs, evenly over those that there are; None for all.
-        split: Which inputs of a data spec or of a run's data.
-        time_steps: Frames of a recording; None for the run's own. Images have none.
-        view: How they are shown; None for as the model is.
-
-    Raises:
-        UserError: If there are none, they do not fit the model, or a word is neither a path nor a
-            data spec.
+    `words` are files, folders or one data spec, None for the run's own data; at most `limit` inputs
+    are taken, evenly. Recordings have so many `time_steps`, None for the run's own.
     """
     view = view or loaded.view
     if words is not None and not (len(words) == 1 and is_spec(words[0])):
@@ -328,11 +273,7 @@ def load_images(
 
 
 def refuse_frames(loaded: Sequence[Loaded]) -> None:
-    """Refuse runs on anything but images where an analysis looks at images.
-
-    Raises:
-        UserError: If there is one; it names the analysis that takes it.
-    """
+    """Refuse runs on anything but images where an analysis looks at images."""
     for one in loaded:
         if one.view.kind.noun != IMAGE.noun:
             raise UserError(
@@ -403,11 +344,7 @@ def _run(name: str, label: str) -> Loaded:
 
 
 def named_model(name: str, label: str, *, pretrained: bool = False, **options: Any) -> Loaded:
-    """Build a model by its name; without weights of timm's, those that seed 0 gives.
-
-    Raises:
-        UserError: If the name or an option is unknown, or weights cannot be had.
-    """
+    """Build a model by its name; without weights of timm's, those that seed 0 gives."""
     import torch
 
     from keymix.models.factory import create_model

@@ -34,43 +34,28 @@ Content = str | bytes | Arrays
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a study asks of the command that runs it.
+    """What a study asks of the command that runs it."""
 
-    Attributes:
-        frame: Says by which command, when and on what the record is made.
-        note: Writes a line for the person.
-        reading: Shows how many of so many inputs were read, by label, number and noun.
-        working: Shows what is being done and which share of all is done.
-        made: Files that are made during the run, by name; they are written with the others.
-    """
-
-    frame: Callable[[], StudyRecord]
-    note: Callable[[str], None]
+    frame: Callable[[], StudyRecord]  # says by which command, when and on what the record is made
+    note: Callable[[str], None]  # writes a line for the person
+    # shows how many of so many inputs were read, by label, number and noun
     reading: Callable[[str, int, str], AbstractContextManager[Callable[[int], None] | None]]
+    # shows what is being done and which share of all is done
     working: Callable[[], AbstractContextManager[Callable[[str, float], None]]]
+    # files that are made during the run, by name; they are written with the others
     made: dict[str, Content] = field(default_factory=dict)
 
 
 class Study(ABC, Generic[F, R]):
-    """One analysis: what its run finds, F, and the record that it leaves, R.
+    """One analysis: what its run finds, F, and the record that it leaves, R."""
 
-    Attributes:
-        summary: What it answers, in a line.
-        description: What ``--help`` says of it.
-        examples: Command lines, and what else stands below the options.
-        writes: What ``--out`` writes, in words.
-        beside: What lies next to the page, in words.
-        needs_folder: Whether ``--out`` must be given.
-        markdown: Whether ``--markdown`` prints its tables.
-    """
-
-    summary: str
-    description: str
-    examples: str
-    writes: str
-    beside: str
-    needs_folder: bool = False
-    markdown: bool = False
+    summary: str  # what it answers, in a line
+    description: str  # what ``--help`` says of it
+    examples: str  # command lines, and what else stands below the options
+    writes: str  # what ``--out`` writes, in words
+    beside: str  # what lies next to the page, in words
+    needs_folder: bool = False  # whether ``--out`` must be given
+    markdown: bool = False  # whether ``--markdown`` prints its tables
 
     @property
     def name(self) -> str:
@@ -152,11 +137,7 @@ def list_studies() -> tuple[str, ...]:
 
 
 def get_study(name: str) -> Study[Any, Any]:
-    """Return a study by name.
-
-    Raises:
-        UserError: If there is none; the nearest names are given.
-    """
+    """Return a study by name."""
     if not name:
         raise missing("analysis", list_studies())
     if name not in list_studies():

@@ -39,16 +39,16 @@ class BatchNormWarmup:
         """Average evenly over the batch that is passed within the block."""
         self._norms = [norm for norm in self._norms if _is_fresh(norm)]
         before = [(norm, _seen(norm), _statistics(norm)) for norm in self._norms if norm.training]
-        before = [(norm, seen, [s.clone() for s in held]) for norm, seen, held in before]
+        before = [(norm, seen, [s.clone() for s in now]) for norm, seen, now in before]
         for norm, seen, _ in before:  # so that the norm's own step, divided below, gives the mean
             for statistic in _statistics(norm):
                 statistic.mul_(seen * _momentum(norm) / (1 - _momentum(norm)))
         try:
             yield
         finally:
-            for norm, seen, held in before:
+            for norm, seen, kept in before:
                 momentum, steps = _momentum(norm), _seen(norm) - seen
-                for statistic, old in zip(_statistics(norm), held, strict=True):
+                for statistic, old in zip(_statistics(norm), kept, strict=True):
                     if steps == 1:
                         statistic.div_(momentum * (seen + 1))
                     else:  # not called, or several times: as without this

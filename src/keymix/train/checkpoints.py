@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
     path: Path
 
     @property
-    def told(self) -> str:
+    def place(self) -> str:
         """The place in words, epochs counted from one."""
         if self.steps:
             return f"step {self.steps} of epoch {self.epochs + 1}"
@@ -84,7 +84,7 @@ def resume_hint(folder: Path, *, overwrite: bool = False) -> str:
     if newest is None:
         return "no checkpoint was written yet; the same command starts anew"
     how = "the same command without --overwrite" if overwrite else "the same command"
-    return f"{str(newest.path)!r} stands ({newest.told}); {how} goes on from there"
+    return f"{str(newest.path)!r} stands ({newest.place}); {how} goes on from there"
 
 
 def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint, EpochsDone] | None:

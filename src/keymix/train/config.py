@@ -40,16 +40,9 @@ _KINDS = {
     dict: "a mapping",
 }
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
-_BYTES = 2**18
-"""Most of a file; the longest recipe has 3 kB."""
+_BYTES = 2**18  # of a file at most; the longest recipe has 3 kB
 _DEPTH, _VALUES = 32, 10_000
 _TOO_DEEP = f"more than {_DEPTH} levels of lists and mappings"
-
-
-def require(condition: bool, name: str, value: object, remedy: str) -> None:
-    """Refuse a value, named by its dotted key, unless a condition holds."""
-    if not condition:
-        raise UserError(f"{name} = {value!r}: {remedy}.")
 
 
 @cache
@@ -68,19 +61,13 @@ def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, hint
 
 
-def groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-    """Each of nested dataclasses: a title, and the help of its dotted keys, out of docstrings."""
-    summary, _, rest = (inspect.getdoc(cls) or "").partition("\n")
-    arguments = rest.partition("\nArgs:\n")[2].partition("\n\n")[0]
-    told = re.split(r"^ {4}(\w+): ", arguments, flags=re.MULTILINE)
-    helps = {
-        name: " ".join(text.split()) for name, text in zip(told[1::2], told[2::2], strict=True)
-    }
-    inner = {name: hint for name, hint in hints(cls).items() if is_dataclass(hint)}
-    own = [name for name in hints(cls) if name not in inner]
-    yield (title or summary).rstrip("."), {prefix + name: helps[name] for name in own}
-    for name, hint in inner.items():
-        yield from groups(typing.cast(type, hint), f"{prefix}{name}.", helps[name])
+def helps(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """What docstrings say of nested dataclasses, each followed by what they say of its keys."""
+    for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(cls) or "", re.M):
+        if hint := hints(cls).get(name):
+            yield prefix + name, " ".join(text.split())
+            if is_dataclass(hint):
+                yield from helps(typing.cast(type, hint), f"{prefix}{name}.")
 
 
 def parse(cls: type, path: str, text: str) -> Any:
@@ -106,8 +93,7 @@ def _free(text: str, option: str) -> Any:
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Make a dataclass from a mapping, and those in its fields from the mappings within.
 
-    `prefix` is its own dotted name with a dot at the end, for messages. A UserError names the key
-    that is unknown or missing, or whose value does not fit.
+    A UserError names the dotted key, behind the prefix, that is unknown, missing, or unfit.
     """
     kind = typing.cast(type, cls)
     known = hints(kind)
@@ -194,11 +180,10 @@ def _plain(kind: Any, value: Any) -> Any:
 
 
 def _finite(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (OverflowError, TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+    with suppress(OverflowError, TypeError, ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+    return None
 
 
 def _whole(value: Any) -> int | None:
@@ -246,23 +231,19 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_UNREADABLE = (OSError, RecursionError, ValueError, yaml.YAMLError)
-"""What reading raises: ValueError of no UTF-8, JSON or date, of thousands of digits, and ours."""
+_UNREADABLE = (OSError, RecursionError, ValueError, yaml.YAMLError)  # of ours, too
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return _TOO_DEEP
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return " ".join(str(error).split())
+    return getattr(error, "strerror", None) or " ".join(str(error).split())
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a mapping of plain values from a YAML or, by its name, a JSON file.
+    """Read a mapping of plain values from a regular file of YAML or, by its name, of JSON.
 
-    A UserError names the file: it cannot be read, is no regular file, too large, or `check_plain`
-    refuses what it holds.
+    A UserError names the file: it cannot be read, is too large, or `check_plain` refuses it.
     """
     try:
         if (size := regular(path).stat().st_size) > _BYTES:

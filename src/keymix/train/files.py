@@ -224,14 +224,14 @@ def _weights(
         )
     try:
         with safe_open(path, framework="pt") as stored:
-            told = (stored.metadata() or {}).get("keymix")
+            facts = (stored.metadata() or {}).get("keymix")
             names = list(stored.keys()) if tensors else []
             state = {name: stored.get_tensor(name) for name in names}
-        values = None if told is None else json.loads(told)
+        values = None if facts is None else json.loads(facts)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         why = str(error) or type(error).__name__
         raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
-    if told is None:
+    if facts is None:
         raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.")
     try:
         return state, facts_from_json(values, where="their record")
@@ -248,8 +248,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         with np.load(path) as stored:
             return {name.removesuffix(".npy"): stored[name] for name in members}
     except _BAD_ARRAYS as error:
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"cannot read {str(path)!r}: {told}") from None
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"cannot read {str(path)!r}: {why}") from None
 
 
 def read_metrics(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Literal
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.errors import KeymixWarning, UserError
-from keymix.records import from_json
+from keymix.records import differences, from_json
 from keymix.task import Task
 from keymix.train import files
 from keymix.train.checkpoints import usable
@@ -54,13 +54,11 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
             f"the folder {str(folder)!r} holds a swapped model: train it into another, with "
             f"--model.weights {folder} --out DIR."
         )
-    there = _flat(recorded_recipe(folder).to_dict())
-    here = _flat(recipe.to_dict())
-    differing = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    found = differences(recorded_recipe(folder).to_dict(), recipe.to_dict())
+    differing = "; ".join(f"{key} is {there!r} there, {here!r} here" for key, there, here in found)
     if differing:
-        told = "; ".join(f"{k} is {there.get(k)!r} there, {here.get(k)!r} here" for k in differing)
         raise UserError(
-            f"the folder {str(folder)!r} holds another run: {told}. Name another folder with "
+            f"the folder {str(folder)!r} holds another run: {differing}. Name another folder with "
             "--out, or throw that run away with --overwrite."
         )
     return is_finished(folder)
@@ -121,18 +119,6 @@ def clear(folder: Path, *, recipe: bool = True) -> None:
     ]
     for name in [*names, files.RECIPE] if recipe else names:
         (folder / name).unlink(missing_ok=True)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    return dict(_items(values, prefix))
-
-
-def _items(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _items(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def damage(folder: Path) -> dict[str, str]:
@@ -247,8 +233,8 @@ def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
     planned = set(range(epochs))
     for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
         if wrong:
-            told = epochs_told(sorted(wrong))
-            raise UserError(f"{str(path)!r} is damaged: it {verb} {told} of {epochs}")
+            lines = epochs_told(sorted(wrong))
+            raise UserError(f"{str(path)!r} is damaged: it {verb} {lines} of {epochs}")
 
 
 def epochs_told(epochs: list[int]) -> str:

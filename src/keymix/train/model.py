@@ -36,16 +36,16 @@ def enough_memory(
     sides = (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
     height, width = sides
     pixels = "" if image_size is None else f" for images of {height}x{width} pixels"
-    told = f"out of memory{pixels}: name a smaller image size"
+    message = f"out of memory{pixels}: name a smaller image size"
     if batch_size is not None:
-        told = f"{told}, data.batch_size ({batch_size}) or data.eval_batch_size"
+        message = f"{message}, data.batch_size ({batch_size}) or data.eval_batch_size"
     if _FLOAT * height * width > memory_of_this_machine():
-        raise UserError(f"{told}.")
+        raise UserError(f"{message}.")
     try:
         yield
     except (MemoryError, RuntimeError, UserError) as error:
         if ran_out(error):
-            raise UserError(f"{told}.") from error
+            raise UserError(f"{message}.") from error
         raise
 
 
@@ -142,12 +142,12 @@ def build_model(
 
     config = recipe.model
     options: dict[str, Any] = dict(config.options)
-    told = {"img_size": "set data.image_size"}
+    remedies = {"img_size": "set data.image_size"}
     if time_steps is not None:
-        told["time_steps"] = "set data.time_steps"
-    for name in ("img_size", "in_chans", "num_classes", *told):
+        remedies["time_steps"] = "set data.time_steps"
+    for name in ("img_size", "in_chans", "num_classes", *remedies):
         if name in options:
-            remedy = told.get(name, "leave it out")
+            remedy = remedies.get(name, "leave it out")
             raise UserError(f"model.options.{name} is what the data says; {remedy}.")
     if config.mixer is not None:
         options |= parse_mixer(config.mixer).model_kwargs()
@@ -259,17 +259,17 @@ def start_from(model: nn.Module, path: Path) -> None:
     from keymix.models import load_weights
 
     loaded = load_weights(model, path)
-    told = []
+    notes = []
     if loaded.missing:
         count = len(loaded.missing)
         some = "1 parameter is" if count == 1 else f"{count} parameters are"
         starts = "starts" if count == 1 else "start"
-        told.append(f"{some} not in {str(path)!r} and {starts} afresh: {_first(loaded.missing)}")
+        notes.append(f"{some} not in {str(path)!r} and {starts} afresh: {_first(loaded.missing)}")
     if loaded.unused:
-        told.append(f"{len(loaded.unused)} of its tensors go unused: {_first(loaded.unused)}")
-        told[0] = told[0] if len(told) > 1 else f"of {str(path)!r}, {told[0]}"
-    if told:
-        warnings.warn("; ".join(told), KeymixWarning, stacklevel=2)
+        notes.append(f"{len(loaded.unused)} of its tensors go unused: {_first(loaded.unused)}")
+        notes[0] = notes[0] if len(notes) > 1 else f"of {str(path)!r}, {notes[0]}"
+    if notes:
+        warnings.warn("; ".join(notes), KeymixWarning, stacklevel=2)
 
 
 def _first(names: Sequence[str]) -> str:

@@ -19,10 +19,9 @@ from keymix.analysis.passes import Inputs
 from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
-from keymix.errors import UserError
+from keymix.errors import UserError, require
 from keymix.records import to_json
 from keymix.task import Task, get_task
-from keymix.train.config import require
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:

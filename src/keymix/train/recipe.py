@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
 from keymix.data.specs import FRAMES_BY, SPLIT_BY, built_in, task_name
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError, require, unknown
 from keymix.layers.shifts import embedder, recorded_shifts
 from keymix.task import DEFAULT, Task, get_task, list_tasks
 from keymix.train.config import (
@@ -28,7 +28,6 @@ from keymix.train.config import (
     leaves,
     parse,
     read_file,
-    require,
 )
 
 T = TypeVar("T")
@@ -259,13 +258,13 @@ class LossConfig:
         similarity: Weight lambda of the likeness of neighbouring layers' attention maps, the sum
             of DeepViT's Eq. 6 (mean cosine of their columns, over images, heads and tokens, a
             pair); 0 for none. ``train_loss`` stays the cross entropy; the mean of the pairs is
-            told beside it as ``train_similarity``.
+            recorded next to it as ``train_similarity``.
         similarity_blocks: B of that sum, l = 0 ... B, which compares the first B + 2 layers (the
             paper: 4, 8, 12 in models of 16, 24, 32 blocks); None for all layers.
         distill: Weight alpha, 0 to 1, of a teacher's answers (Hinton et al. 2015,
             https://arxiv.org/abs/1503.02531, Sec. 2): the loss is (1 - alpha) times the cross
             entropy plus alpha T^2 KL(softmax(teacher / T) || softmax(student / T)); 0 for none.
-            ``train_loss`` stays the cross entropy; T^2 KL is told beside it as ``train_distill``.
+            ``train_loss`` stays the cross entropy; T^2 KL is recorded as ``train_distill``.
         distill_teacher: Folder of the run whose model (its last epoch's weights) teaches, or one
             that ``keymix swap`` wrote. It sees the images of the same step, augmented and mixed.
         distill_temperature: T, above 0, of both softmaxes (the paper's Sec. 4.1 tries 1, 2, 5
@@ -402,7 +401,7 @@ class Recipe:
 
 
 def _task_of(spec: str) -> Task | None:
-    """The task that data set; None where the name of the data is unknown, which is told later."""
+    """The task that data set; None where the name of the data is unknown: refused later."""
     name, task = spec.partition(":")[0], task_name(spec)
     unknown_data = task == DEFAULT and name not in built_in()
     return None if unknown_data else get_task(task)

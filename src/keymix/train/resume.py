@@ -147,14 +147,14 @@ def _lines(
     Those that the checkpoint kept count before those of the file.
     """
     path = run.folder / files.METRICS
-    told = {line.epoch: line for line in files.read_metrics(path, epochs=done, task=task)}
+    stored = {line.epoch: line for line in files.read_metrics(path, epochs=done, task=task)}
     sure = {line.epoch: line for line in kept}
-    texts = {epoch: files.line_text(line) for epoch, line in told.items()}
+    texts = {epoch: files.line_text(line) for epoch, line in stored.items()}
     differs = any(texts.get(epoch) != files.line_text(line) for epoch, line in sure.items())
     if differs and not run.done:  # of a finished run it was said before
         text = f"{str(path)!r} was damaged; it is written again from the checkpoint"
         warnings.warn(text, KeymixWarning, stacklevel=4)
-    lines = told | sure
+    lines = stored | sure
     lacking = [epoch for epoch in range(done) if epoch not in lines]
     if lacking:
         lost.append(

@@ -64,24 +64,24 @@ def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, imag
     some images ``[n, C, H, W]``.
     """
     with torch.random.fork_rng(devices=[]):
-        twin = model_for(recipe, data)
+        rebuilt = model_for(recipe, data)
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    if state.keys() == twin.state_dict().keys():
-        twin.load_state_dict(state)
-    else:  # of timm's names, where its own attention is a mixer in the twin
-        loaded = load_weights(twin, state, img_size=data.image_size)
+    if state.keys() == rebuilt.state_dict().keys():
+        rebuilt.load_state_dict(state)
+    else:  # of timm's names, where its own attention is a mixer in the rebuilt one
+        loaded = load_weights(rebuilt, state, img_size=data.image_size)
         if loaded.missing or loaded.unused:
             left = (*loaded.missing, *loaded.unused)
             raise _indescribable(f"{one_line(left[0])} has no place in it")
     device = next(model.parameters()).device
-    with inference_mode_of(model), inference_mode_of(twin), torch.no_grad():
-        there, here = model(images.to(device)).cpu(), twin(images.cpu())
+    with inference_mode_of(model), inference_mode_of(rebuilt), torch.no_grad():
+        there, here = model(images.to(device)).cpu(), rebuilt(images.cpu())
     if not torch.allclose(there, here, rtol=0, atol=_NEAR * float(there.abs().max())):
         raise _indescribable("the model that it describes gives other answers")
     files.make_folder(folder)
     facts = WeightsFacts(recipe=recipe, data=data)
     files.write_json(folder / files.RECIPE, recipe.to_dict())
-    files.write_weights(folder / files.weights_file("last"), twin.state_dict(), facts)
+    files.write_weights(folder / files.weights_file("last"), rebuilt.state_dict(), facts)
 
 
 def _indescribable(why: str) -> UserError:

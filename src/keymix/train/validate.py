@@ -18,12 +18,11 @@ from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
 from keymix.data.specs import OF_ONE_KIND, parse
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import KeymixWarning, UserError, require
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone, task_of_model
 from keymix.task import Task, get_task
 from keymix.train import files
-from keymix.train.config import require
 from keymix.train.losses import Teacher
 from keymix.train.model import device_of_this_machine, takes_no_frames
 from keymix.train.parts import training_of
@@ -79,8 +78,8 @@ def check_processes(name: str, number: int, *, least: int = 0) -> None:
     require(number >= least, name, number, f"must be {least} or more")
     cores = os.cpu_count() or 1
     most = max(_FEW_PROCESSES, _PROCESSES_PER_CORE * cores)
-    told = f"must be at most {most} on this machine, which has {cores} CPU cores"
-    require(number <= most, name, number, told)
+    remedy = f"must be at most {most} on this machine, which has {cores} CPU cores"
+    require(number <= most, name, number, remedy)
 
 
 def _check_task(recipe: Recipe, task: Task) -> None:
@@ -115,11 +114,11 @@ def training_batches(recipe: Recipe, data: ImageData) -> Loader:
 def _check_sizes(recipe: Recipe, data: ImageData, batches: int) -> None:
     """Refuse what is larger than the data, and warn where a step takes all of it."""
     padding, side = recipe.augment.crop_padding, min(data.image_size)
-    told = f"must be below {side}, the side of the images: a crop could show padding alone"
-    require(padding < side, "augment.crop_padding", padding, told)
+    remedy = f"must be below {side}, the side of the images: a crop could show padding alone"
+    require(padding < side, "augment.crop_padding", padding, remedy)
     summed = recipe.optim.accumulate
-    told = f"must be at most {batches}, the batches of an epoch; or make data.batch_size smaller"
-    require(summed <= batches, "optim.accumulate", summed, told)
+    remedy = f"must be at most {batches}, the batches of an epoch; or make data.batch_size smaller"
+    require(summed <= batches, "optim.accumulate", summed, remedy)
     size, images = recipe.data.batch_size, len(data.train)
     if size > images:
         text = f"data.batch_size = {size}: there are {images} training {data.kind.nouns}, so an "
@@ -160,9 +159,9 @@ def make_teacher(config: LossConfig, data: ImageData, device: torch.device) -> T
         "time_steps": "{0} frames a recording",
     }
     for key, now in here.items():
-        told = words[key]
+        form = words[key]
         if (then := getattr(seen, key)) != now:
-            what = f"it takes {told.format(then)}, and the data has {told.format(now)}"
+            what = f"it takes {form.format(then)}, and the data has {form.format(now)}"
             raise _refusal(config, f"{what}.")
     weights = run.folder / files.weights_file("last")
     return Teacher(

@@ -30,35 +30,8 @@ class Cell:
     even: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class MapRow:
-    """A mixer's maps of all images, or the reason why there are none."""
-
-    mixer: str
-    cells: list[Cell]
-    missing: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A layer with the maps of all mixers."""
-
-    name: str
-    rows: list[MapRow]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """The maps of a middle and the last layer, and what the script's picker offers.
-
-    `mixers` have maps; `missing` are reasons by label, where no block of the sheet has them;
-    `heads` is the most that a mixer has.
-    """
-
-    blocks: list[Block]
-    missing: Mapping[str, str]
-    mixers: list[str]
-    heads: int
+Blocks = Mapping[str, Mapping[str, list[Cell]]]
+"""Maps of all images by layer and mixer; of a mixer without maps, none."""
 
 
 def sections(shown: Shown) -> Iterator[Section]:
@@ -77,8 +50,11 @@ def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float
     return weights * (stored.scale / LEVELS)
 
 
-def sheet(record: ComparisonRecord) -> Sheet | None:
-    """Make the static sheet: mean over heads, a middle and the last layer, all images."""
+def sheet(record: ComparisonRecord) -> Blocks | None:
+    """Make the static sheet: mean over heads, a middle and the last layer, all images.
+
+    Without any map there is nothing to pick or lay out, and the reasons stand alone.
+    """
     stored = record.attention
     if not stored or not stored.images:
         return None
@@ -87,26 +63,13 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
             raise UserError(f"record's attention image {image.id!r} is no PNG data URI")
     images, layers = len(stored.images), len(stored.layers)
     maps = {m: unpack(s, images, layers)[:, :, 0] for m, s in stored.maps.items()}
-    labels = record.labels
-    blocks = []
-    # without any map there is nothing to pick or lay out, and the reasons stand alone
-    for position in sorted({max(0, layers // 2 - 1), layers - 1}) if layers and maps else ():
-        rows = [
-            MapRow(
-                mixer=label,
-                cells=[_cell(image[position]) for image in maps.get(label, ())],
-                missing=stored.missing.get(label),
-            )
-            for label in labels
-            if label in maps or label in stored.missing
-        ]
-        blocks.append(Block(name=stored.layers[position], rows=rows))
-    return Sheet(
-        blocks=blocks,
-        missing={} if blocks else stored.missing,
-        mixers=[label for label in labels if label in maps],
-        heads=max((s.heads for s in stored.maps.values()), default=0),
-    )
+    shown = [label for label in record.labels if label in maps or label in stored.missing]
+    positions = sorted({max(0, layers // 2 - 1), layers - 1}) if layers and maps else ()
+
+    def cells(position: int, label: str) -> list[Cell]:
+        return [_cell(image[position]) for image in maps.get(label, ())]
+
+    return {stored.layers[i]: {label: cells(i, label) for label in shown} for i in positions}
 
 
 def _cell(weights: npt.NDArray[np.float64]) -> Cell:

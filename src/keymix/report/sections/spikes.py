@@ -83,7 +83,7 @@ def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
         Cell(found.silent.mean, formats.percent(found.silent.mean, 0), style="soft"),
         found.sops.mean,
         found.macs.mean,
-        _spread(energy, _decimals(energy.mean or 0.0)),
+        _spread(energy, formats.places(energy.mean or 0.0, 3)),
         None if one_value else f"{_microjoules(low)} to {_microjoules(high)}",
         Cell(dense, _microjoules(dense)),
         Cell(times, formats.MISSING if times is None else f"{times:.1f}"),
@@ -91,11 +91,7 @@ def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
 
 
 def _microjoules(value: float | None) -> str:
-    return formats.MISSING if value is None else f"{value:.{_decimals(value)}f}"
-
-
-def _decimals(value: float) -> int:
-    return 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return formats.MISSING if value is None else f"{value:.{formats.places(value, 3)}f}"
 
 
 def _spread(summary: Summary, decimals: int) -> Cell:

@@ -20,8 +20,8 @@ from keymix.analysis.attention_record import (
     RolledOut,
 )
 from keymix.report.labels import short_labels
-from keymix.report.overlays import Cell, Row, draw, number
 from keymix.report.page import render_page
+from keymix.studies.attention.overlays import Cell, Row, draw, number
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

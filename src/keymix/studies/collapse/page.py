@@ -11,9 +11,9 @@ from typing import Any
 from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy, PairReading
 from keymix.report import charts, formats
 from keymix.report.charts import as_file
-from keymix.report.collapse_charts import curves, pairs_maps, theta_map
 from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
+from keymix.studies.collapse.charts import curves, pairs_maps, theta_map
 from keymix.studies.study import file_words
 
 _COSINE: Callable[[Any], str] = "{:.3f}".format

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy
-from keymix.report import charts, spikes_charts
+from keymix.report import charts
 from keymix.report.charts import as_file
 from keymix.report.page import render_page
-from keymix.report.spikes_charts import along_blocks, along_steps, energy_by_part
+from keymix.studies.spikes.charts import (
+    along_blocks,
+    along_steps,
+    energy_by_part,
+    of_tokens,
+    on_image,
+    title,
+)
 from keymix.studies.spikes.tables import headline, neurons, operations, tables
 from keymix.studies.study import file_words, saved_tables
 
@@ -74,10 +81,10 @@ class DrawnRaster:
 def _drawn(study: SpikesStudy) -> list[DrawnRaster]:
     return [
         DrawnRaster(
-            title=spikes_charts.title(found),
+            title=title(found),
             path=found.path,
-            raster=spikes_charts.of_tokens(found),
-            image=spikes_charts.on_image(found, study.photo),
+            raster=of_tokens(found),
+            image=on_image(found, study.photo),
         )
         for found in study.rasters
     ]

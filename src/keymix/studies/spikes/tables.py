@@ -44,11 +44,7 @@ def headline(study: SpikesStudy) -> str:
 
 
 def tables(record: SpikesRecord) -> list[Table]:
-    """Make all tables of a record.
-
-    Args:
-        record: As :func:`keymix.report.spikes.render` takes it.
-    """
+    """Make all tables of a record."""
     studies = record.studies
     return [
         totals(studies),

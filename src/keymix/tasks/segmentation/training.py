@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from keymix.errors import require
 from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.scoring import (
     MaskScores,
@@ -15,7 +16,6 @@ from keymix.tasks.segmentation.scoring import (
     mean_loss,
     soft_dice_loss,
 )
-from keymix.train.config import require
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from keymix.report.pictures import picture
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -147,7 +149,7 @@ def draw(
             x = lead
             if photos:
                 if row.photo is not None:
-                    page.image(x, y, tall, np.asarray(_picture(row.photo)))
+                    page.image(x, y, tall, np.asarray(picture(row.photo).convert("RGB")))
                 x += CELL + GAP
             for i in band:
                 cell = row.cells[i]
@@ -199,7 +201,7 @@ def overlaid(photo: npt.NDArray[np.uint8], values: FloatArray, over: Range) -> F
     height, width = photo.shape[1:]
     small = Image.fromarray(over.share(values).astype(np.float32))
     large = np.asarray(small.resize((width, height), Image.Resampling.BILINEAR))
-    grey = np.asarray(_picture(photo).convert("L"), dtype=np.float64)[..., None] / 255
+    grey = np.asarray(picture(photo).convert("L"), dtype=np.float64)[..., None] / 255
     return blended(np.repeat(grey * _DIM, 3, axis=2), large, over.signed)
 
 
@@ -221,12 +223,6 @@ def coloured(share: npt.NDArray[Any], signed: bool) -> FloatArray:
     # the lower end of the colours is as dark as a shadow in a photo
     rising: FloatArray = colormaps["inferno"](0.35 + 0.62 * np.clip(share, 0, 1))[..., :3]
     return rising
-
-
-def _picture(photo: npt.NDArray[np.uint8]) -> Image.Image:
-    if photo.shape[0] == 1:
-        return Image.fromarray(photo[0]).convert("RGB")
-    return Image.fromarray(np.ascontiguousarray(photo.transpose(1, 2, 0)))
 
 
 def _height(row: Row) -> float:
