@@ -34,7 +34,7 @@ from torch import nn
 import keymix
 from keymix.analysis.measure import measure_paired
 from keymix.analysis.timing import Paired, quartiles
-from keymix.surgery.attention_cost import ROUNDS
+from keymix.swap.search import ROUNDS
 
 SIZE = (1, 12, 12)
 SLOWER = 1.3

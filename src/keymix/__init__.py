@@ -12,9 +12,10 @@ from keymix._version import __version__
 
 if TYPE_CHECKING:
     from keymix.compare.run import compare as compare
+    from keymix.swap.run import swap as swap
     from keymix.train.engine import train as train
 
-_ROOMS_TO_CALL = ("compare", "train")  # rooms that are also functions of the public API
+_ROOMS_TO_CALL = ("compare", "swap", "train")  # rooms that are also functions of the public API
 
 _getattr, __dir__, _public = attach(
     __name__,
@@ -40,7 +41,6 @@ _getattr, __dir__, _public = attach(
         "complexity": "keymix.analysis.complexity",
         "count": "keymix.analysis.counting",
         "spike_study": "keymix.analysis.spikes",
-        "swap": "keymix.surgery.operation",
         "evaluate": "keymix.train.runs",
         "load_run": "keymix.train.runs",
         "predict": "keymix.train.runs",

@@ -32,7 +32,7 @@ def attach(module_name: str, where: Mapping[str, str]) -> Attached:
 def make_callable(module_name: str, function: str, home: str) -> None:
     """Let a room be called like its main function: ``keymix.train(...)``, ``keymix.train.engine``.
 
-    The public API and the rooms of the house share the names ``train`` and ``compare``; whichever
+    The public API and rooms of the house share names, such as ``train``; whichever
     is imported first, calling the name must work.
     """
 

@@ -17,7 +17,7 @@ from keymix.analysis.capture import select_layers
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import UserError
 from keymix.hosts.layers import find_layers
-from keymix.surgery.choose import choose
+from keymix.swap.plans import choose
 
 
 def vit(**options: Any) -> nn.Module:

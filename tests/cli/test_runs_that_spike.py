@@ -14,7 +14,7 @@ from keymix.cli import analyze
 from keymix.errors import UserError
 from keymix.models import create_model
 from keymix.recipes.small import digits_vit
-from keymix.surgery.images import input_size
+from keymix.swap.images import input_size
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe

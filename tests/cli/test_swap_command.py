@@ -18,9 +18,8 @@ from keymix.cli.swap import main
 from keymix.cli.swap_folder import Folder
 from keymix.errors import Interrupted, UserError
 from keymix.hosts import find_mixers
-from keymix.surgery import attention_cost, held_out
-from keymix.surgery.held_out import HeldOut
-from keymix.surgery.operation import swap
+from keymix.swap.run import swap
+from keymix.swap.search import HeldOut
 from keymix.train.evaluation import data_for
 from keymix.train.runs import evaluate, load_run
 
@@ -31,8 +30,7 @@ SWAP = ["--mixer", "ska", "--images", "16"]
 
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention_cost, held_out):
-        monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setattr("keymix.swap.search.ROUNDS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
 def swapped(trained: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swapped") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_cost, held_out):
-            patch.setattr(module, "ROUNDS", 2)
+        patch.setattr("keymix.swap.search.ROUNDS", 2)
         assert main([trained, *SWAP, "--layers", "1-2", "--test", "--out", str(out)]) == 0
     return out
 

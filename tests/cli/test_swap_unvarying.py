@@ -13,15 +13,15 @@ from written_run import written_run
 from keymix.analysis.passes import Varies
 from keymix.cli.swap import main
 from keymix.errors import UserError
-from keymix.surgery import attention_cost, held_out, swap
+from keymix.swap import swap
+from keymix.swap.search import HeldOut
 from keymix.train import files
 from keymix.train.runs import load_run
 
 
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention_cost, held_out):
-        monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setattr("keymix.swap.search.ROUNDS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ def test_one_answer_for_all_images_costs_nothing_either(dead: Path) -> None:
         model.head.bias[3] = 1e4
         other.head.weight.normal_(std=9)
     images, labels = torch.randn(8, 1, 12, 12), torch.arange(8)
-    held = held_out.HeldOut(images, labels)
+    held = HeldOut(images, labels)
     assert held.varies(model)
     told = held.says_nothing(model)
     assert told == "the model gives every held-out image the same answer"
     assert held.says_nothing(other) is None
-    assert held_out.HeldOut(images, torch.full((8,), 3)).says_nothing(model) is None
-    assert held_out.HeldOut(images[:7], labels[:7]).says_nothing(model) is None
+    assert HeldOut(images, torch.full((8,), 3)).says_nothing(model) is None
+    assert HeldOut(images[:7], labels[:7]).says_nothing(model) is None
     report = swap(model, "ska", calibration=images)
     assert report.output is not None
     assert (report.output.top1_agreement, report.output.varies) == (None, True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 from documents import DOCS, DOCUMENTS, ROOT, Block, blocks
@@ -102,13 +103,11 @@ def test_the_page_on_ones_own_shows_the_example_file(what: str) -> None:
     assert example in shown
 
 
-def test_the_figure_is_what_its_script_draws() -> None:
-    namespace: dict[str, object] = {"__name__": "mechanisms"}
-    source = (DOCS / "figures" / "mechanisms.py").read_text(encoding="utf-8")
-    exec(compile(source, "mechanisms.py", "exec"), namespace)
-    drawn = namespace["figure"]()  # type: ignore[operator]
-    kept = (DOCS / "figures" / "mechanisms.svg").read_text(encoding="utf-8")
-    assert kept == drawn, "run docs/figures/mechanisms.py"
+@pytest.mark.parametrize("name", ["mechanisms", "rooms"])
+def test_a_figure_is_what_its_script_draws(name: str) -> None:
+    drawn = run_path(str(DOCS / "figures" / f"{name}.py"))["figure"]()
+    kept = (DOCS / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+    assert kept == drawn, f"run docs/figures/{name}.py"
 
 
 # after docs/papers.md: what its lines make is what it says of the authors' code

@@ -19,7 +19,7 @@ from keymix.errors import Interrupted, UserError
 from keymix.mixers import registry, user_mixers
 from keymix.mixers.contract import breaks_roles
 from keymix.models import create_model
-from keymix.surgery import swap
+from keymix.swap import swap
 from mixer_cases import ACCURACY, make
 
 SITE: dict[str, Any] = {"dim": 24, "num_heads": 2, "grid": (4, 4), "num_prefix_tokens": 1}

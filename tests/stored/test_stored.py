@@ -29,7 +29,6 @@ from keymix.compare.run import compare
 from keymix.records import from_json, to_json
 from keymix.studies.attention.page import figures, render
 from keymix.studies.study import get_study
-from keymix.surgery import attention_cost, held_out
 from keymix.train import checkpoints
 from keymix.train.engine import train
 from keymix.train.files import read_metrics
@@ -210,8 +209,7 @@ def _known(values: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention_cost, held_out):
-        monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setattr("keymix.swap.search.ROUNDS", 2)
     folder = stored / "swap"
     whole = json.loads((folder / "search.json").read_text())
     begun = {**whole["search"], "steps": whole["search"]["steps"][:2]}

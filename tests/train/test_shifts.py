@@ -26,7 +26,7 @@ from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.models import create_model, load_weights
 from keymix.recipes import resolve
 from keymix.records import to_json
-from keymix.surgery import load_swapped, save_swapped, swap
+from keymix.swap import load_swapped, save_swapped, swap
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.model import settled

@@ -13,7 +13,7 @@ from torch import nn
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
-from keymix.surgery.operation import swap
+from keymix.swap.run import swap
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.model import build_model

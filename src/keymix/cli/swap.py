@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from keymix.cli.swap_folder import Folder
     from keymix.cli.swap_source import Source
     from keymix.mixers.spec import MixerSpec
-    from keymix.surgery.search_record import Search, Step
-    from keymix.surgery.swap_record import BothScores, SwapRecord, SwapSetting
+    from keymix.swap.record import BothScores, Search, Step, SwapRecord, SwapSetting
 
 IMAGES = 256
 """Calibration images where nobody says how many."""
@@ -125,7 +124,7 @@ def main(argv: list[str]) -> int:
     from keymix.cli.swap_folder import Folder
     from keymix.cli.swap_source import load_source
     from keymix.mixers.spec import parse_mixer
-    from keymix.surgery.search import checked_budget
+    from keymix.swap.search import checked_budget
     from keymix.train.files import locked
     from keymix.train.signals import interruptible
 
@@ -162,7 +161,7 @@ def _refuse_idle(given: argparse.Namespace) -> None:
 
 
 def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> SwapSetting:
-    from keymix.surgery.swap_record import SwapSetting
+    from keymix.swap.record import SwapSetting
 
     return SwapSetting(
         model=given.model,
@@ -195,13 +194,10 @@ def _swap(
     """Swap, measure and write the model; return the record."""
     from keymix.analysis.study_record import joined
     from keymix.hosts.layers import find_layers
-    from keymix.surgery.attention_cost import attention_costs
-    from keymix.surgery.held_out import HeldOut
-    from keymix.surgery.operation import swap
-    from keymix.surgery.search import drawing
-    from keymix.surgery.search_record import sentence, undefined
-    from keymix.surgery.statistics import gather
-    from keymix.surgery.swap_record import LayerTable, SwapRecord
+    from keymix.swap.calibration import gather
+    from keymix.swap.record import LayerTable, SwapRecord, sentence, undefined
+    from keymix.swap.run import swap
+    from keymix.swap.search import HeldOut, attention_costs, drawing
 
     model, layers = source.model, given.layers
     calibration: Tensor | None = None
@@ -215,7 +211,7 @@ def _swap(
     found: Search | None = None
     shown: Any = calibration
     if given.search:
-        from keymix.surgery.search import search
+        from keymix.swap.search import search
 
         console.note(f"reading the attention of {len(shown)} calibration images")
         shown = gather(model, shown, mixer, layers, mixer_options=options, estimate=given.estimate)
@@ -309,7 +305,7 @@ def _write_models(
 def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     """Loss and accuracies of both models on the test split."""
     from keymix.data.loaders import Loader
-    from keymix.surgery.swap_record import BothScores, TestScores
+    from keymix.swap.record import BothScores, TestScores
     from keymix.train.evaluation import relabelled
     from keymix.train.model import device_of_this_machine
     from keymix.train.parts import answers_of

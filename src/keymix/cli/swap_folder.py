@@ -11,8 +11,7 @@ from keymix.errors import UserError
 from keymix.records import from_json, to_json
 
 if TYPE_CHECKING:
-    from keymix.surgery.search_record import Search
-    from keymix.surgery.swap_record import SwapRecord, SwapSetting
+    from keymix.swap.record import Search, SwapRecord, SwapSetting
 
 R = TypeVar("R")
 
@@ -55,7 +54,7 @@ class Folder:
         Raises:
             UserError: If another swap is there, or a damaged one.
         """
-        from keymix.surgery.swap_record import SwapRecord
+        from keymix.swap.record import SwapRecord
         from keymix.train import files
 
         path = self.path / files.SWAP
@@ -79,7 +78,7 @@ class Folder:
         Raises:
             UserError: If it was of another.
         """
-        from keymix.surgery.swap_record import SearchRecord
+        from keymix.swap.record import SearchRecord
         from keymix.train import files
 
         self._setting = setting
@@ -105,7 +104,7 @@ class Folder:
     def keep(self, search: Search) -> None:
         """Write what is known of a search."""
         from keymix.report.swap import steps_csv
-        from keymix.surgery.swap_record import SearchRecord
+        from keymix.swap.record import SearchRecord
         from keymix.train import files
 
         assert self._setting is not None  # a search was begun

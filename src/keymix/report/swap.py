@@ -14,8 +14,7 @@ from keymix.report.charts import Line, Look, curves
 from keymix.report.formats import points
 from keymix.report.page import render_page
 from keymix.report.tables import csv_text
-from keymix.surgery.search_record import Search, Step
-from keymix.surgery.swap_record import SwapRecord
+from keymix.swap.record import Search, Step, SwapRecord
 
 _Value = Callable[["StepRow"], Any]
 

@@ -21,7 +21,7 @@ from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import list_models, own_mixers
 from keymix.models.family import family_of
 from keymix.models.weights import load_weights
-from keymix.surgery.plans import PLAN, Plan
+from keymix.swap.plans import PLAN, Plan
 from keymix.train import files
 from keymix.train.model import model_for
 from keymix.train.recipe import ModelConfig, Recipe
@@ -87,7 +87,7 @@ def write(folder: Path, recipe: Recipe, model: nn.Module, data: DataRecord, imag
 def _indescribable(why: str) -> UserError:
     return UserError(
         f"no recipe describes this swapped model: {why}. Swap in Python, and save it with "
-        "keymix.surgery.save_swapped"
+        "keymix.swap.save_swapped"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import tiny
 
 from keymix.hosts import find_mixers
-from keymix.surgery import swap
+from keymix.swap import swap
 
 
 def test_dropouts_of_the_mixer_before_are_those_of_the_next() -> None:

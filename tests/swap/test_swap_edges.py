@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from keymix.analysis.attention import attention_maps
 from keymix.errors import UserError
-from keymix.surgery import gather, load_swapped, swap
-from keymix.surgery.images import of_hook, run
-from keymix.surgery.search import drawing
+from keymix.swap import gather, load_swapped, swap
+from keymix.swap.images import of_hook, run
+from keymix.swap.search import drawing
 
 SIZE = (8, 12)  # of images of tiny("timm_vit")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import find_host
-from keymix.surgery import swap
+from keymix.swap import swap
 
 
 def structure(model: nn.Module) -> dict[str, Any]:

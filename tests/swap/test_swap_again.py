@@ -11,7 +11,7 @@ from tiny_models import MODELS, answer, images, tiny
 
 from keymix.hosts.base import find_mixers
 from keymix.models import create_model
-from keymix.surgery import swap
+from keymix.swap import swap
 from mixer_cases import stir
 from tolerances import close
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from keymix.analysis import capture
+from keymix.analysis.capture import chosen_numbers
 from keymix.errors import GridNeeded, UserError
 from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, find_mixers, known_of
 from keymix.hosts.layers import Layer
@@ -203,3 +205,22 @@ def _built(host: Host, model: nn.Module, place: Place, plan: Plan) -> TokenMixer
         ) from error
     setattr(mixer, PLAN, plan)
     return mixer
+
+
+Layers = capture.Layers | None
+
+
+def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
+    """Return the layers meant, in the model's order.
+
+    Args:
+        found: All layers of the model.
+        layers: As :func:`keymix.analysis.capture.chosen_numbers` takes them.
+
+    Raises:
+        UserError: If one of them matches nothing; it names the nearest paths.
+    """
+    if not found:
+        raise UserError("this model has no layer where a mixer could sit")
+    names = [(layer.place.path, layer.path) for layer in found]
+    return [found[i] for i in chosen_numbers(names, layers, "layers with attention")]

@@ -22,8 +22,8 @@ from torch import nn
 import keymix
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
-from keymix.surgery import load_swapped, save_swapped, swap
-from keymix.surgery.saving import Refusing
+from keymix.swap import load_swapped, save_swapped, swap
+from keymix.swap.save import Refusing
 from mixer_cases import stir
 from shrunk import FAMILIES, arguments
 from shrunk import images as images_of

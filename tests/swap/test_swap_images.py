@@ -13,7 +13,7 @@ from torch import nn
 
 from each import together
 from keymix.errors import UserError
-from keymix.surgery import gather, swap
+from keymix.swap import gather, swap
 
 FIXED = ["timm_vit", "timm_cait", "timm_swin", "timm_eva02", "torchvision_vit", "hugging_face_vit"]
 ANY = ["timm_metaformer", "hugging_face_dinov2_registers", "keymix_cvt"]

@@ -18,7 +18,7 @@ from torch import nn
 from keymix.errors import UserError, WriteError
 from keymix.hosts import find_mixers
 from keymix.models.preprocessing import describe, preprocessing_of
-from keymix.surgery import load_swapped, save_swapped, swap
+from keymix.swap import load_swapped, save_swapped, swap
 from tolerances import close
 
 
@@ -121,5 +121,5 @@ def test_a_model_without_swaps_and_a_folder_that_is_not_there_are_refused(tmp_pa
 
 
 def test_the_room_loads_lightly() -> None:
-    code = "import sys, keymix.surgery as s; s.__all__; sys.exit('torch' in sys.modules)"
+    code = "import sys, keymix.swap as s; s.__all__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

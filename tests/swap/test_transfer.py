@@ -13,7 +13,7 @@ from torch import nn
 from each import together
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
-from keymix.surgery import swap
+from keymix.swap import swap
 from tolerances import close
 
 ALL = pytest.mark.parametrize("name", MODELS)

@@ -13,7 +13,7 @@ from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.surgery.plans import PREFIX, head_width, learned_keys_of, scale_of
+from keymix.swap.plans import PREFIX, head_width, learned_keys_of, scale_of
 
 PER_HEAD = ("q", "k", "v", "proj")
 COUNTER = "num_batches_tracked"  # of a BatchNorm, no weight and no table

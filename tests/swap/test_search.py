@@ -23,12 +23,9 @@ from keymix.hosts.layers import find_layers
 from keymix.models import create_model
 from keymix.records import from_json
 from keymix.report import swap as pages
-from keymix.surgery import attention_cost, held_out
-from keymix.surgery.attention_cost import attention_costs
-from keymix.surgery.held_out import HeldOut
-from keymix.surgery.operation import swap
-from keymix.surgery.search import search
-from keymix.surgery.search_record import Attention, Cost, Search, Step, Trial
+from keymix.swap.record import Attention, Cost, Search, Step, Trial
+from keymix.swap.run import swap
+from keymix.swap.search import HeldOut, attention_costs, search
 from mixer_cases import stir
 
 SMALL: dict[str, Any] = {"embed_dim": 12, "num_heads": 3, "depth": 3, "num_classes": 4}
@@ -36,8 +33,7 @@ SMALL: dict[str, Any] = {"embed_dim": 12, "num_heads": 3, "depth": 3, "num_class
 
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention_cost, held_out):
-        monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setattr("keymix.swap.search.ROUNDS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +63,7 @@ def searched(model: nn.Module, labels: Tensor | None, **more: Any) -> Search:
 def found(model: nn.Module, labels: Tensor) -> tuple[Search, list[Search]]:
     kept: list[Search] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_cost, held_out):
-            patch.setattr(module, "ROUNDS", 2)
+        patch.setattr("keymix.swap.search.ROUNDS", 2)
         return searched(model, labels, keep=kept.append), kept
 
 
@@ -333,7 +328,7 @@ def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
         found = {"rounds": 20, "quiet_share": 1.0, "p": 0.0, "verdict": verdict}
         return Paired(**{**numbers, **found})
 
-    monkeypatch.setattr(held_out, "measure_paired", paired)
+    monkeypatch.setattr("keymix.swap.search.measure_paired", paired)
     found = searched(model, labels, layers=[0, 1])
     assert told[1:] == [2, 2]
     original, *others = found.steps

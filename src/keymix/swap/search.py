@@ -4,29 +4,221 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keymix.analysis.statistics import Z
+from keymix.analysis.capture import inference_mode_of
+from keymix.analysis.counting import count
+from keymix.analysis.measure import measure_paired, timed
+from keymix.analysis.passes import Varies
+from keymix.analysis.statistics import Z, bonett_price
+from keymix.analysis.timing import Turns, quartiles
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerOptions
-from keymix.hosts.layers import find_layers
+from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.spec import spec_of
-from keymix.surgery.attention_cost import attention_costs
-from keymix.surgery.choose import Layers, choose
-from keymix.surgery.held_out import HeldOut
-from keymix.surgery.images import Images
-from keymix.surgery.operation import swap
-from keymix.surgery.plans import shadow
-from keymix.surgery.report import SAYS_NOTHING
-from keymix.surgery.search_record import COSTS, FORMAT, Cost, Search, Trial
-from keymix.surgery.statistics import Estimate, Statistics, gather
+from keymix.swap.calibration import Estimate, Statistics, gather
+from keymix.swap.images import MIN_IMAGES, Images, input_size, run
+from keymix.swap.plans import Layers, choose, shadow
+from keymix.swap.record import COSTS, FORMAT, Attention, Cost, Search, Step, Trial
+from keymix.swap.report import SAYS_NOTHING
+from keymix.swap.run import macs_within, swap
+
+ROUNDS = 20
+"""Of timing, behind each median."""
+
+Times = tuple[float | None, float | None, float | None]  # quartiles, the median between
+
+
+def attention_costs(
+    model: nn.Module, found: Sequence[Layer], cost: Cost, image: Tensor
+) -> tuple[Attention, ...]:
+    """Measure what the attention of every layer costs, and its share of what all cost.
+
+    Multiply-adds and latency are those of ``image``, ``[1, C, H, W]``.
+    """
+    counted = {each.path: each.macs for each in count(model, tuple(image.shape[1:])).layers}
+    params = [sum(p.numel() for p in layer.module.parameters()) for layer in found]
+    macs = [macs_within(counted, layer.path) for layer in found]
+    nothing: Times = (None, None, None)
+    times = _times(model, found, image) if cost == "latency" else [nothing] * len(found)
+    medians = [median for _, median, _ in times]
+    costs = dict(zip(get_args(Cost), (params, macs, medians), strict=True))[cost]
+    total = math.fsum(each or 0.0 for each in costs)
+    if total == 0:
+        raise UserError(f"the layers of this model have no {cost}: count another cost")
+    return tuple(
+        Attention(
+            path=layer.place.path,
+            params=params[i],
+            macs=macs[i],
+            latency_q1_ms=times[i][0],
+            latency_ms=times[i][1],
+            latency_q3_ms=times[i][2],
+            share=(costs[i] or 0.0) / total,
+        )
+        for i, layer in enumerate(found)
+    )
+
+
+def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[Times]:
+    """Quartiles of the time of each layer's attention alone, milliseconds, all in turns."""
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def listener(path: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls[path] = (args, kwargs)
+
+        return note
+
+    anchor = next(model.parameters())
+    handles = [
+        layer.module.register_forward_pre_hook(listener(layer.path), with_kwargs=True)
+        for layer in found
+    ]
+    try:
+        with inference_mode_of(model), torch.no_grad():
+            run(model, image.to(anchor.device, anchor.dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+    with inference_mode_of(model), torch.no_grad():
+        passes = {}
+        for layer in found:
+            args, kwargs = calls[layer.path]
+            call = functools.partial(layer.module, *args, **kwargs)
+            passes[layer.path] = timed(call, anchor.device)
+        turns = Turns(passes)
+        for _ in range(ROUNDS):
+            turns.round()
+    kept = [turns.samples[layer.path].kept() for layer in found]
+    return [quartiles([1e3 * each for each in seconds]) for seconds in kept]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Images that neither trained nor calibrated a model, with their classes."""
+
+    images: Tensor  # [n, C, H, W], normalised as in the model's evaluation
+    labels: Tensor  # [n]
+    batch_size: int = 32
+    _seen: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
+    _answers: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse images that a model does not take, and labels that are not theirs."""
+        images, labels = self.images, self.labels
+        if images.ndim != 4 or not images.is_floating_point() or not len(images):
+            raise UserError(
+                "held-out images must be floating point numbers [n, C, H, W], got "
+                f"{images.dtype} of shape {tuple(images.shape)}"
+            )
+        wanted = input_size(model)
+        if wanted is not None and tuple(images.shape[1:]) != wanted:
+            raise UserError(
+                "held-out images are {}x{}x{} (channels, height, width) and the model takes "
+                "{}x{}x{}".format(*images.shape[1:], *wanted)
+            )
+        if labels.shape != images.shape[:1] or labels.is_floating_point():
+            raise UserError(
+                f"labels must be whole numbers, one for each of the {len(images)} held-out "
+                f"images, got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        anchor = next(model.parameters())
+        with inference_mode_of(model), torch.no_grad():
+            logits = run(model, images[:1].to(anchor.device, anchor.dtype))
+        low, high = int(labels.min()), int(labels.max())
+        if logits.ndim != 2 or not 0 <= low <= high < logits.shape[1]:
+            raise UserError(
+                f"labels from {low} to {high} are no classes of a model whose output has shape "
+                f"{tuple(logits.shape)}"
+            )
+
+    def says_nothing(self, model: nn.Module) -> str | None:
+        """Say in what a model answers all images alike; None if it does not, or they are few."""
+        if not self.varies(model):
+            return SAYS_NOTHING
+        if model not in self._answers:
+            self.score(model)
+        several = len(self.labels) >= MIN_IMAGES and len(set(self.labels.tolist())) > 1
+        if several and len(set(self._answers[model].tolist())) == 1:
+            return "the model gives every held-out image the same answer"
+        return None
+
+    def varies(self, model: nn.Module) -> bool:
+        """Tell whether a model's outputs vary over the images, by a batch of them."""
+        anchor, outputs = next(model.parameters()), Varies()
+        images = self.images[: self.batch_size].to(anchor.device, anchor.dtype)
+        with inference_mode_of(model), torch.no_grad():
+            outputs.see(run(model, images))
+        return outputs.told()
+
+    def score(self, model: nn.Module) -> tuple[float, Tensor]:
+        """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""
+        anchor, size = next(model.parameters()), self.batch_size
+        loss, answers = 0.0, []
+        with inference_mode_of(model), torch.no_grad():
+            for start in range(0, len(self.images), size):
+                images = self.images[start : start + size].to(anchor.device, anchor.dtype)
+                logits = run(model, images).float()
+                wanted = self.labels[start : start + size].to(logits.device)
+                loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
+                answers.append(logits.argmax(1).cpu())
+        self._answers[model] = torch.cat(answers)
+        return loss / len(self.labels), self._answers[model] == self.labels.cpu()
+
+    def step(
+        self,
+        original: nn.Module,
+        model: nn.Module | None = None,
+        layers: tuple[int, ...] = (),
+        share: float = 0.0,
+        comparisons: int = 1,
+    ) -> Step:
+        """Measure a swapped model, or the original, against the original on the same images.
+
+        ``layers`` are swapped, and hold ``share`` of the attention's cost. Latency is measured in
+        turns; so many ``comparisons`` with the original share the test's level.
+        """
+        shown = original if model is None else model
+        size = tuple(self.images.shape[1:])
+        loss, right = self.score(shown)
+        if model is None:
+            self._seen[original] = right
+        elif original not in self._seen:
+            self._seen[original] = self.score(original)[1]
+        change = right.double() - self._seen[original].double()
+        low, high, _ = bonett_price(change.numpy())
+        counted = count(shown, size)
+        pair = measure_paired(original, shown, size, repeats=ROUNDS, comparisons=comparisons)
+        tested = model is not None  # with itself there is nothing to test
+        return Step(
+            layers=layers,
+            share=share,
+            loss=loss,
+            top1=float(right.double().mean()),
+            change_low=low if model is not None else 0.0,
+            change_high=high if model is not None else 0.0,
+            params=counted.params,
+            macs=counted.macs,
+            latency_ms=pair.other_ms,
+            original_ms=pair.base_ms,
+            latency_ratio=pair.ratio,
+            latency_ratio_q1=pair.ratio_q1,
+            latency_ratio_q3=pair.ratio_q3,
+            latency_p=pair.p if tested else None,
+            latency_verdict=pair.verdict if tested or pair.verdict == "busy" else None,
+        )
+
 
 Progress = Callable[[str, float], None]
 _NEAR = 1e-3  # of a loss: another order of sums, no other weights
@@ -65,13 +257,13 @@ def search(
     Args:
         model: The trained model. It is not changed.
         mixer: What to put in.
-        calibration: Images that it was trained on, as `keymix.surgery.swap` takes them, or the
+        calibration: Images that it was trained on, as `keymix.swap.swap` takes them, or the
             `Statistics` gathered from them.
         images: Held-out images ``[n, C, H, W]``, normalised as in the model's evaluation.
         labels: Their classes ``[n]``.
         budget: Above 0, at most 1.
         cost: ``"params"``, ``"macs"`` or ``"latency"``.
-        layers: Those that may be swapped, as in `keymix.surgery.swap`; all by default.
+        layers: Those that may be swapped, as in `keymix.swap.swap`; all by default.
         mixer_options: Options of the mixer.
         estimate: How learned keys are estimated.
         batch_size: Images at once.
@@ -210,15 +402,11 @@ class _Notes:
 
 
 def _silent(*_: object) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def checked_budget(budget: object) -> float:
-    """Refuse a budget that is no share.
-
-    Raises:
-        UserError: If it is not above 0 and at most 1.
-    """
+    """Refuse a budget that is no share, above 0 and at most 1."""
     number = isinstance(budget, int | float) and not isinstance(budget, bool)
     if not number or not 0 < float(budget) <= 1:  # type: ignore[arg-type]
         raise UserError(
@@ -229,11 +417,7 @@ def checked_budget(budget: object) -> float:
 
 
 def _same(known: Search, asked: Search, held: HeldOut, model: nn.Module) -> Search:
-    """Take what is known if it is of the same search.
-
-    Raises:
-        UserError: If it is of another, or the model's loss is another than it was.
-    """
+    """Take what is known; refuse what is of another search, or of a model with another loss."""
     for name in ("mixer", "estimate", "cost", "budget", "images", "candidates"):
         there, here = getattr(known, name), getattr(asked, name)
         if there != here:

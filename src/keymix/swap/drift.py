@@ -4,20 +4,132 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keymix.analysis.passes import Varies
-from keymix.errors import NoAttentionMap
+from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import Layer, by_name
 from keymix.mixers.base import TokenMixer, take_rows
 from keymix.mixers.map_mixer import MapMixer
-from keymix.surgery.beside import Call, Pair, beside
-from keymix.surgery.images import CalibrationImages, of_hook, run
-from keymix.surgery.report import LayerDrift, OutputDrift
-from keymix.surgery.transfer import Fate
+from keymix.swap.images import CalibrationImages, of_hook, run
+from keymix.swap.report import LayerDrift, OutputDrift
+from keymix.swap.transfer import Fate
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Pair:
+    """One layer before and after, on one batch."""
+
+    layer: Layer  # the original's
+    mixer: TokenMixer  # the new one, in the copy
+    before: Call  # arguments of the original's layer
+    after: Call  # arguments of the new mixer
+    old: Tensor  # what the layer gave
+    new: Tensor  # what it gives now, in the same layout
+
+
+def paired_forward(
+    model: nn.Module,
+    copy: nn.Module,
+    layers: Sequence[Layer],
+    mixers: Mapping[str, TokenMixer],
+    images: Tensor,
+    look: Callable[[Pair], None],
+) -> Tensor:
+    """Run a model and its swapped copy on a batch; return the original's output.
+
+    The original runs first and its layers' outputs are kept. In the copy, ``look`` is called with
+    each pair of layers, in the order of the forward pass, and the output of a swapped layer is
+    replaced by the original's: so every layer sees the original's tokens, whatever those before it
+    do, and through the calls of the host itself.
+    """
+    calls: dict[str, Call] = {}
+    outputs: dict[str, Any] = {}
+    with ExitStack() as hooks:
+        for layer in layers:
+            path = layer.place.path
+            call = layer.module.register_forward_pre_hook(
+                partial(_keep_call, calls, path), with_kwargs=True
+            )
+            there = model.get_submodule(path).register_forward_hook(
+                partial(_keep_output, outputs, path)
+            )
+            hooks.callback(call.remove)
+            hooks.callback(there.remove)
+        out = run(model, images)
+    inner: dict[str, Call] = {}
+    with ExitStack() as hooks:
+        for layer in layers:
+            path = layer.place.path
+            mixer = mixers[path]
+            call = mixer.register_forward_pre_hook(
+                partial(_keep_call, inner, path), with_kwargs=True
+            )
+
+            def replace(
+                _module: nn.Module, _args: Any, got: Any, layer: Layer = layer, path: str = path
+            ) -> Any:
+                old, new = _tensor(outputs[path]), _tensor(got)
+                old = old.flatten(2).mT if old.ndim == 4 and new.ndim == 3 else old
+                old = old.reshape(new.shape)
+                look(
+                    Pair(
+                        layer=layer,
+                        mixer=mixers[path],
+                        before=calls.pop(path),
+                        after=inner.pop(path),
+                        old=old,
+                        new=new,
+                    )
+                )
+                return (old, *got[1:]) if isinstance(got, tuple) else old
+
+            there = copy.get_submodule(path).register_forward_hook(of_hook(replace))
+            hooks.callback(call.remove)
+            hooks.callback(there.remove)
+        run(copy, images)
+    return out
+
+
+def _tensor(output: Any) -> Tensor:
+    tensor: Tensor = output[0] if isinstance(output, tuple) else output
+    return tensor
+
+
+def _keep_call(
+    calls: dict[str, Call],
+    path: str,
+    _module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    if path in calls:
+        raise twice(path)
+    calls[path] = (args, kwargs)
+
+
+def twice(path: str) -> UserError:
+    """Say that a layer is called more than once for an image."""
+    return UserError(
+        f"{path} is called more than once in a pass, and no mixer can be compared with all of its "
+        "calls; leave it out (layers=), or give each call a module of its own"
+    )
+
+
+def _keep_output(
+    outputs: dict[str, Any], path: str, _module: nn.Module, _args: Any, out: Any
+) -> None:
+    outputs[path] = out
+
 
 MOST_NUMBERS = 2**24
 """Rows of maps are compared in parts of at most so many numbers."""
@@ -102,15 +214,7 @@ def measure(
 ) -> tuple[dict[str, LayerDrift], OutputDrift]:
     """Compare a model with its swapped copy on calibration images.
 
-    Args:
-        model: The original.
-        copy: The same with ``mixers`` in the places of ``layers``.
-        layers: Layers of the original.
-        mixers: The new ones by path of their place.
-        images: What both are shown.
-
-    Returns:
-        Drift of each layer alone, on the original's tokens, and of the whole model's output.
+    Returns the drift of each layer alone, on the original's tokens, by path, and of the output.
     """
     sums = {layer.place.path: _Sums() for layer in layers}
     whole, count, agreed, classes = _Sums(), 0, 0, 0
@@ -122,7 +226,7 @@ def measure(
 
     with torch.no_grad():
         for batch in images.batches(model):
-            before = beside(model, copy, layers, mixers, batch, look)
+            before = paired_forward(model, copy, layers, mixers, batch, look)
             after = run(copy, batch)
             whole.error("output", before, after)
             varies.see(before)
@@ -209,7 +313,7 @@ def settle_norms(
 
     with torch.no_grad():
         for batch in images.batches(model):
-            beside(model, copy, layers, mixers, batch, look)
+            paired_forward(model, copy, layers, mixers, batch, look)
         for path, (mixer, norm) in norms.items():
             number, first, second = totals[path]
             shift = first / number

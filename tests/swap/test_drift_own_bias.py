@@ -10,7 +10,7 @@ import pytest
 from tiny_models import answer, images, tiny
 from torch import Tensor, nn
 
-from keymix.surgery import swap
+from keymix.swap import swap
 from mixer_cases import stir
 
 HEADS, WIDTH, CHANNELS = 3, 4, 6

@@ -1,36 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swap: put mixers into a model that exists, so that it starts near what it was."""
+"""Put mixers into a trained model, all or none, so that it starts near what it was."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
+from keymix.analysis.counting import run_counting
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerOptions, find_host
-from keymix.hosts.layers import Layer, find_layers
+from keymix.hosts.layers import Layer, find_layers, unread_attention
+from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.surgery.account import account
-from keymix.surgery.choose import Layers, choose
-from keymix.surgery.drift import measure, settle_norms
-from keymix.surgery.images import CalibrationImages, Images
-from keymix.surgery.keys import estimate_keys
-from keymix.surgery.plans import (
+from keymix.swap.calibration import Estimate, Statistics, check_estimate, estimate_keys, summed
+from keymix.swap.drift import measure, settle_norms
+from keymix.swap.images import CalibrationImages, Images, input_size
+from keymix.swap.plans import (
+    Layers,
     Plan,
+    choose,
     install,
     learned_keys_of,
     plans_for,
     refuse_shared,
     shadow,
 )
-from keymix.surgery.report import SwapReport
-from keymix.surgery.saving import keep_from_loss
-from keymix.surgery.statistics import Estimate, Statistics, check_estimate, summed
-from keymix.surgery.transfer import Fate, freeze_as, transfer
-from keymix.surgery.undo import undone_on_failure
+from keymix.swap.report import (
+    SAYS_NOTHING,
+    LayerDrift,
+    LayerRow,
+    OutputDrift,
+    SwapReport,
+    Untouched,
+)
+from keymix.swap.save import keep_from_loss
+from keymix.swap.transfer import Fate, freeze_as, keep_around, parts_of, stems, transfer
+
+
+@contextmanager
+def rollback_on_failure(model: nn.Module) -> Iterator[None]:
+    """Restore a model's modules and the random states, of the CPU and its devices, on a failure.
+
+    Only which modules, parameters, buffers and hooks are where is remembered, not their values: the
+    body must not write into tensors that the model has already.
+    """
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    drawn = torch.get_rng_state()
+    drawn_there = {device: torch.cuda.get_rng_state(device) for device in devices}
+    held = [(module, type(module), _attributes(module)) for module in model.modules()]
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            for module, kind, was in held:
+                _restore(module, kind, was)
+            torch.set_rng_state(drawn)
+            for device, state in drawn_there.items():
+                torch.cuda.set_rng_state(state, device)
+
+
+_State = dict[str, tuple[Any, dict[Any, Any] | None]]
+
+
+def _attributes(module: nn.Module) -> _State:
+    """Return a module's attributes; of a dictionary, such as its children's, what is in it too."""
+    return {
+        name: (value, dict(value) if isinstance(value, dict) else None)
+        for name, value in vars(module).items()
+    }
+
+
+def _restore(module: nn.Module, kind: type[nn.Module], was: _State) -> None:
+    if type(module) is not kind:
+        module.__class__ = kind
+    vars(module).clear()
+    for name, (value, content) in was.items():
+        if content is not None:
+            value.clear()
+            value.update(content)
+        vars(module)[name] = value
+
 
 Init = Literal["transfer", "fresh"]
 INITS = ("transfer", "fresh")
@@ -90,7 +146,7 @@ def swap(
     check_estimate(estimate)
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     find_host(model)
-    with undone_on_failure(model):
+    with rollback_on_failure(model):
         original, copy = shadow(model), shadow(model)
         found = find_layers(original)
         chosen = choose(found, layers)
@@ -124,13 +180,8 @@ def swap(
             not fates[path].estimated.isdisjoint(chain.from_iterable(each.values()))
             for path, each in keys.items()
         )
-        report = SwapReport(
-            model=type(model).__name__,
-            host=chosen[0].host.name,
-            init=init,
-            estimate=estimate if learned else None,
-            **account(original, copy, found, plans, fates, moved),
-        )
+        used = estimate if learned else None
+        report = _report(original, copy, found, plans, fates, moved, init, used)
         _become(model, copy, plans)
         return report
 
@@ -187,3 +238,107 @@ def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:
         pairs = zip(here.parameters(), there.parameters(), strict=True)
         for mine, other in pairs:
             mine.requires_grad_(other.requires_grad)
+
+
+def _report(
+    original: nn.Module,
+    copy: nn.Module,
+    found: Sequence[Layer],
+    plans: Sequence[Plan],
+    fates: Mapping[str, Fate],
+    moved: tuple[Mapping[str, LayerDrift], OutputDrift] | None,
+    init: Init,
+    estimate: Estimate | None,
+) -> SwapReport:
+    """Say what became of every layer of a model; both models run here for the last time."""
+    notes = []
+    drifts, output = moved if moved is not None else ({}, None)
+    if output is not None and not output.varies:
+        notes.append(f"drift of the output is undefined: {SAYS_NOTHING}")
+    size = input_size(original) or (output.image_size if output is not None else None)
+    both: tuple[dict[str, int], dict[str, int]] | None = None  # multiply-adds by path
+    try:
+        both = _counted(original, size), _counted(copy, size)
+    except UserError as error:
+        notes.append(f"multiply-adds are not counted: {error}")
+    layers = {layer.place.path: layer for layer in found}
+    notes += [
+        f"{path} ({type(original.get_submodule(path)).__name__}) stays: no adapter reads it"
+        for path in unread_attention(original, found)
+    ]
+    rows = tuple(
+        _row(layers[plan.path], plan, original, copy, fates[plan.path], both, drifts)
+        for plan in plans
+    )
+    touched = {row.path for row in rows}
+    untouched = tuple(
+        Untouched(path=path, what=_name(layer), why="not among the layers chosen")
+        for path, layer in layers.items()
+        if path not in touched
+    )
+    return SwapReport(
+        model=type(original).__name__,
+        host=layers[plans[0].path].host.name,
+        init=init,
+        estimate=estimate,
+        rows=rows,
+        untouched=untouched,
+        params=(_params(original), _params(copy)),
+        macs=None if both is None else (sum(both[0].values()), sum(both[1].values())),
+        output=output,
+        notes=tuple(notes),
+    )
+
+
+def _row(
+    layer: Layer,
+    plan: Plan,
+    original: nn.Module,
+    copy: nn.Module,
+    fate: Fate,
+    both: tuple[dict[str, int], dict[str, int]] | None,
+    drifts: Mapping[str, LayerDrift],
+) -> LayerRow:
+    before, after = original.get_submodule(plan.path), copy.get_submodule(plan.path)
+    mixer = after.get_submodule("mixer")
+    assert isinstance(mixer, TokenMixer)  # a host puts it there
+    names = set(parts_of(mixer)) | keep_around(before, after, fate)
+    fresh = names - fate.copied - fate.estimated
+    return LayerRow(
+        path=plan.path,
+        before=_name(layer),
+        after=plan.mixer,
+        copied=stems(fate.copied, names - fate.copied),
+        estimated=stems(fate.estimated, names - fate.estimated),
+        fresh=stems(fresh, names - fresh),
+        dropped=stems(fate.dropped, ()),
+        params=(_params(before), _params(after)),
+        macs=None
+        if both is None
+        else (macs_within(both[0], plan.path), macs_within(both[1], plan.path)),
+        drift=drifts.get(plan.path),
+        notes=tuple(fate.notes),
+    )
+
+
+def _name(layer: Layer) -> str:
+    if layer.mixer is None:
+        return type(layer.module).__name__
+    return layer.mixer.mixer_name or type(layer.mixer).__name__
+
+
+def _params(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _counted(model: nn.Module, size: tuple[int, ...] | None) -> dict[str, int]:
+    """Multiply-adds of one image by module; hooks stay in the model."""
+    if size is None:
+        raise UserError(f"{type(model).__name__} does not say which images it takes")
+    anchor = next(model.parameters())
+    return run_counting(model, anchor.new_zeros(1, *size))
+
+
+def macs_within(counted: Mapping[str, int], path: str) -> int:
+    """Add up the multiply-adds, by path, of a module and those inside it."""
+    return sum(n for name, n in counted.items() if name == path or name.startswith(f"{path}."))

@@ -17,8 +17,8 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.models import create_model
-from keymix.surgery import gather, swap
-from keymix.surgery.keys import RIDGE
+from keymix.swap import gather, swap
+from keymix.swap.calibration import RIDGE
 from mixer_cases import stir
 from tolerances import close
 

@@ -20,8 +20,8 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.mixers.map_mixer import MapMixer
-from keymix.surgery import drift, swap
-from keymix.surgery.choose import choose
+from keymix.swap import drift, swap
+from keymix.swap.plans import choose
 from tolerances import close, differs
 
 SIZE = (8, 12)

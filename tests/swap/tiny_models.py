@@ -19,7 +19,7 @@ from torchvision.models import VisionTransformer as TorchvisionViT
 
 from keymix.errors import UserError
 from keymix.models import create_model
-from keymix.surgery import swap
+from keymix.swap import swap
 from mixer_cases import stir
 
 TIMM: dict[str, Any] = {"img_size": (8, 12), "patch_size": 2, "embed_dim": 12, "depth": 2}
