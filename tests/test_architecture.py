@@ -317,7 +317,7 @@ ALLOWED = {
     "analysis/spikes.py": 1,
     "analysis/spikes_raster.py": 2,
     "cli/comparison.py": 1,
-    "cli/index.py": 1,
+    "cli/index.py": 2,
     "compare/run.py": 4,
     "data/events/cache_dir.py": 1,
     "report/page.py": 1,

@@ -26,7 +26,7 @@ def test_the_index_is_what_the_registries_say() -> None:
 
 @pytest.mark.parametrize("kind", ["models", "mixers", "recipes", "data", "tasks"])
 def test_each_kind_lists_every_entry(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = [row["name"] for row in json.loads(index.PATH.read_text(encoding="utf-8"))[kind]]
+    wanted = [row["name"] for row in index.read()[kind]]
     assert len(wanted) >= 2
     lines = run(capsys, kind).splitlines()
     assert [line.split("\t")[0] for line in lines[1:]] == wanted

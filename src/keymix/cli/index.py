@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index that ``keymix list`` reads, so that it need not import PyTorch.
 
+Data are not in the file: their specs are listed without such an import.
+
 ``python -m keymix.cli.index`` writes ``index.json`` again from the registries; a test compares it.
 """
 
@@ -118,8 +120,17 @@ def text() -> str:
     kinds = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]"
         for kind, rows in build().items()
+        if kind != "data"
     ]
     return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+def read() -> dict[str, list[dict[str, Any]]]:
+    """Read what of keymix's own there is: the file, and the specs of data."""
+    from keymix.data.specs import built_in
+
+    found: dict[str, list[dict[str, Any]]] = json.loads(PATH.read_text(encoding="utf-8"))
+    return {**found, "data": _data(built_in().values())}
 
 
 def main() -> int:

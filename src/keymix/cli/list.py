@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from keymix.cli.console import VerbParser, line, out, say, table
-from keymix.cli.index import PATH, build
+from keymix.cli.index import build, read
 from keymix.errors import UserError, unknown
 
 KINDS = ("models", "mixers", "recipes", "data", "tasks")
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
             kind, pattern = None, kind
         else:
             raise unknown("kind to list", kind, KINDS)
-    index: dict[str, list[Row]] = json.loads(PATH.read_text(encoding="utf-8"))
+    index: dict[str, list[Row]] = read()
     if args.imports:
         VerbParser.run_imports(args)
         for each, rows in build(own=False).items():

@@ -95,7 +95,7 @@ def check(
 
     targets, opened = source.train.targets, len(faults.found)
     splits = _splits(report, source, options, faulty=bool(opened))
-    surveys = look_up(source.surveyed)(source, tables, faults, options, count)
+    surveys = look_up(source.surveyed)(source, faults, options, count)
     _add_faults(report, faults.found, words)
     images = findings.Images(source.classes, tables, surveys, splits, source.kind)
     findings.add_broken(report, images)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
@@ -82,15 +82,11 @@ def looking() -> Iterator[ThreadPool]:
 
 
 def survey_images(
-    source: Source,
-    tables: Mapping[str, Table],
-    faults: Faults,
-    options: Options,
-    progress: Progress,
+    source: Source, faults: Faults, options: Options, progress: Progress
 ) -> dict[str, Survey]:
     """Decode every image of a source."""
     del faults, options
-    return {name: survey(table, source.in_chans, progress) for name, table in tables.items()}
+    return {name: survey(table, source.in_chans, progress) for name, table in source.tables.items()}
 
 
 def survey(table: Table, in_chans: int, progress: Progress) -> Survey:

@@ -374,11 +374,7 @@ def heads_first(mixed: Tensor) -> Tensor:
 
 
 def query_rows(queries: Queries | None, x: Tensor) -> Tensor | None:
-    """Turn the query tokens asked for into indices on the device of ``x``; None stays None.
-
-    Raises:
-        UserError: If one is no token of ``x``.
-    """
+    """Turn the query tokens asked for into indices on the device of ``x``; None stays None."""
     if queries is None:
         return None
     rows = torch.as_tensor(queries, dtype=torch.long, device=x.device).reshape(-1)

@@ -336,13 +336,7 @@ def breaks_gradients(mixer: TokenMixer, how: Accuracy) -> str | None:
 
 
 def breaks_state(mixer: TokenMixer, fresh: TokenMixer, how: Accuracy) -> str | None:
-    """Say whether a state moved to another such mixer leaves something behind.
-
-    Args:
-        mixer: In evaluation.
-        fresh: Built alike, with other weights.
-        how: How results are compared.
-    """
+    """Say whether a state moved to a mixer built alike, with other weights, leaves something."""
     fresh.load_state_dict({k: v.detach().clone() for k, v in mixer.state_dict().items()})
     x = how.tokens(mixer)
     if not torch.equal(fresh(x), mixer(x)):
@@ -357,11 +351,7 @@ def option_acts(
 ) -> bool:
     """Whether two choices of options differ where a mixer starts, in a result or in a gradient.
 
-    Args:
-        make: Builds a mixer of options; ``stirred=False`` leaves it at its start.
-        plain: The one choice.
-        other: The other.
-        how: How results are compared.
+    ``make`` builds a mixer of options; ``stirred=False`` leaves it at its start.
     """
     before, after = (dict(make(o, stirred=False).state_dict()) for o in (plain, other))
     same_names = before.keys() == after.keys()

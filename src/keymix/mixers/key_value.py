@@ -23,11 +23,7 @@ def sinusoidal_code(count: int, channels: int) -> Tensor:
     """Return one axis' part of the sinusoidal code of an index pair, ``[count, c]`` in float64.
 
     With m channels in all, an axis has c = 2 * ceil(m / 4): sines, then cosines, of the index
-    times the frequencies 10000^(-2 k / c).
-
-    Args:
-        count: Indices 0 … count - 1.
-        channels: m, the channels of the code of a pair.
+    times the frequencies 10000^(-2 k / c). Indices are 0 … count - 1, m is ``channels``.
     """
     half = math.ceil(channels / 4)
     k = torch.arange(half, dtype=torch.float64)

@@ -52,11 +52,7 @@ def leaves(value: Any) -> list[Any]:
 def of_kind(value: Any, hint: Any) -> bool:
     """Whether a value is of the kind an annotation names, as far as it names one.
 
-    Lists are held against what they hold, however deep, and not against a length.
-
-    Args:
-        value: What was given.
-        hint: The annotation, resolved.
+    Lists are compared by what they hold, however deep, and not by their length.
     """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
@@ -82,11 +78,9 @@ def _inside(hint: Any) -> list[Any]:
 
 
 def words(hint: Any, which: str = "") -> str:
-    """What an argument takes, as a person says it: ``a whole number or one of head_dim, dim``.
+    """Say what an argument takes: ``a whole number or one of head_dim, dim``.
 
-    Args:
-        hint: The annotation, resolved.
-        which: Said behind every number, such as ``" above 0"``.
+    ``which`` stands behind every number, such as ``" above 0"``.
     """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):

@@ -88,11 +88,7 @@ def _parameters(cls: type[TokenMixer]) -> list[inspect.Parameter]:
 
 
 def resolve(name: str) -> str:
-    """Return the canonical name of a mixer or alias.
-
-    Raises:
-        UserError: If there is none; it names the nearest.
-    """
+    """Return the canonical name of a mixer or alias; refuse others, naming the nearest."""
     _discover()
     canonical = _ALIASES.get(name, name)
     if canonical not in _MIXERS:

@@ -14,11 +14,7 @@ Grid = tuple[int, int]
 
 
 def as_grid(name: str, value: object) -> Grid:
-    """Check two sides in tokens.
-
-    Raises:
-        UserError: If it is anything else; it names the argument.
-    """
+    """Check two sides in tokens; a refusal names the argument."""
     sides = tuple(value) if isinstance(value, Sequence) else ()
     if len(sides) != 2 or any(not isinstance(s, int) or s < 1 for s in sides):
         raise UserError(f"{name}={value!r} must be (height, width) in tokens, each >= 1")

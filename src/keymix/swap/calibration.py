@@ -53,13 +53,8 @@ def features(name: str, q: Tensor, prefix: int, grid: Grid | None) -> Tensor:
 
     All queries as they are, those of prefix tokens alone, or those of patches with their k x k
     neighbours and a one for the bias, as a convolution of the query image sees them (zeros beyond
-    its edge).
-
-    Args:
-        name: ``"queries"``, ``"prefix queries"`` or ``"unfolded k"``.
-        q: Finished queries ``[*, N, d]``.
-        prefix: How many prefix tokens stand first.
-        grid: Where the patches lie.
+    its edge): ``name`` is ``"queries"``, ``"prefix queries"`` or ``"unfolded k"``, and ``q``
+    queries ``[*, N, d]`` after the host's norms and rotations.
     """
     side = unfolded(name)
     if side is None:
@@ -102,13 +97,9 @@ class Moments:
     def add(
         self, read: Reading, added: Tensor | None, wanted: Sequence[str], grid: Grid | None
     ) -> None:
-        """Take in a batch.
+        """Add a batch to the sums of the features ``wanted``.
 
-        Args:
-            read: Queries, keys and scale of a call.
-            added: What the layer itself adds to its logits, ``[*, N, M]``.
-            wanted: Which sets of features are summed.
-            grid: Where the patches lie.
+        The layer itself adds ``added``, ``[*, N, M]``, to its logits.
         """
         q = read.q.double()
         k = read.k.double().expand(*q.shape[:-2], *read.k.shape[-2:])
@@ -327,8 +318,7 @@ def estimate_keys(
 ) -> None:
     """Set what a mixer learns in place of keys, where it was not copied, and note it in ``fate``.
 
-    Raises:
-        UserError: If the sums are those of another mixer.
+    Sums that another mixer asked for are refused.
     """
     if fate.copied.issuperset(chain.from_iterable(keys.values())):
         return

@@ -67,10 +67,8 @@ class CalibrationImages:
         """Yield batches of at most ``batch_size`` images, where the model is and in its type.
 
         Images of another size than the model tells are let through where nothing in it is known
-        to be bound to that: whether it takes them shows when it runs.
-
-        Raises:
-            UserError: If they are no images this model takes, or fewer than asked for.
+        to be bound to that: whether it takes them shows when it runs. Others, and too few, are
+        refused.
         """
         anchor = next(model.parameters())
         any_size = bool(getattr(model, "dynamic_img_size", False))  # timm's
@@ -151,8 +149,7 @@ def of_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
 def run(model: nn.Module, images: Tensor) -> Tensor:
     """Call a model and return its class logits, or what it gives in their place.
 
-    Raises:
-        UserError: If the model cannot take these images.
+    Images that it cannot take are refused.
     """
     try:
         out = model(images)

@@ -47,8 +47,7 @@ def plans_for(
 ) -> list[Plan]:
     """Plan a mixer for each of some layers, with the options that its attention has now.
 
-    Raises:
-        UserError: If mixers or options are unknown or not as many as the layers.
+    Mixers and options that are unknown, or not as many as the layers, are refused.
     """
     spec = spec_of(mixer, mixer_options)
     names, options = list(spec.names), [dict(pairs) for pairs in spec.options]
@@ -105,11 +104,7 @@ def head_width(layer: Layer) -> int:
 
 
 def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:
-    """Refuse a module that sits at two places: a mixer would sit at one of them alone.
-
-    Raises:
-        UserError: If one of those chosen is such a module.
-    """
+    """Refuse a chosen module that sits at two places: a mixer would sit at one of them alone."""
     first: dict[int, str] = {}
     twins: dict[int, str] = {}
     for layer in found:
@@ -129,9 +124,7 @@ def shadow(model: nn.Module) -> nn.Module:
 
     Running it, or putting mixers into it, leaves modes, buffers and hooks of the model alone. Hooks
     are copied, since some are of the function (pruning's): those of the model run on the copy too.
-
-    Raises:
-        UserError: If the model cannot be copied.
+    A model that cannot be copied is refused, with the reason.
     """
     shared: dict[int, Any] = {id(p): p for p in model.parameters()}
     try:
@@ -163,18 +156,10 @@ def plans_in(model: nn.Module) -> list[Plan]:
 
 
 def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
-    """Build all mixers of a plan, then put them where it says.
+    """Build all mixers of a plan, then put them in; return them by the path of their place.
 
-    Args:
-        model: What to change.
-        plans: What to put where.
-
-    Returns:
-        The mixers by the path of their place, as the host starts them.
-
-    Raises:
-        UserError: If one cannot be built or cannot sit there; nothing was put then, unless the
-            host itself refused while putting.
+    If one cannot be built or cannot sit there, nothing was put, unless the host itself refused
+    while putting.
     """
     host = find_host(model)
     places = {place.path: place for place in host.places(model)}
@@ -205,15 +190,7 @@ Layers = capture.Layers | None
 
 
 def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
-    """Return the layers meant, in the model's order.
-
-    Args:
-        found: All layers of the model.
-        layers: As :func:`keymix.analysis.capture.chosen_numbers` takes them.
-
-    Raises:
-        UserError: If one of them matches nothing; it names the nearest paths.
-    """
+    """Return the layers meant of all, in the model's order; refuse what matches nothing."""
     if not found:
         raise UserError("this model has no layer where a mixer could sit")
     names = [(layer.place.path, layer.path) for layer in found]

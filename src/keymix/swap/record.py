@@ -123,11 +123,7 @@ class Search:
         return () if self.met is None else tuple(sorted(self.steps[self.met].layers))
 
     def sentence(self, step: int | None = None) -> str:
-        """Say what a step swaps and costs, as `sentence` of this module does.
-
-        Args:
-            step: Its number; the one that meets the budget if None.
-        """
+        """Say what a step swaps and costs: the one of a number, or that meets the budget."""
         at = self.met if step is None else step
         if at is None:
             return "not enough steps were measured to meet the budget"
@@ -153,12 +149,7 @@ def sentence(before: Step, after: Step, layers: int) -> str:
 
     "5 of 12 layers, −0.3 points of held-out top-1 (−1.1 to +0.5), −18 % latency": the brackets
     hold the 95 % interval over the held-out images; latency is of one image, with a figure where
-    `keymix.analysis.timing.compare` calls it different.
-
-    Args:
-        before: The original model.
-        after: The swapped one, measured in turns with it.
-        layers: How many layers the model has.
+    `keymix.analysis.timing.compare` calls it different. The model has so many ``layers``.
     """
     points = _signed(100 * (after.top1 - before.top1), 1)
     low, high = (_signed(100 * end, 1) for end in (after.change_low, after.change_high))
@@ -180,13 +171,7 @@ def _signed(value: float, digits: int) -> str:
 
 
 def undefined(after: Step, layers: int, why: str) -> str:
-    """Say what a swap did to a model that answers all images alike, which nothing can make worse.
-
-    Args:
-        after: The swapped model.
-        layers: How many layers the model has.
-        why: In what it does.
-    """
+    """Say what a swap did to a model that answers all images alike and cannot get worse."""
     return f"{len(after.layers)} of {layers} layers; what it costs is undefined: {why}"
 
 

@@ -33,11 +33,8 @@ class Refusing:
     """Stands in for a model's method that would lose a swap, for as long as the swap is there.
 
     An attribute of the model itself: it is copied and pickled with the model, and goes where the
-    model's attributes are put back. The model is held weakly, so that nothing keeps its memory.
-
-    Args:
-        model: The model or the part of one whose method it is.
-        method: Name of the method.
+    model's attributes are put back. The reference to the model, or the part of one whose method it
+    is, is weak, so that nothing keeps its memory.
     """
 
     def __init__(self, model: nn.Module, method: str) -> None:
@@ -47,11 +44,7 @@ class Refusing:
         return Refusing, (self.model(), self.method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method of the model's class if nothing is swapped in the model any more.
-
-        Raises:
-            UserError: If mixers are there that the method would not save.
-        """
+        """Call the method of the model's class, unless it would lose mixers in the model."""
         model = self.model()
         if model is None:
             raise UserError(f"the model of this {self.method} is gone")
@@ -66,14 +59,11 @@ class Refusing:
 
 
 def keep_from_loss(model: nn.Module) -> None:
-    """See to it that no library saves a swapped model as if nothing had been swapped.
+    """Let no library save a swapped model as if nothing had been swapped.
 
     Hugging Face's methods refuse from now on. timm's functions that save one of keymix's models
     record its mixers; those that save a model of timm's own write a file that timm refuses to
     load.
-
-    Args:
-        model: A model with swapped mixers.
     """
     for module in model.modules():
         for method in LOSING:

@@ -79,11 +79,7 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
     Projections are copied by role, everything else by name where the shapes agree; what the mixer
     adds starts where it changes nothing. Where it scales its logits otherwise than the layer does,
     the ratio goes into the queries (into queries and keys alike, by its root, where these are one;
-    into learned keys), so that logits keep their size.
-
-    Args:
-        layer: What sits there now; it is not changed.
-        mixer: The new one.
+    into learned keys), so that logits keep their size. The layer is not changed.
     """
     fate, source, parts = Fate(), source_of(layer), parts_of(mixer)
     met_before = {} if layer.mixer is None else _meets(layer.mixer)
@@ -171,15 +167,10 @@ def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: F
 
 
 def keep_around(before: nn.Module, there: nn.Module, fate: Fate) -> set[str]:
-    """Say what became of what the host itself keeps: tables of positions, norms of heads.
+    """Add to ``fate`` what became of what the host keeps: tables of positions, norms of heads.
 
-    Args:
-        before: The host's attention, or the module that hosted a mixer.
-        there: The module that hosts the new mixer.
-        fate: What is kept, new or dropped is added.
-
-    Returns:
-        The names of what stands around the mixer.
+    ``before`` is the host's attention, or the module that hosted a mixer, ``there`` the one that
+    hosts the new mixer. Returns the names of what stands around the mixer.
     """
     state, held = there.state_dict(), before.state_dict()
     now = {n: t for n, t in state.items() if not n.startswith("mixer.")}
@@ -194,19 +185,14 @@ def keep_around(before: nn.Module, there: nn.Module, fate: Fate) -> set[str]:
     return set(now)
 
 
-def stems(names: Iterable[str], beside: Iterable[str]) -> tuple[str, ...]:
-    """Shorten names to their module where all of its tensors share a fate.
-
-    Args:
-        names: Tensors of one fate.
-        beside: Tensors of the other fates.
-    """
+def stems(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Shorten names of one fate to their module where none of its tensors has another fate."""
     mine = sorted(name for name in names if not name.endswith(COUNTER))
-    others = {name for name in beside if not name.endswith(COUNTER)}
+    apart = {name for name in others if not name.endswith(COUNTER)}
     short = []
     for name in mine:
         stem, _, leaf = name.rpartition(".")
-        whole = stem and not any(other.startswith(f"{stem}.") for other in others)
+        whole = stem and not any(other.startswith(f"{stem}.") for other in apart)
         short.append(stem if whole and leaf else name)
     return tuple(dict.fromkeys(short))
 

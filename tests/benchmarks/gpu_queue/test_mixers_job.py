@@ -22,8 +22,8 @@ from gpu_queue.jobs import mixers as job
 from gpu_queue.jobs.mixers import FULL, JOB, TINY
 from gpu_queue.mixer_results import BARE, BASE, PATH_LIMIT, limit, wrong
 from keymix.errors import UserError
-from keymix.mixers import map_mixer
 from keymix.mixers.base import BackendChoice
+from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, list_mixers
 from keymix.ops.attention import sdpa
 
@@ -124,12 +124,12 @@ def test_a_batch_fills_the_chip_as_far_as_its_maps_fit() -> None:
 
 
 def test_a_path_that_is_added_to_a_mixer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = map_mixer.choose
+    real = MapMixer.choose_backend
 
-    def choose(asked: str, *rest: Any, **more: Any) -> BackendChoice:
-        return BackendChoice("triton", "new") if asked == "triton" else real(asked, *rest, **more)
+    def choose(mixer: MapMixer, device: torch.device | None = None) -> BackendChoice:
+        return BackendChoice("triton", "new") if mixer.backend == "triton" else real(mixer, device)
 
-    monkeypatch.setattr(map_mixer, "choose", choose)
+    monkeypatch.setattr(MapMixer, "choose_backend", choose)
     paths, refused, _ = job.offered("re_attention", TINY, CPU)
     assert list(paths) == ["reference", "triton"]
     assert "blocked" in refused

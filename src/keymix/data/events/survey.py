@@ -12,7 +12,7 @@ from keymix.data.events.frames import TIME_STEPS, starts
 from keymix.data.events.recordings import Read, Recordings, digest_of
 from keymix.data.events.stream import Events
 from keymix.data.files import threads
-from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.sources.base import Faults, Source
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.survey import HASH, Progress, Remark, Survey
@@ -47,16 +47,12 @@ class _Seen:
 
 
 def survey_events(
-    source: Source,
-    tables: Mapping[str, Table],
-    faults: Faults,
-    options: Options,
-    progress: Progress,
+    source: Source, faults: Faults, options: Options, progress: Progress
 ) -> dict[str, Survey]:
     """Read every recording of a source's tables, those of one file together."""
-    del source, faults
+    del faults
     time_steps = options.time_steps or TIME_STEPS
-    own = {name: table for name, table in tables.items() if isinstance(table, Recordings)}
+    own = {name: table for name, table in source.tables.items() if isinstance(table, Recordings)}
     whole = next(iter(own.values())).whole
     wanted = np.zeros(len(whole), dtype=bool)
     for table in own.values():

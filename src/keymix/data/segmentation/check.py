@@ -22,7 +22,7 @@ from keymix.data.findings import (
 )
 from keymix.data.kinds import IGNORE, MaskKind
 from keymix.data.segmentation.table import Pixels, ScanSource, ScanTable, Seen, Unlisted, unfit
-from keymix.data.sources.base import Fault, Faults, Source, Table
+from keymix.data.sources.base import Fault, Faults, Source
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.survey import Progress, Survey, hash_of, looking
@@ -46,16 +46,12 @@ class ScanSurvey:
 
 
 def survey_source(
-    source: Source,
-    tables: Mapping[str, Table],
-    faults: Faults,
-    options: Options,
-    progress: Progress,
+    source: Source, faults: Faults, options: Options, progress: Progress
 ) -> dict[str, Survey]:
     """Read every image and mask of a source; a fault of several stacks is told once."""
     found: dict[str, Survey] = {}
     told = set()
-    for name, table in tables.items():
+    for name, table in source.tables.items():
         assert isinstance(table, ScanTable)
         found[name], own = survey_scans(table, len(source.classes), progress, stack=options.stack)
         for fault in (fault for k in sorted(own.faults) for fault in own.faults[k]):

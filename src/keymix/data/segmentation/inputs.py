@@ -24,6 +24,7 @@ from keymix.data.segmentation.table import (
     ScanTable,
     Seen,
     Unlisted,
+    check_choices,
     refuse,
     unfit,
 )
@@ -31,7 +32,7 @@ from keymix.data.sources.base import Source, Table, some
 from keymix.data.specs import MASKS, SPLIT_BY, Options
 from keymix.data.splits import Part, shared_note
 from keymix.data.streams import IntArray
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError
 from keymix.task import Task
 
 
@@ -116,10 +117,9 @@ class ScanPreparation(Preparation):
 
     def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
         super().__init__(source, spec, options, task)
+        check_choices(None, options.split_by)
         self.split_by = options.split_by or SPLIT_BY[0]
         share = options.test_fraction
-        if self.split_by not in SPLIT_BY:
-            raise unknown("data.split_by", self.split_by, SPLIT_BY)
         if share is not None and not 0.0 < share < 1.0:
             raise UserError(f"test_fraction={share} is not between 0 and 1, both excluded.")
         self._seen: dict[str, list[Seen]] = {}

@@ -18,9 +18,10 @@ from torch import Tensor
 from keymix.data.decode import Size, resized_image
 from keymix.data.kinds import MASK, MaskKind
 from keymix.data.sources.base import Fault, Faults, Source, Table
+from keymix.data.specs import MASKS, SPLIT_BY
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Targets
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 
 Pixels = NDArray[np.uint8]
 
@@ -244,6 +245,14 @@ class ScanSource(Source):
     test_fraction: float = 0.04
     masks: MaskKind
     unlisted: tuple[Unlisted, ...] = ()  # slices for which rows of the table of masks are missing
+
+
+def check_choices(masks: str | None, split_by: str | None) -> None:
+    """Refuse kinds of masks, and ways to split, that there are not; None is the data's own."""
+    if masks not in (None, *MASKS):
+        raise unknown("task.options.masks", str(masks), MASKS)
+    if split_by not in (None, *SPLIT_BY):
+        raise unknown("data.split_by", str(split_by), SPLIT_BY)
 
 
 def unfit(

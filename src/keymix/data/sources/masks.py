@@ -16,12 +16,20 @@ from PIL import Image
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Size, convert, open_image, reason, to_array
 from keymix.data.files import existing_path, folders, is_image, read_rows, regular
 from keymix.data.kinds import BACKGROUND, IGNORE, MaskKind
-from keymix.data.segmentation.table import Pixels, ScanSource, ScanTable, Seen, refuse, tell_shared
+from keymix.data.segmentation.table import (
+    Pixels,
+    ScanSource,
+    ScanTable,
+    Seen,
+    check_choices,
+    refuse,
+    tell_shared,
+)
 from keymix.data.sources.base import Fault, Faults, head_digest, some
-from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
+from keymix.data.specs import MASKS, DataSpec
 from keymix.data.splits import sample
 from keymix.data.streams import IntArray
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError
 
 SPECS = (
     DataSpec(
@@ -64,8 +72,7 @@ def open_source(
             f"data.stack = {stack}: images of masks:{argument} have no neighbours. Leave it out, "
             "or take data of scans, such as uwgi:PATH."
         )
-    if split_by not in (None, *SPLIT_BY):
-        raise unknown("data.split_by", str(split_by), SPLIT_BY)
+    check_choices(masks, split_by)
     root = existing_path("masks", argument)
     places = {name: root / name for name in _SPLITS if (root / name / "images").is_dir()}
     if (root / "images").is_dir():
@@ -110,8 +117,6 @@ def open_source(
 
 def _multilabel(places: dict[str, Path], masks: str | None) -> bool:
     """Tell by the folders whether each class has its masks, and compare with what is wanted."""
-    if masks is not None and masks not in MASKS:
-        raise unknown("task.options.masks", masks, MASKS)
     inside = {place / "masks": bool(folders(place / "masks")) for place in places.values()}
     if len(set(inside.values())) > 1:
         told = ", ".join(str(place) for place, deep in inside.items() if deep)

@@ -19,11 +19,11 @@ from keymix.data.files import existing_path, read_rows
 from keymix.data.kinds import BACKGROUND, MaskKind
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.slices import DAY, FILE, Slice, Slices, SliceSet, size_of, spacing_of
-from keymix.data.segmentation.table import ScanSource, Unlisted, tell_shared
+from keymix.data.segmentation.table import ScanSource, Unlisted, check_choices, tell_shared
 from keymix.data.sources.base import Fault, Faults, some
-from keymix.data.specs import MASKS, SPLIT_BY, DataSpec
+from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError
 
 SPECS = (
     DataSpec(
@@ -59,14 +59,10 @@ def open_source(
     without any row are left out, but may be a neighbour in a stack. ``splits.csv`` gives a split
     (``train``, ``val``, ``test``) to each ``case`` or each ``id``.
     """
-    kind = MASKS[0] if masks is None else masks
-    if kind not in MASKS:
-        raise unknown("task.options.masks", kind, MASKS)
+    check_choices(masks, split_by)
     channels = 1 if stack is None else stack
     if channels < 1 or channels % 2 == 0:
         raise UserError(f"data.stack = {stack}: it must be an odd number of slices, such as 3.")
-    if split_by not in (None, *SPLIT_BY):
-        raise unknown("data.split_by", str(split_by), SPLIT_BY)
     root = existing_path("uwgi", argument)
     if not (root / "train.csv").is_file() or not (root / "train").is_dir():
         raise UserError(
@@ -75,7 +71,7 @@ def open_source(
         )
     files = _files(root, faults)
     slices = _slices(root, files, faults)
-    multilabel = kind == "multilabel"
+    multilabel = masks == "multilabel"
     whole = Slices(
         SliceSet(root, slices, files, len(ORGANS)), multilabel=multilabel, channels=channels
     )

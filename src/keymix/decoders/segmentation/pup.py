@@ -19,12 +19,6 @@ WIDTHS = (512, 256, 128, 64)
 class UpBlock(nn.Module):
     """3x3 convolution with bias, BatchNorm and ReLU, then twice the height and width, bilinear.
 
-    Args:
-        in_chans: Channels of the map it takes.
-        out_chans: Channels of the map it gives.
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
-
     Shape: ``[B, in_chans, h, w]`` -> ``[B, out_chans, 2 h, 2 w]``.
     Cost: 9 h w in_chans out_chans multiply-adds; the interpolation is not counted.
     """

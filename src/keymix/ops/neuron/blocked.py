@@ -72,35 +72,29 @@ def _chunks(count: int) -> list[tuple[int, int]]:
     return [(start, min(count, start + size)) for start in range(0, count, size)]
 
 
-def _cut(neurons: Neurons, room: Tensor) -> Iterator[tuple[slice, Tensor, _Chunk]]:
-    """Yield part of the row, part of ``room [R, size]``, and the chunk, whose spare is the last."""
-
-    def part_of(value: Coefficient, part: slice) -> Coefficient:
-        return value[part] if isinstance(value, Tensor) and value.ndim else value
-
-    for start, stop in _chunks(neurons.x.shape[1]):
-        part, space = slice(start, stop), room[:, : stop - start]
-        yield (
-            part,
-            space,
-            _Chunk(
-                neurons.x[:, part].to(room.dtype),
-                None if neurons.v is None else neurons.v[part],
-                part_of(neurons.keep, part),
-                part_of(neurons.gain, part),
-                neurons.how,
-                space[-1],
-            ),
-        )
-
-
 def _empty(x: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=potential_dtype(x), device=x.device)
 
 
-def _room(x: Tensor, rows: int) -> Tensor:
-    """Memory of so many steps of the largest chunk."""
-    return _empty(x, rows, max((stop - start for start, stop in _chunks(x.shape[1])), default=0))
+def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
+    """Yield each part of the row, memory of so many steps of it, and its chunk with one more."""
+
+    def part_of(value: Coefficient, part: slice) -> Coefficient:
+        return value[part] if isinstance(value, Tensor) and value.ndim else value
+
+    cuts = _chunks(neurons.x.shape[1])
+    room = _empty(neurons.x, rows + 1, cuts[0][1] if cuts else 0)
+    for start, stop in cuts:
+        part, space = slice(start, stop), room[:, : stop - start]
+        chunk = _Chunk(
+            neurons.x[:, part].to(room.dtype),
+            None if neurons.v is None else neurons.v[part],
+            part_of(neurons.keep, part),
+            part_of(neurons.gain, part),
+            neurons.how,
+            space[rows],
+        )
+        yield part, space[:rows], chunk
 
 
 def forward(neurons: Neurons, last: bool) -> tuple[Tensor, Tensor | None]:
@@ -109,7 +103,7 @@ def forward(neurons: Neurons, last: bool) -> tuple[Tensor, Tensor | None]:
     steps, count = x.shape
     spikes = torch.empty((steps, count), dtype=x.dtype, device=x.device)
     final = _empty(x, count) if last else None
-    for part, space, chunk in _cut(neurons, _room(x, 2)):
+    for part, space, chunk in _cut(neurons, 1):
         w, fired = space[0], spikes[:, part].unbind()
         chunk.start(w)
         for t in range(steps):
@@ -184,7 +178,7 @@ def backward(
     # everything is linear in the gradients of the spikes: where nothing else is asked for, the gain
     # goes in with the slope's factor
     fold = isinstance(gain, float) and last is None and how.detach_reset and not any(wanted)
-    for part, space, chunk in _cut(neurons, _room(x, steps + 2)):
+    for part, space, chunk in _cut(neurons, steps + 1):
         w, other = space[:steps], space[steps]
         chunk.start(w[0])
         for t in range(steps):
