@@ -142,8 +142,8 @@ def test_the_layout_follows_the_mixer_block_by_block() -> None:
     blocks = [block for stage in model.stages for block in stage.blocks]
     assert [block.use_nchw for block in blocks] == [False, True, False, True, False]
     y = model(images())
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(images()), y)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(images()), y)
 
 
 def test_softmax_in_the_place_of_timms_attention_computes_the_same() -> None:

@@ -117,9 +117,9 @@ def test_maps_of_one_tensor_keep_it_once_and_another_call_looks_again() -> None:
     assert torch.equal(found, torch.full_like(found, 10.0))
 
 
-@pytest.mark.parametrize("lay", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[:, :0]])
-def test_any_memory_format_is_packed(lay) -> None:
-    x = lay(counts(5, 8).detach())
+@pytest.mark.parametrize("view", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[:, :0]])
+def test_any_memory_format_is_packed(view) -> None:
+    x = view(counts(5, 8).detach())
     assert torch.equal(packed.pack(x).double(), x)
     assert packed.pack(x).dtype == (torch.uint8 if x.numel() else D)
 

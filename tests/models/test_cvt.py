@@ -169,8 +169,8 @@ def test_features_stop_where_they_are_asked_to() -> None:
 
 def test_a_cvt_copies_and_pickles() -> None:
     model, x = small(mixer="ska"), images(32, 32)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(x), model(x))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(x), model(x))
 
 
 def test_another_mixer_can_be_put_into_a_cvt() -> None:

@@ -208,7 +208,7 @@ def test_what_is_pooled_stays_where_it_was_trained(name: str, mixer: str) -> Non
     def pooled(size: int) -> nn.Module:
         return made(name, size, mixer, mixer_options={"resize": "pool_values"})
 
-    theirs, held = pooled(32), KEYS[mixer]
+    theirs, key = pooled(32), KEYS[mixer]
     state = {k: v.clone() for k, v in theirs.state_dict().items()}
     for size in (32,) if (name, mixer) == ("cvt_micro_32", "kv") else (None, 32):
         message = refused(pooled(64), state, img_size=size)
@@ -220,9 +220,9 @@ def test_what_is_pooled_stays_where_it_was_trained(name: str, mixer: str) -> Non
     mine, built = pooled(32), pooled(64)
     for size in (None, 64):
         loaded = load_weights(mine, theirs.state_dict(), img_size=size)
-        assert not any(held in path for path in loaded.resized)
-        ends = [getattr(find_mixers(m).popitem()[1], held) for m in (mine, theirs)]
+        assert not any(key in path for path in loaded.resized)
+        ends = [getattr(find_mixers(m).popitem()[1], key) for m in (mine, theirs)]
         close(*ends)
         assert "pool_values" in refused(built, theirs.state_dict(), img_size=size)
-    with pytest.raises(RuntimeError, match=f"size mismatch for .*{held}"):
+    with pytest.raises(RuntimeError, match=f"size mismatch for .*{key}"):
         built.load_state_dict(theirs.state_dict())

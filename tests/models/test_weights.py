@@ -152,8 +152,8 @@ def test_a_mixer_is_taken_whole_or_not_at_all() -> None:
     for other in ("static_key", "key_value"):
         mine = create_model("vit_tiny_patch16_224", mixer=[other, "softmax"], **options)
         loaded = load_weights(mine, theirs.state_dict())
-        held = {f"blocks.0.attn.mixer.{name}" for name in mine.blocks[0].attn.mixer.state_dict()}
-        assert set(loaded.missing) == held
+        names = {f"blocks.0.attn.mixer.{name}" for name in mine.blocks[0].attn.mixer.state_dict()}
+        assert set(loaded.missing) == names
         left = ("qkv.weight", "qkv.bias", "proj.weight", "proj.bias")
         assert loaded.unused == tuple(f"blocks.0.attn.{name}" for name in left)
     half = {k: v for k, v in theirs.state_dict().items() if "blocks.0.attn.qkv" not in k}

@@ -255,8 +255,8 @@ def test_step_that_is_looked_at_later_holds_no_graph(
 
     def take(losses: Losses, step: Step) -> None:
         assert isinstance(step.each, partial)
-        held = [*step.each.args, step.loss, step.each()]
-        graphs.extend(t.requires_grad for t in held if isinstance(t, torch.Tensor))
+        kept = [*step.each.args, step.loss, step.each()]
+        graphs.extend(t.requires_grad for t in kept if isinstance(t, torch.Tensor))
 
     monkeypatch.setattr(Losses, "take", take)
     train(tiny, tmp_path / "run")

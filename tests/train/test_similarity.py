@@ -141,15 +141,15 @@ def test_the_step_after_listening_is_as_before(name: str) -> None:
         model = create_model("cvt_micro_32", depths=(2, 1, 1)).double()
         x, blocks = torch.randn(2, 3, 32, 32, dtype=torch.float64), 0
     model.train()
-    twin = copy.deepcopy(model)
-    close(Measured(model, blocks)(x), Measured(twin, blocks)(x))
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
+    close(Measured(model, blocks)(x), Measured(copied, blocks)(x))
+    copied = copy.deepcopy(model)
     Measured(model, blocks)(x).backward()
-    twin(x)
+    copied(x)
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     assert any("running" in key for key in model.state_dict())
     for key, value in model.state_dict().items():
-        assert torch.equal(twin.state_dict()[key], value), f"reading maps moved {key}"
+        assert torch.equal(copied.state_dict()[key], value), f"reading maps moved {key}"
     assert not any(m._forward_pre_hooks for m in find_mixers(model).values())
 
 
