@@ -40,7 +40,7 @@ class Place:
         forms: Options of single mixers, by canonical name, in the form that this family has of
             them (CAFormer's separable convolution is 7x7), over ``defaults``.
         needs_mask: Why the host hands a mask to the mixer, None if it never does.
-        extras: What the host's attention does besides, in its words (norms of queries and keys,
+        extras: What else the host's attention does, in its words (norms of queries and keys,
             rotary positions, a gate): mixers with heads do it too, those without lose it.
         domain: What the tokens there are, as in a mixer's traits.
         prefix_known: Whether the number of prefix tokens is known; if not, the site's
@@ -263,7 +263,7 @@ def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
 def layout_on(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
     """Say where tokens are that fill one grid of patches, and the keys of what sits there."""
     if grid is None:
-        raise UserError(f"{place.path} does not know how its tokens lie on the image")
+        raise UserError(f"{place.path} does not know the grid of its tokens on the image")
     mixer = find_mixers(model).get(f"{place.path}.mixer")
     keys: Grid | None = None
     if isinstance(mixer, GridBound) and mixer.bound:

@@ -192,7 +192,7 @@ def adapted_mixer(
     Returned are, by name, the tensor and whether it was resampled; nothing if they are another
     mixer's.
     """
-    # what it may hold besides counts as its own
+    # optional state counts as its own
     own = {name: getattr(mixer, name) for name in mixer.optional_state} | mixer.state_dict()
     linears = {id(linear.weight) for linear in mixer.projections}
     weights = {name for name, p in mixer.named_parameters() if id(p) in linears}

@@ -148,7 +148,7 @@ def damage(folder: Path) -> dict[str, str]:
 
 
 def _last_weights(folder: Path) -> str:
-    """What is wrong with the last epoch's weights, where a checkpoint can give them again.
+    """What is wrong with the last epoch's weights, where a checkpoint can restore them.
 
     Not so without the best epoch's: a test of the others would lose what came out of those.
     """

@@ -113,7 +113,7 @@ class Evaluated:
     Args:
         scores: By the keys of the task's scores, and ``loss``; None where one is not defined.
         answers: What the model answered.
-        own: What the task records besides, a dataclass; None for nothing.
+        own: What else the task records, a dataclass; None for nothing.
     """
 
     scores: Mapping[str, float | None]

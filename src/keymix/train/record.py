@@ -23,7 +23,7 @@ class SplitScores:
 
     Args:
         scores: By the keys of the task's scores, and ``loss``.
-        own: What the task records besides: its `details`.
+        own: What else the task records: its `details`.
     """
 
     scores: Scores = field(metadata=spread())

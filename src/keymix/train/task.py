@@ -57,7 +57,7 @@ class StepLoss:
     Args:
         recorded: What the record shows as ``train_loss``, 0-dimensional.
         trained: What trains: the recorded loss and the weighted terms next to it.
-        terms: What the loss has besides, by name and without weights, each 0-dimensional.
+        terms: Further terms of the loss, by name and without weights, each 0-dimensional.
         each: Makes the loss of each input, ``[B]``, should the loss turn out not to be finite; it
             must not hold the step's graph. None where inputs have no loss of their own.
     """
