@@ -206,7 +206,7 @@ def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
 
 
 def _tagged(choice: Any, value: Any) -> bool:
-    """Whether a value has what the ``Literal`` fields of a record take, which tell it from others.
+    """Whether a value has what the ``Literal`` fields of a record take; they tag its kind.
 
     So that the error is about the field that is wrong, and not about another record's.
     """

@@ -40,7 +40,7 @@ class Score:
         high: The most that it can be; None if there is no bound.
         unit: ``%`` of a fraction, which is written in percent and whose differences are points;
             else the unit itself, or nothing.
-        unit_key: Where the task's own part of a record tells the unit in place of `unit`.
+        unit_key: Where the task's own part of a record has the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
     """
 

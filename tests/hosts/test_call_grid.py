@@ -55,15 +55,15 @@ def test_images_of_any_size_go_where_they_would_in_a_model_of_their_size(
     """64x16 pixels make as many tokens as 16x64, with other neighbours."""
     model = vit(name, mixer, options, dynamic_img_size=True)
     own = model(image(16, 64))
-    for twin in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         for size in ((64, 16), (24, 32)):
             fixed = copy.deepcopy(model)
             set_image_size(fixed, size)
-            close(twin(image(*size)), fixed(image(*size)))
-            final, between = twin.forward_intermediates(image(*size))
+            close(copied(image(*size)), fixed(image(*size)))
+            final, between = copied.forward_intermediates(image(*size))
             close(final, fixed.forward_features(image(*size)))
             assert between[0].shape == (2, 8, size[0] // 4, size[1] // 4)
-        close(twin(image(16, 64)), own)
+        close(copied(image(16, 64)), own)
 
 
 def test_deepvit_hands_the_grid_to_the_map_that_it_shares() -> None:
@@ -89,10 +89,10 @@ def test_a_mixer_that_cannot_take_the_grid_of_a_call_says_so(name: str, mixer: s
 
 def test_timms_set_input_size_leaves_no_mixer_on_the_old_grid() -> None:
     model = vit(NAMES[1], "sep_conv")
-    told = copy.deepcopy(model)
+    resized = copy.deepcopy(model)
     model.set_input_size((64, 16))
-    set_image_size(told, (64, 16))
-    close(model(image(64, 16)), told(image(64, 16)))
+    set_image_size(resized, (64, 16))
+    close(model(image(64, 16)), resized(image(64, 16)))
 
 
 def test_tokens_handed_to_a_block_lie_on_the_models_grid_after_another_size() -> None:

@@ -119,10 +119,10 @@ def test_its_reading_is_what_attention_does(family: str) -> None:
 
 
 @ALL
-def test_its_maps_are_those_that_the_library_tells(family: str) -> None:
+def test_its_maps_are_those_that_the_library_returns(family: str) -> None:
     model = vit(family, attn_implementation="eager")
-    told = model(X, output_attentions=True).attentions
-    for (layer, args, kwargs, _), wanted in zip(calls(model, X), told, strict=True):
+    maps = model(X, output_attentions=True).attentions
+    for (layer, args, kwargs, _), wanted in zip(calls(model, X), maps, strict=True):
         # ViT's and DeiT's own softmax is in single precision whatever the weights
         close(layer.map(args, kwargs), wanted, torch.float32)
         close(layer.map(args, kwargs, queries=[0, 7]), wanted[:, :, [0, 7]], torch.float32)
@@ -138,11 +138,11 @@ def test_softmax_on_it_is_its_own_attention(family: str) -> None:
     pairs = zip(calls(mine, X), calls(theirs, X), strict=True)
     for (layer, args, kwargs, _), (own, *call, _) in pairs:
         close(layer.map(args, kwargs), own.map(*call))
-        told, mixer = own.host.weights(own.module), layer.mixer
-        assert torch.equal(torch.cat([told[f"{r}.weight"] for r in "qkv"]), mixer.qkv.weight)
-        assert torch.equal(torch.cat([told[f"{r}.bias"] for r in "qkv"]), mixer.qkv.bias)
-        assert torch.equal(told["proj.weight"], mixer.proj.weight)
-        assert torch.equal(told["proj.bias"], mixer.proj.bias)
+        weights, mixer = own.host.weights(own.module), layer.mixer
+        assert torch.equal(torch.cat([weights[f"{r}.weight"] for r in "qkv"]), mixer.qkv.weight)
+        assert torch.equal(torch.cat([weights[f"{r}.bias"] for r in "qkv"]), mixer.qkv.bias)
+        assert torch.equal(weights["proj.weight"], mixer.proj.weight)
+        assert torch.equal(weights["proj.bias"], mixer.proj.bias)
 
 
 @together

@@ -122,7 +122,7 @@ def test_a_changed_block_takes_no_mixer(change: str, stage: int, mixer: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_neighbour_is_left_alone_or_told(change: str) -> None:
+def test_a_changed_neighbour_is_left_alone_or_named(change: str) -> None:
     """Where the stage hands on images a neighbour stays as it is; one of tokens cannot."""
     make, words = CHANGES[change]
     model = metaformer()
@@ -138,7 +138,7 @@ def test_a_changed_neighbour_is_left_alone_or_told(change: str) -> None:
     refused(model, words.format(r"stages\.1\.blocks\.1"), "softmax", 2)
 
 
-def test_a_changed_stage_of_tokens_is_told() -> None:
+def test_a_changed_stage_of_tokens_is_named() -> None:
     class Stage(timms.MetaFormerStage):
         pass
 
@@ -147,7 +147,7 @@ def test_a_changed_stage_of_tokens_is_told() -> None:
     refused(model, r"stages\.1 is .*Stage, .* leave .* out \(layers=\)", "softmax", 2)
 
 
-def test_a_block_of_ours_whose_forward_was_replaced_is_told() -> None:
+def test_a_block_of_ours_whose_forward_was_replaced_is_named() -> None:
     model = metaformer()
     swap(model, "softmax", 1)
     replaced(model, IMAGES, 1)
@@ -256,7 +256,7 @@ def test_hooks_go_on_and_their_handles_remove_them(stage: int, mixer: str, layou
     assert seen == []
 
 
-def test_a_part_whose_forward_was_replaced_is_told_where_its_layout_turns() -> None:
+def test_a_part_whose_forward_was_replaced_is_named_where_its_layout_turns() -> None:
     model = metaformer()
     part = block_at(model, IMAGES, 1).mlp.fc1
     own = part.forward

@@ -49,7 +49,7 @@ def test_only_what_a_user_cannot_mend_is_kept_from_him(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "options", [{"mixer": "ska"}, {"mixer": "cska"}, {"mixer": "ska", "shared_keys": True}], ids=str
 )
-def test_a_trained_run_is_told_the_one_policy_that_serves_and_it_does(
+def test_a_refusal_names_the_one_policy_that_works(
     options: dict[str, Any], resize: str | None
 ) -> None:
     model = micro(**options)
@@ -86,9 +86,9 @@ def test_keys_a_window_count_the_windows_and_say_how_to_share(resize: str | None
 def test_windows_kept_as_the_message_says_serve(
     options: dict[str, Any], resize: str | None
 ) -> None:
-    held = {k: v for k, v in options.items() if k == "pos_dim"}
+    kept = {k: v for k, v in options.items() if k == "pos_dim"}
     rest = {k: v for k, v in options.items() if k != "pos_dim"}
-    model = micro(mixer_options={"resize": resize, **held}, **rest)
+    model = micro(mixer_options={"resize": resize, **kept}, **rest)
     with pytest.raises(UserError, match=r"or let windows keep their size: .*") as refused:
         model.set_input_size(48)
     advice = "set_input_size(…, window_size=(4, 4))"

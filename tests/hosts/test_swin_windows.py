@@ -93,7 +93,7 @@ def test_a_map_is_zero_across_regions_and_nowhere_else(mixer: str) -> None:
     assert (maps[~crossing] > 0).all()
 
 
-def test_queries_right_beside_the_seam_hear_of_the_opposite_edge_and_others_do_not() -> None:
+def test_only_queries_next_to_the_seam_read_the_opposite_edge() -> None:
     """The 3x3 of the convolution looks one token over the seam of the rolled image."""
     block = hosted("conv_static_key")
     x = torch.randn(1, 4, 16, 12, dtype=torch.float64, requires_grad=True)
@@ -103,11 +103,11 @@ def test_queries_right_beside_the_seam_hear_of_the_opposite_edge_and_others_do_n
     for token in range(16):
         row = maps[0, window, :, token] * torch.linspace(1, 2, 16, dtype=torch.float64)
         (grad,) = torch.autograd.grad(row.sum(), x, retain_graph=True)
-        heard = (grad[0] != 0).any(-1)
+        reached = (grad[0] != 0).any(-1)
         near = [abs(token // 4 - k // 4) <= 1 and abs(token % 4 - k % 4) <= 1 for k in range(16)]
-        assert heard[window].tolist() == near
-        assert not heard[[0, 2, 3]].any()
-        assert bool((heard[window] & across[window, token]).any()) == (token % 4 in (1, 2))
+        assert reached[window].tolist() == near
+        assert not reached[[0, 2, 3]].any()
+        assert bool((reached[window] & across[window, token]).any()) == (token % 4 in (1, 2))
 
 
 def test_the_table_reaches_the_logits_by_relative_position() -> None:

@@ -28,11 +28,11 @@ X = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(1), dtype=t
 class Own(nn.Module):
     """A user's ViT of timm's blocks, which says nothing of its prefix."""
 
-    def __init__(self, *, told: bool = True) -> None:
+    def __init__(self, *, positions: bool = True) -> None:
         super().__init__()
         self.patch_embed = PatchEmbed((8, 12), 2, embed_dim=12)
         self.token = nn.Parameter(torch.randn(1, 1, 12))
-        if told:
+        if positions:
             self.pos_embed = nn.Parameter(torch.randn(1, 25, 12))
         self.encoder = nn.Sequential(*(Block(12, 3, qk_norm=True) for _ in range(2)))
 
@@ -106,7 +106,7 @@ def test_a_model_within_another_is_served() -> None:
 
 
 def test_without_a_known_prefix_no_grid_is_guessed() -> None:
-    model = ready(Own(told=False))
+    model = ready(Own(positions=False))
     assert find_host(model).places(model)[0].site.grid is None
     with pytest.raises(UserError, match="lie on the image"):
         find_layers(model)[0].layout(model)
@@ -153,7 +153,7 @@ def mixed() -> nn.Module:
 
 @together
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (beit, r"beit\.Attention\(x, shared_rel_pos_bias\) at blocks\.0\.attn and 1 more"),
         (swin, r"WindowAttention\(x, mask\) at 0\.layers\.0\.blocks\.0\.attn and 1 more"),
@@ -162,10 +162,10 @@ def mixed() -> nn.Module:
         (lambda: timm.create_model("resnet10t"), "ResNet, in which nothing is called attention"),
     ],
 )
-def test_what_only_looks_like_it_is_named_and_left_alone(make: Any, told: str) -> None:
+def test_what_only_looks_like_it_is_named_and_left_alone(make: Any, message: str) -> None:
     model = make()
     before = [type(m) for m in model.modules()]
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=message) as error:
         put_mixers(model, "softmax")
     assert "\n" not in str(error.value)
     assert [type(m) for m in model.modules()] == before

@@ -88,7 +88,7 @@ def test_every_mixer_sits_and_talks_if_it_can(mixer: str) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(model))(X), y)
 
 
-def test_heads_can_be_told_to_keep_silent() -> None:
+def test_heads_can_be_set_not_to_talk() -> None:
     model = cait()
     put_mixers(model, "softmax", {"talking_heads": False})
     assert all(m.talking_post is None for m in find_mixers(model).values())

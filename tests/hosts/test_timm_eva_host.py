@@ -219,7 +219,7 @@ def test_dropped_patches_keep_their_positions() -> None:
     close(mine(X), wanted)
 
 
-def test_a_mixer_that_heard_no_positions_says_so() -> None:
+def test_a_mixer_without_positions_says_so() -> None:
     model = eva("rope")
     put_mixers(model, "softmax")
     layer = find_layers(model.double())[0]

@@ -142,8 +142,8 @@ def test_the_layout_follows_the_mixer_block_by_block() -> None:
     blocks = [block for stage in model.stages for block in stage.blocks]
     assert [block.use_nchw for block in blocks] == [False, True, False, True, False]
     y = model(images())
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(images()), y)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(images()), y)
 
 
 def test_softmax_in_the_place_of_timms_attention_computes_the_same() -> None:
@@ -197,7 +197,7 @@ def test_timms_models_by_name() -> None:
         assert find_mixers(model)["stages.1.blocks.0.token_mixer.mixer"].site.grid == (28, 28)
 
 
-def test_timms_models_hear_of_another_image_size() -> None:
+def test_timms_models_take_another_image_size() -> None:
     with torch.device("meta"):
         model = create_model("caformer_s18", mixer="ska", img_size=(160, 96), in_chans=1)
         plain = create_model("resnet18", img_size=64)

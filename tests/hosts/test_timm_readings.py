@@ -194,7 +194,7 @@ def test_swin_reads_windows_as_an_axis(dynamic: bool) -> None:
         ]
 
 
-def test_swin_says_what_it_needs_to_tell_its_windows() -> None:
+def test_swin_says_what_it_needs_to_count_its_windows() -> None:
     model = swin()
     attention = model.layers[0].blocks[0].attn
     from keymix.hosts import find_host

@@ -131,7 +131,7 @@ def test_every_mixer_runs_in_swin_or_is_refused_under_the_shift(mixer: str, shar
     host = TimmSwin(shared_keys=shared)
     if not maskable(mixer):
         with pytest.raises(
-            UserError, match=rf"{mixer}.*layers\.0\.blocks\.1\.attn.*mask.*one a blo"
+            UserError, match=rf"{mixer}.*layers\.0\.blocks\.1\.attn.*mask.*one per blo"
         ):
             put_mixers(model, mixer, host=host)
     put_mixers(model, mixers_by_block(mixer), host=host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchvision's Swin: windows cut as it cuts them, images of any size, keys a window."""
+"""torchvision's Swin: windows cut as it cuts them, images of any size, keys per window."""
 
 from __future__ import annotations
 
@@ -139,17 +139,17 @@ def test_softmax_on_it_is_its_own_attention(size: tuple[int, int]) -> None:
         assert layer.layout(mine) == own.layout(theirs)
 
 
-def test_its_weights_are_told_by_role_and_mixers_start_as_the_hosts_do() -> None:
+def test_its_weights_are_named_by_role_and_mixers_start_as_the_hosts_do() -> None:
     model = swin(embed_dim=48, window_size=[2, 2])
     layer, *call, _ = calls(model, image(8, 8))[0]
-    own, told, read = layer.module, layer.host.weights(layer.module), layer.reading(*call)
-    assert sorted(told) == sorted(f"{r}.{p}" for r in ("q", "k", "v", "proj") for p in WHAT)
+    own, weights, read = layer.module, layer.host.weights(layer.module), layer.reading(*call)
+    assert sorted(weights) == sorted(f"{r}.{p}" for r in ("q", "k", "v", "proj") for p in WHAT)
     x = call[0][0].unflatten(2, (2, 2)).unflatten(1, (2, 2)).transpose(2, 3).reshape(2, 4, 4, 48)
     for role, heads in {"q": read.q, "k": read.k, "v": read.v}.items():
-        made = nn.functional.linear(x, told[f"{role}.weight"], told[f"{role}.bias"])
+        made = nn.functional.linear(x, weights[f"{role}.weight"], weights[f"{role}.bias"])
         close(heads.transpose(2, 3).flatten(3), made)
-    assert torch.equal(told["proj.weight"], own.proj.weight)
-    assert not any(t.requires_grad for t in told.values())
+    assert torch.equal(weights["proj.weight"], own.proj.weight)
+    assert not any(t.requires_grad for t in weights.values())
     put_mixers(model, "static_key")
     for mixer in find_mixers(model).values():
         for linear in mixer.projections:
@@ -188,7 +188,7 @@ def test_layouts_are_those_of_the_last_call() -> None:
     assert (last.grid, last.windows, last.shift) == ((1, 10), (1, 3), (0, 2))
 
 
-def test_the_number_of_windows_is_said_or_heard_or_that_of_224_pixels() -> None:
+def test_the_number_of_windows_is_given_or_recorded_or_that_of_224_pixels() -> None:
     def windows(model: nn.Module) -> Any:
         return find_host(model).places(model)[0].site.window_grid
 
@@ -224,7 +224,7 @@ def test_keys_a_window_refuse_another_image_and_say_what_serves() -> None:
     assert {m.site.window_grid for m in find_mixers(model).values()} == {None}, "the choice stays"
 
 
-def test_keys_a_window_are_laid_anew_for_the_size_that_is_told() -> None:
+def test_keys_per_window_are_resized_for_the_size_that_is_set() -> None:
     model = swin()
     model.image_size = (16, 24)
     put_mixers(model, "static_key", {"resize": "interpolate"})
@@ -248,7 +248,7 @@ def test_every_mixer_runs_trains_copies_and_loads_or_is_refused_under_the_shift(
     model.image_size = (18, 34)
     if not maskable(mixer):
         before = [layer.module for layer in find_layers(model)]
-        with pytest.raises(UserError, match=rf"{mixer}.*features\.1\.1\.attn.*mask.*one a block"):
+        with pytest.raises(UserError, match=rf"{mixer}.*features\.1\.1\.attn.*mask.*one per block"):
             put_mixers(model, mixer)
         assert [layer.module for layer in find_layers(model)] == before
     put_mixers(model, mixers_by_block(mixer))

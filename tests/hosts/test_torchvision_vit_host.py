@@ -101,17 +101,17 @@ def test_its_reading_is_what_attention_does(gradients: bool) -> None:
             close(layer.module.out_proj(gathered), out)
 
 
-def test_its_weights_are_told_by_role() -> None:
+def test_its_weights_are_named_by_role() -> None:
     layer = find_layers(vit())[1]
-    own, told = layer.module, layer.host.weights(layer.module)
-    assert sorted(told) == sorted(f"{r}.{p}" for r in ("q", "k", "v", "proj") for p in WHAT)
+    own, weights = layer.module, layer.host.weights(layer.module)
+    assert sorted(weights) == sorted(f"{r}.{p}" for r in ("q", "k", "v", "proj") for p in WHAT)
     x = torch.randn(1, 4, 12, dtype=torch.float64)
     read = layer.reading((x, x, x), {"need_weights": False})
     for role, heads in {"q": read.q, "k": read.k, "v": read.v}.items():
-        made = nn.functional.linear(x, told[f"{role}.weight"], told[f"{role}.bias"])
+        made = nn.functional.linear(x, weights[f"{role}.weight"], weights[f"{role}.bias"])
         close(heads.transpose(1, 2).flatten(2), made)
-    assert torch.equal(told["proj.weight"], own.out_proj.weight)
-    assert not any(t.requires_grad for t in told.values())
+    assert torch.equal(weights["proj.weight"], own.out_proj.weight)
+    assert not any(t.requires_grad for t in weights.values())
 
 
 def test_softmax_on_it_is_its_own_attention() -> None:
@@ -157,7 +157,7 @@ def test_a_mixer_without_a_map_says_so() -> None:
         second.map(*other)
 
 
-def test_another_image_size_is_told_to_those_mixers_there_are() -> None:
+def test_another_image_size_reaches_the_mixers_there_are() -> None:
     model = vit()
     host = find_host(model)
     place = host.places(model)[0]

@@ -26,7 +26,7 @@ def test_what_is_no_size_is_named(value: Any) -> None:
         whole_size("img_size", value)
 
 
-def test_patches_fill_an_image_or_the_nearest_sizes_are_told() -> None:
+def test_patches_fill_an_image_or_the_nearest_sizes_are_named() -> None:
     assert patch_grid((32, 48), (4, 8)) == (8, 6)
     with pytest.raises(UserError, match=r"32x33: .* 4x4 pixels, which 33 .*; take 32 or 36$"):
         patch_grid((32, 33), (4, 4))

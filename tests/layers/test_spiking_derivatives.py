@@ -138,12 +138,12 @@ class _Through(nn.Module):
 def test_backward_hooks_on_parts_of_a_block_see_its_gradients(kind: str, path: str) -> None:
     torch.manual_seed(3)
     plain, x = block(), spikes(3, 2, 6, 6)
-    heard = copy.deepcopy(plain)
+    hooked = copy.deepcopy(plain)
     seen: list[Tensor] = []
-    part = heard.get_submodule(path)
+    part = hooked.get_submodule(path)
     handle = getattr(part, kind)(lambda module, *grads: seen.append(grads[-1][0]))
     results = []
-    for model in (plain, heard):
+    for model in (plain, hooked):
         out = model(x, (2, 3))
         weigh = torch.linspace(-1, 1, out.numel(), dtype=D).view(out.shape)
         grads = torch.autograd.grad((out * weigh).sum(), [x, *model.parameters()])
@@ -152,7 +152,7 @@ def test_backward_hooks_on_parts_of_a_block_see_its_gradients(kind: str, path: s
     assert seen[0].any()
     for ours, wanted in zip(*results, strict=True):
         close(ours, wanted)
-    neuron = heard.get_submodule(path.replace("fc", "sn").replace("bn", "sn"))
+    neuron = hooked.get_submodule(path.replace("fc", "sn").replace("bn", "sn"))
     assert "listens" in why_plain(x, part, neuron)
     handle.remove()
     assert why_plain(x, part, neuron) is None

@@ -117,9 +117,9 @@ def test_maps_of_one_tensor_keep_it_once_and_another_call_looks_again() -> None:
     assert torch.equal(found, torch.full_like(found, 10.0))
 
 
-@pytest.mark.parametrize("lay", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[:, :0]])
-def test_any_memory_format_is_packed(lay) -> None:
-    x = lay(counts(5, 8).detach())
+@pytest.mark.parametrize("view", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[:, :0]])
+def test_any_memory_format_is_packed(view) -> None:
+    x = view(counts(5, 8).detach())
     assert torch.equal(packed.pack(x).double(), x)
     assert packed.pack(x).dtype == (torch.uint8 if x.numel() else D)
 
@@ -193,14 +193,14 @@ CHANGES = {
 
 @together
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_module_is_told_afterwards_does_not_count(change: str) -> None:
+def test_what_is_set_on_a_module_afterwards_does_not_count(change: str) -> None:
     x, found = counts(3, 5, 6), []
     linear = nn.Linear(6, 4, dtype=D)
-    for told in (None, CHANGES[change]):
+    for change_it in (None, CHANGES[change]):
         norm, neuron = nn.BatchNorm1d(4, dtype=D), LIF(v_threshold=0.3)
         out = spiking_linear(x, linear, norm, neuron)
-        if told is not None:
-            told(norm, neuron)
+        if change_it is not None:
+            change_it(norm, neuron)
         weigh = torch.linspace(-1, 1, 60, dtype=D).view(3, 5, 4)
         found.append(torch.autograd.grad((out * weigh).sum(), x)[0])
     assert found[0].any()

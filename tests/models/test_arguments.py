@@ -112,7 +112,7 @@ def test_values_that_make_no_model_are_refused_by_name(family: str) -> None:
     ("family", "options", "says"),
     [
         ("metaformer", {"dims": [32, 48]}, "dims=[32, 48] must have 4 values, one for each of"),
-        ("metaformer", {"depths": [1]}, "depths=[1] must have 4 values, one a stage as in dims="),
+        ("metaformer", {"depths": [1]}, "depths=[1] must have 4 values, one per stage as in dims="),
         ("metaformer", {"head_dim": 0}, "head_dim=0 must be a whole number of 1 or more"),
         ("metaformer", {"dorp_path_rate": 0.1}, "Did you mean 'drop_path_rate'"),
         ("metaformer", {"stem": (7, 0, 3)}, "cannot be built with stem=(7, 0, 3): ZeroDivision"),

@@ -42,8 +42,8 @@ def test_a_hundred_classes_add_69210() -> None:
     assert trainable(built("swin_tiny_p2_32", num_classes=100)) == 26_598_646 + 69_210
 
 
-def test_six_masks_of_a_shift_are_what_the_published_counts_hold_besides() -> None:
-    """Two of 16 x 16 numbers in each shifted block; ours lie in buffers, one a window."""
+def test_six_masks_of_a_shift_are_what_the_published_counts_add() -> None:
+    """Two of 16 x 16 numbers in each shifted block; ours lie in buffers, one per window."""
     model = built("swin_tiny_p2_32")
     shifted = [b for stage in model.layers for b in stage.blocks if any(b.shift_size)]
     assert [b.shift_size for b in shifted] == [(2, 2)] * 6

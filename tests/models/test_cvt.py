@@ -169,8 +169,8 @@ def test_features_stop_where_they_are_asked_to() -> None:
 
 def test_a_cvt_copies_and_pickles() -> None:
     model, x = small(mixer="ska"), images(32, 32)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(x), model(x))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(x), model(x))
 
 
 def test_another_mixer_can_be_put_into_a_cvt() -> None:
@@ -195,7 +195,7 @@ def test_drop_path_rises_over_the_blocks() -> None:
         ({"global_pool": "max"}, "unknown global_pool 'max'"),
         ({"num_heads": (1, 5, 6)}, "dim=12.*num_heads=5"),
         ({"img_size": 2}, "2x2 pixels are too small"),
-        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one a block, or 3, one a stage"),
+        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one per block, or 3, one per stage"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:

@@ -200,8 +200,8 @@ def test_shared_blocks_take_the_options_that_they_know(given: str) -> None:
         assert (mixer.attn_drop.p, mixer.proj_drop.p) == (0.3, 0.2)
     assert [find_mixers(model)[f"blocks.{i}.attn.mixer"].v.bias for i in (2, 3)] == [None, None]
     host = tiny(**SHARED, attn_drop_rate=0.1, proj_drop_rate=0.15)
-    told = [(m.attn_drop.p, m.proj_drop.p) for m in find_mixers(host).values()]
-    assert told == [(0.1, 0.15)] * 4
+    rates = [(m.attn_drop.p, m.proj_drop.p) for m in find_mixers(host).values()]
+    assert rates == [(0.1, 0.15)] * 4
 
 
 def test_a_shared_block_takes_its_own_options() -> None:

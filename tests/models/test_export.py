@@ -52,7 +52,7 @@ def _without_hook(shapes_checked: bool) -> None:
 
 
 def small(name: str, mixer: str, **options: Any) -> nn.Module:
-    """A small model for inference, with this mixer or, where there are slashes, one a stage."""
+    """A small model for inference, with this mixer or, where there are slashes, one per stage."""
     fewer = FEWER.get(name.partition("_")[0], {})
     if "depth" in family_of(name).options:
         fewer = {"depth": 1}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user gives, laid over the row of a variant."""
+"""What a user gives, replaces values of a variant's row."""
 
 from __future__ import annotations
 

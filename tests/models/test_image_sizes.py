@@ -76,9 +76,9 @@ def test_images_that_are_padded_are_taken() -> None:
 
 
 def state_of(model: nn.Module) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    held = {k: v.clone() for k, v in model.state_dict().items()}
+    state = {k: v.clone() for k, v in model.state_dict().items()}
     mixers = find_mixers(model).values()
-    return held, [(m.site, getattr(m, "resize", None)) for m in mixers]
+    return state, [(m.site, getattr(m, "resize", None)) for m in mixers]
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_a_refused_size_changes_no_weight_no_grid_and_no_policy(
         model = MetaFormer(depths=(1, 1), dims=(8, 8), num_classes=3)
         model.pretrained_cfg = {"input_size": (3, 32, 32), "fixed_input_size": False}
         put_mixers(model, mixer)
-    (state, held), size = state_of(model), (96, 128) if "swin" not in name else (112, 56)
+    (state, sites), size = state_of(model), (96, 128) if "swin" not in name else (112, 56)
     for resize in (None, "pool_values", "interpolate"):
         if resize == "interpolate" and "random" not in mixer:
             continue
         with pytest.raises(UserError):
             set_image_size(model, size, resize=resize)
         after, now = state_of(model)
-        assert now == held
+        assert now == sites
         assert {k: v.shape for k, v in after.items()} == {k: v.shape for k, v in state.items()}
         assert all(torch.equal(after[k], v) for k, v in state.items())
 

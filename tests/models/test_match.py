@@ -26,10 +26,10 @@ SMALL = {"embed_dim": 24, "num_heads": 3, "depth": 2}
 def test_every_mixer_comes_near_or_stays_as_it_is(mixer: str) -> None:
     target = trainable(create_model("vit_nano_p2_12", **SMALL))
     own = trainable(create_model("vit_nano_p2_12", mixer=mixer, **SMALL))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", KeymixWarning)
         found = trainable(create_model("vit_nano_p2_12", mixer=mixer, match="params", **SMALL))
-    assert bool(told) == (own == found != target)
+    assert bool(warned) == (own == found != target)
     if "head_dim" in mixer_options(mixer) and own < target:
         assert own < found
         assert abs(found - target) <= 0.02 * target

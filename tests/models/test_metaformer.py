@@ -145,7 +145,7 @@ def test_what_is_read_out_is_known() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mixer": ["ska", "ska"]}, "2 mixers.*5, one a block, or 4, one a stage"),
+        ({"mixer": ["ska", "ska"]}, "2 mixers.*5, one per block, or 4, one per stage"),
         ({"token_mixers": nn.Identity}, "token_mixers.*mixer="),
         ({"img_size": 2}, "2x2 pixels are too small"),
         ({"kernel_size": 3}, "kernel_size"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with any mixer: one, or one a block; weights at a seed; sizes; refusals."""
+"""Models with any mixer: one, or one per block; weights at a seed; sizes; refusals."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_everything_builds_on_the_meta_device() -> None:
     ("options", "says"),
     [
         ({"mixer": "skaa"}, "unknown mixer 'skaa'.*'ska'"),
-        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one a block"),
+        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one per block"),
         ({"mixer": "ska", "mixer_options": {"activaton": "relu"}}, "activaton.*'activation'"),
         ({"mixer": "ska", "mixer_options": {"activation": "rulu"}}, "rulu"),
         ({"mixer": "ska", "mixer_options": {"kv": {"pos_dim": 4}}}, "key_value.*static_key"),

@@ -123,11 +123,11 @@ def test_what_is_exported_to_the_hub_is_the_runs(tmp_path: Path) -> None:
     model = made("vit_micro_p4_32")
     describe(model, preprocessing_of(trained_on()))
     save_for_hf(model, str(tmp_path))
-    told = json.loads((tmp_path / "config.json").read_text())
-    assert {key: told["pretrained_cfg"][key] for key in SHOWN} == {
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {key: config["pretrained_cfg"][key] for key in SHOWN} == {
         key: list(value) if isinstance(value, tuple) else value for key, value in SHOWN.items()
     }
-    assert told["pretrained_cfg"]["label_names"] == DATA["classes"]
+    assert config["pretrained_cfg"]["label_names"] == DATA["classes"]
 
 
 def test_a_runs_weights_bring_how_they_were_shown_images(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ def test_a_model_of_another_size_is_recorded_as_that(name: str) -> None:
     size = (96, 128)
     model.set_input_size(size)
     assert get_model_input_config(model)["input_size"][1:] == size
-    told = get_model_args(model)
-    assert told["img_size"] == size
+    recorded = get_model_args(model)
+    assert recorded["img_size"] == size
     with torch.device("meta"):
-        again = timm.create_model(name, **told)
+        again = timm.create_model(name, **recorded)
     shapes = {key: tensor.shape for key, tensor in again.state_dict().items()}
     assert shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}
 

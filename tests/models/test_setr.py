@@ -19,7 +19,7 @@ from keymix.analysis.attention_pictures import look
 from keymix.analysis.collapse import map_similarity
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import UserError
-from keymix.hosts import find_host, find_mixers, hears_image, put_mixers
+from keymix.hosts import class_token_reads_image, find_host, find_mixers, put_mixers
 from keymix.layers.patches import ResNetPatchEmbed
 from keymix.mixers.registry import list_mixers
 from keymix.models import create_model, list_models, load_weights, set_image_size
@@ -154,7 +154,7 @@ def test_another_size_is_taken(name: str) -> None:
     x = torch.randn(1, 3, 32, 64)
     y = model(x)
     assert y.shape == (1, 4, 32, 64)
-    close(model.forward_head(model.forward_features(x)), y)  # the size that it was told
+    close(model.forward_head(model.forward_features(x)), y)  # the size that was set
     model.set_input_size()
     assert model.img_size == (32, 64)
 
@@ -270,7 +270,7 @@ def test_strided_keys_lie_on_their_own_grid() -> None:
 
 def test_no_class_token_is_read_out() -> None:
     model = micro(mixer="identity")
-    assert hears_image(model)
+    assert class_token_reads_image(model)
     model, x = micro().eval(), torch.randn(1, 3, 16, 24)
     assert attention_rollout(model, x).query == "mean"
     assert look(model, x).queries == ("mean",)

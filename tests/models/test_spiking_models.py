@@ -200,7 +200,7 @@ def fits(model: nn.Module, steps: int) -> float:
     return losses[-1] / losses[0]
 
 
-def test_the_twin_without_spikes_learns() -> None:
+def test_the_ann_counterpart_learns() -> None:
     model = shrunk(MICRO, neuron="relu", num_classes=4, time_steps=1).train()
     assert kinds(model, LIF, IF, ParametricLIF) == 0
     assert fits(model, 20) < 0.1
@@ -233,11 +233,11 @@ def test_the_shortcut_before_activation_is_another_model_of_as_many_parameters()
     models[1].load_state_dict(models[0].state_dict(), strict=True)
     for each in models:
         wake(each, batch(count=4))
-        heard: list[Tensor] = []
+        outputs: list[Tensor] = []
         for stage in each.eval().stages:
-            stage.patch_embed.register_forward_hook(lambda m, args, out, to=heard: to.append(out))
+            stage.patch_embed.register_forward_hook(lambda m, args, out, to=outputs: to.append(out))
         each(x)
-        most.append([float(out.max()) for out in heard])
+        most.append([float(out.max()) for out in outputs])
     assert max(most[0]) == 2.0
     assert most[1] == [1.0] * 3
     assert differs(models[0](x), models[1](x))

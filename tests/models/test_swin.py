@@ -167,8 +167,8 @@ def test_the_one_window_of_a_stage_has_its_own_keys_among_more(mixer: str) -> No
         m.site for m in find_mixers(built).values()
     ]
     loaded = micro(img_size=32, **options).double().eval()
-    told = load_weights(loaded, small)
-    assert (told.missing, told.unused) == ((), ())
+    report = load_weights(loaded, small)
+    assert (report.missing, report.unused) == ((), ())
     built.load_state_dict(model.state_dict(), strict=True)
     x = image(32, 32).double()
     close(built(x), model(x))
@@ -178,8 +178,8 @@ def test_the_one_window_of_a_stage_has_its_own_keys_among_more(mixer: str) -> No
         k: v.shape for k, v in small.items()
     }
     back = micro(img_size=16, **options).double().eval()
-    told = load_weights(back, loaded.state_dict())
-    assert (told.missing, told.unused) == ((), ())
+    report = load_weights(back, loaded.state_dict())
+    assert (report.missing, report.unused) == ((), ())
     x = image(16, 16).double()
     close(back(x), model(x))
 
@@ -280,7 +280,7 @@ def test_another_patch_size_keeps_the_reductions_true() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mixer": ["ska"] * 3}, "3 mixers.*4, one a block, or 2, one a stage"),
+        ({"mixer": ["ska"] * 3}, "3 mixers.*4, one per block, or 2, one per stage"),
         ({"no_such_argument": 1}, "no_such_argument"),
     ],
 )

@@ -19,7 +19,7 @@ from mixer_cases import stir
 from tolerances import close
 
 SMALL: dict[str, Any] = {"embed_dim": 12, "num_heads": 3, "depth": 2}
-HELD = [
+CASES = [
     ("static_key", {}),
     ("conv_static_key", {}),
     ("static_key_re_attention", {}),
@@ -27,7 +27,7 @@ HELD = [
 ]
 POLICIES = ["interpolate", "pool_values"]
 
-every_held = pytest.mark.parametrize(("mixer", "options"), HELD)
+every_case = pytest.mark.parametrize(("mixer", "options"), CASES)
 every_policy = pytest.mark.parametrize("resize", POLICIES)
 
 
@@ -46,7 +46,7 @@ def image(height: int, width: int, channels: int = 1) -> torch.Tensor:
 
 @pytest.mark.slow
 @together
-@every_held
+@every_case
 @every_policy
 @pytest.mark.parametrize("class_token", [True, False])
 def test_sizes_up_and_down_and_not_square(mixer, options, resize, class_token) -> None:
@@ -64,19 +64,19 @@ def test_sizes_up_and_down_and_not_square(mixer, options, resize, class_token) -
 
 
 @together
-@every_held
+@every_case
 @every_policy
 def test_its_mixers_compute_what_they_would_on_the_fly(mixer, options, resize) -> None:
     model = vit(mixer, {**options, "resize": resize})
     plain = copy.deepcopy(model)
     model.set_input_size((16, 20))
     x = torch.randn(2, 80, 12, dtype=torch.float64)
-    for path, held in find_mixers(plain).items():
-        close(find_mixers(model)[path](x), held(x, grid=(8, 10)))
+    for path, fixed in find_mixers(plain).items():
+        close(find_mixers(model)[path](x), fixed(x, grid=(8, 10)))
 
 
 @together
-@every_held
+@every_case
 @every_policy
 def test_the_same_size_changes_nothing(mixer, options, resize) -> None:
     model = vit(mixer, {**options, "resize": resize})
@@ -89,7 +89,7 @@ def test_the_same_size_changes_nothing(mixer, options, resize) -> None:
 
 
 @together
-@every_held
+@every_case
 @every_policy
 def test_a_state_goes_into_a_model_that_took_the_same_way(mixer, options, resize) -> None:
     made = [vit(mixer, {**options, "resize": resize}) for _ in range(2)]
@@ -107,7 +107,7 @@ def test_a_state_goes_into_a_model_that_took_the_same_way(mixer, options, resize
         assert torch.equal(fresh(x), made[0](x))
 
 
-@every_held
+@every_case
 def test_pooling_goes_and_comes_back(mixer: str, options: dict[str, Any]) -> None:
     model = vit(mixer, {**options, "resize": "pool_values"}, pos_embed="none")
     x = image(12, 12)
@@ -173,7 +173,7 @@ def test_resized_models_train_and_copy() -> None:
     for resize in POLICIES:
         model = vit("conv_static_key", {"resize": resize})
         model.set_input_size((16, 20))
-        twin = copy.deepcopy(model)
+        copied = copy.deepcopy(model)
         model.train()(image(16, 20)).square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
-        assert torch.equal(twin(image(16, 20)[:1] * 0), model.eval()(image(16, 20)[:1] * 0))
+        assert torch.equal(copied(image(16, 20)[:1] * 0), model.eval()(image(16, 20)[:1] * 0))

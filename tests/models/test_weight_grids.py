@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids of a checkpoint's positions: told by its image size, or square, or refused."""
+"""Grids of a checkpoint's positions: known by its image size, or square, or refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_with_the_image_size_known_positions_go_where_set_input_size_takes_them(
     same(mine, moved(theirs, here))
 
 
-def test_a_code_that_nothing_tells_lies_where_position_embeddings_do() -> None:
+def test_an_unrecorded_code_has_the_grid_of_position_embeddings() -> None:
     theirs, mine = (made("vit_micro_p4_32", size, "kv") for size in (32, 48))
     loaded = load_weights(mine, {k: v.clone() for k, v in theirs.state_dict().items()})
     assert len(loaded.resized) == 3
@@ -91,10 +91,10 @@ def test_a_code_that_nothing_tells_lies_where_position_embeddings_do() -> None:
 @pytest.mark.slow
 @together
 @every_family
-def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
-    for size, told in (((32, 64), (32, 64)), (32, None), (32, 32)):
+def test_on_its_own_grid_given_or_square_nothing_is_resampled(name: str) -> None:
+    for size, given in (((32, 64), (32, 64)), (32, None), (32, 32)):
         theirs, mine = made(name, size), made(name, size)
-        loaded = load_weights(mine, theirs.state_dict(), img_size=told)
+        loaded = load_weights(mine, theirs.state_dict(), img_size=given)
         assert (loaded.missing, loaded.unused, loaded.resized) == ((), (), ())
         same(mine, theirs)
 
@@ -105,17 +105,17 @@ def test_on_its_own_grid_told_or_square_nothing_is_resampled(name: str) -> None:
 def test_what_may_lie_in_several_ways_is_refused_without_the_image_size(name: str) -> None:
     theirs = made(name, (32, 64))
     for here in ((64, 32), (32, 64), 32):
-        told = refused(made(name, here), theirs.state_dict())
-        assert "may lie on more than one grid" in told
-        assert "img_size=" in told
+        message = refused(made(name, here), theirs.state_dict())
+        assert "may lie on more than one grid" in message
+        assert "img_size=" in message
     if name != "swin_micro_p2_32":
-        told = refused(made(name, 32), theirs.state_dict(), img_size=16)
-        assert "images of 16x16 make" in told
-        assert "images of another size: give that one, img_size=" in told
+        message = refused(made(name, 32), theirs.state_dict(), img_size=16)
+        assert "images of 16x16 make" in message
+        assert "images of another size: give that one, img_size=" in message
 
 
 @pytest.mark.slow
-def test_positions_alone_are_held_to_the_same() -> None:
+def test_positions_alone_are_checked_alike() -> None:
     theirs, mine = (made("vit_micro_p4_32", s, "softmax") for s in ((16, 64), (64, 16)))
     assert refused(mine, theirs.state_dict()).startswith("the state dict: pos_embed holds 64")
     loaded = load_weights(mine, theirs.state_dict(), img_size=(16, 64))
@@ -137,7 +137,7 @@ def test_what_is_no_image_size_is_refused(size: Any, shapes_checked: bool) -> No
     assert "img_size=" in refused(model, model.state_dict(), img_size=size)
 
 
-def test_a_runs_weights_tell_their_image_size(tmp_path: Path) -> None:
+def test_a_runs_weights_record_their_image_size(tmp_path: Path) -> None:
     theirs, mine = made("vit_micro_p4_32", (16, 64)), made("vit_micro_p4_32", (64, 16))
     facts = {"keymix": json.dumps({"data": {"image_size": [16, 64]}})}
     save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
@@ -193,11 +193,11 @@ def test_windows_of_another_size_keep_their_place_in_the_image(mixer: str) -> No
         close(maps[0].flatten(1, 2), maps[1].flatten(1, 2))
 
 
-def test_windows_that_are_not_square_are_told_by_the_image_size() -> None:
+def test_windows_that_are_not_square_follow_from_the_image_size() -> None:
     theirs, mine = (made("swin_micro_p2_32", 48, window_size=w) for w in ((6, 3), (3, 6)))
     assert "more than one window" in refused(mine, theirs.state_dict())
-    told = refused(made("swin_micro_p2_32", 48), theirs.state_dict(), img_size=48)
-    assert "images of 48x48 make windows of 4x4 here; build the model with window_size=" in told
+    message = refused(made("swin_micro_p2_32", 48), theirs.state_dict(), img_size=48)
+    assert "images of 48x48 make windows of 4x4 here; build the model with window_size=" in message
     mine = made("swin_micro_p2_32", 48, window_size=(6, 3))
     assert load_weights(mine, theirs.state_dict(), img_size=48).missing == ()
 
@@ -208,21 +208,21 @@ def test_what_is_pooled_stays_where_it_was_trained(name: str, mixer: str) -> Non
     def pooled(size: int) -> nn.Module:
         return made(name, size, mixer, mixer_options={"resize": "pool_values"})
 
-    theirs, held = pooled(32), KEYS[mixer]
+    theirs, key = pooled(32), KEYS[mixer]
     state = {k: v.clone() for k, v in theirs.state_dict().items()}
     for size in (32,) if (name, mixer) == ("cvt_micro_32", "kv") else (None, 32):
-        told = refused(pooled(64), state, img_size=size)
-        assert "pool_values" in told
-        assert "set_input_size" in told
+        message = refused(pooled(64), state, img_size=size)
+        assert "pool_values" in message
+        assert "set_input_size" in message
     mine = pooled(32)
     assert load_weights(mine, state).resized == ()
     theirs.set_input_size(64)
     mine, built = pooled(32), pooled(64)
     for size in (None, 64):
         loaded = load_weights(mine, theirs.state_dict(), img_size=size)
-        assert not any(held in path for path in loaded.resized)
-        ends = [getattr(find_mixers(m).popitem()[1], held) for m in (mine, theirs)]
+        assert not any(key in path for path in loaded.resized)
+        ends = [getattr(find_mixers(m).popitem()[1], key) for m in (mine, theirs)]
         close(*ends)
         assert "pool_values" in refused(built, theirs.state_dict(), img_size=size)
-    with pytest.raises(RuntimeError, match=f"size mismatch for .*{held}"):
+    with pytest.raises(RuntimeError, match=f"size mismatch for .*{key}"):
         built.load_state_dict(theirs.state_dict())

@@ -30,9 +30,9 @@ def refused(source: Any) -> str:
     with pytest.raises(UserError) as caught:
         load_weights(model, source)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    told = str(caught.value)
-    assert told.isprintable()
-    return told
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
 
 
 def test_a_dict_of_other_things_names_the_first() -> None:
@@ -51,13 +51,13 @@ def test_what_is_no_source_of_weights(source: Any, shapes_checked: bool) -> None
     assert "give model.state_dict(), a file or a run's folder" in refused(source)
 
 
-def test_files_of_other_things_are_told_from_damaged_ones(tmp_path: Path) -> None:
+def test_files_of_other_things_are_distinguished_from_damaged_ones(tmp_path: Path) -> None:
     note = tmp_path / "note.pth"
     note.write_text("Dear reader,\nno weights here.\n")
-    told = refused(note)
-    assert "note.pth" in told
-    assert "begins with b'Dear'" in told
-    assert "weights_only" not in told
+    message = refused(note)
+    assert "note.pth" in message
+    assert "begins with b'Dear'" in message
+    assert "weights_only" not in message
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
     assert "list.pth" in refused(tmp_path / "list.pth")
 

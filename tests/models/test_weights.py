@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of timm's models into models with mixers: all that stays the same, told by name."""
+"""Weights of timm's models into models with mixers: all that stays the same, listed by name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_block_that_stays_computes_the_same(placement: tuple[str, ...]) ->
     assert all(".token_mixer." in name for name in loaded.unused)
 
 
-def test_a_class_less_is_told_and_the_rest_goes_in() -> None:
+def test_a_class_less_is_reported_and_the_rest_is_loaded() -> None:
     theirs, mine = caformer(), mixed(num_classes=3, mixer=["sep_conv"] * 2 + ["softmax"] * 2)
     loaded = load_weights(mine, theirs.state_dict())
     assert loaded.missing == loaded.unused == ("head.fc.fc2.weight", "head.fc.fc2.bias")
@@ -152,8 +152,8 @@ def test_a_mixer_is_taken_whole_or_not_at_all() -> None:
     for other in ("static_key", "key_value"):
         mine = create_model("vit_tiny_patch16_224", mixer=[other, "softmax"], **options)
         loaded = load_weights(mine, theirs.state_dict())
-        held = {f"blocks.0.attn.mixer.{name}" for name in mine.blocks[0].attn.mixer.state_dict()}
-        assert set(loaded.missing) == held
+        names = {f"blocks.0.attn.mixer.{name}" for name in mine.blocks[0].attn.mixer.state_dict()}
+        assert set(loaded.missing) == names
         left = ("qkv.weight", "qkv.bias", "proj.weight", "proj.bias")
         assert loaded.unused == tuple(f"blocks.0.attn.{name}" for name in left)
     half = {k: v for k, v in theirs.state_dict().items() if "blocks.0.attn.qkv" not in k}

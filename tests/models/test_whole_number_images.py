@@ -34,11 +34,11 @@ def test_pixels_of_8_bits_are_one_line(name: str) -> None:
     for call in (lambda: model(images), lambda: model(x=images)):
         with pytest.raises(UserError) as refused:
             call()
-        told = str(refused.value)
-        assert told.startswith(
+        message = str(refused.value)
+        assert message.startswith(
             "images of torch.uint8: the model takes floating-point numbers; norm"
         )
-        assert "\n" not in told
+        assert "\n" not in message
 
 
 def test_frames_of_counts_are_refused_too() -> None:

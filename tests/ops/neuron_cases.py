@@ -87,14 +87,14 @@ def outcome(case: Case, inputs: list[Any], backend: str) -> list[Tensor | None]:
 def agrees(
     case: Case,
     backend: str,
-    lay: Callable[[Tensor], Tensor] | None = None,
+    view: Callable[[Tensor], Tensor] | None = None,
     device: str = "cpu",
 ) -> None:
     """Hold a path on a device to the reference on CPU in float64: outputs and every gradient."""
     inputs = case.inputs()
     wanted = outcome(case, inputs, "reference")
-    if lay is not None:
-        inputs[0] = lay(inputs[0])
+    if view is not None:
+        inputs[0] = view(inputs[0])
     inputs = [each.to(device) if isinstance(each, Tensor) else each for each in inputs]
     found = [
         None if each is None else each.to(wanted[0].device)

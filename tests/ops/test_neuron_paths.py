@@ -59,9 +59,9 @@ def test_blocked_is_the_reference(case: Case) -> None:
     agrees(case, "blocked")
 
 
-@pytest.mark.parametrize("lay", [lambda x: x, lambda x: x.mT])
-def test_spikes_may_be_changed_in_place(lay) -> None:
-    x = lay(torch.randn(3, 4, 5, requires_grad=True))
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.mT])
+def test_spikes_may_be_changed_in_place(view) -> None:
+    x = view(torch.randn(3, 4, 5, requires_grad=True))
     spikes, last = integrate_and_fire(x, how=Case().how, backend="blocked", **LIF)
     wanted = spikes + 1
     spikes += 1
@@ -323,8 +323,8 @@ def test_triton_is_the_reference_in_its_interpreter() -> None:
 def test_neurons_on_cuda_are_the_reference(backend: str) -> None:
     for case in every_case():
         agrees(case, backend, device="cuda")
-    for lay in LAYOUTS.values():
-        agrees(Case(learned="neuron", starts=True, last=True), backend, lay, "cuda")
+    for view in LAYOUTS.values():
+        agrees(Case(learned="neuron", starts=True, last=True), backend, view, "cuda")
     agrees(Case(shape=(700,)), backend, device="cuda")  # more neurons than a block has
 
 

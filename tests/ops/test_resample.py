@@ -77,8 +77,8 @@ def reference(way, rows: np.ndarray, prefix: int, old, new) -> np.ndarray:
         for c in range(new[1]):
             for i in range(old[0]):
                 for j in range(old[1]):
-                    held = rows[..., prefix + i * old[1] + j, :]
-                    out[..., prefix + r * new[1] + c, :] += down[r, i] * across[c, j] * held
+                    row = rows[..., prefix + i * old[1] + j, :]
+                    out[..., prefix + r * new[1] + c, :] += down[r, i] * across[c, j] * row
     return out
 
 

@@ -123,7 +123,7 @@ def test_stored_answers_come_back_in_the_order_of_their_index(task: str) -> None
         assert next(iter(part.faults(short, data))) == f"{name} is not in it"
 
 
-def test_answers_to_other_questions_are_told_apart() -> None:
+def test_answers_to_other_questions_are_distinguished() -> None:
     assert classes(1).same_truth(classes(2))
     assert not classes(1).same_truth(classes(1, target=np.zeros(N, dtype=np.int64)))
     assert masks(1).same_truth(masks(2))

@@ -205,8 +205,8 @@ def test_a_batch_without_losses_of_images_is_named_whole(tmp_path: Path, late: b
 
     with pytest.raises(UserError, match="the batch's images: image 0, image 1, image 2"):
         take()
-    told = json.loads((tmp_path / "nonfinite.json").read_text())
-    assert told["images"] == [{"image": f"image {i}"} for i in range(3)]
+    report = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert report["images"] == [{"image": f"image {i}"} for i in range(3)]
 
 
 def test_predictions_of_any_fields_are_printed() -> None:

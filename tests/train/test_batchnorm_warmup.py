@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running statistics of young spiking models: the mean of what the first batches had."""
+"""Running statistics of fresh spiking models: the mean of what the first batches had."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_statistics_are_means_until_the_momentum_takes_over() -> None:
     model = spiking()
     name, norm = first_norm(model)
     conv = model.get_submodule(name.rpartition(".")[0]).conv
-    young = BatchNormWarmup(model)
+    warmup = BatchNormWarmup(model)
     means, variances = [], []
     for step in range(14):
         images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(step))
@@ -50,7 +50,7 @@ def test_statistics_are_means_until_the_momentum_takes_over() -> None:
             y = conv(images).double().transpose(0, 1).flatten(1)
         means.append(y.mean(1))
         variances.append(y.var(1))
-        with young.averaging():
+        with warmup.averaging():
             loss = model(images).square().sum()
         loss.backward()  # statistics changed since the forward pass must not disturb it
         torch.testing.assert_close(
@@ -65,18 +65,18 @@ def test_statistics_are_means_until_the_momentum_takes_over() -> None:
 def test_count_of_a_resumed_model_goes_on() -> None:
     images = torch.randn(2, 3, 32, 32)
     whole, begun, resumed = (spiking() for _ in range(3))
-    young = BatchNormWarmup(whole)
+    warmup = BatchNormWarmup(whole)
     for _ in range(4):
-        with young.averaging():
+        with warmup.averaging():
             whole(images)
-    young = BatchNormWarmup(begun)
+    warmup = BatchNormWarmup(begun)
     for _ in range(2):
-        with young.averaging():
+        with warmup.averaging():
             begun(images)
-    young = BatchNormWarmup(resumed)  # before the state is there, as in a resumed run
+    warmup = BatchNormWarmup(resumed)  # before the state is there, as in a resumed run
     resumed.load_state_dict(begun.state_dict())
     for _ in range(2):
-        with young.averaging():
+        with warmup.averaging():
             resumed(images)
     for key, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
@@ -88,8 +88,8 @@ def test_norms_called_otherwise_are_as_pytorch_has_them(calls: int) -> None:
     model, plain = spiking(), spiking()
     for each in (model, plain):
         each(images)
-    young = BatchNormWarmup(model)
-    with young.averaging():
+    warmup = BatchNormWarmup(model)
+    with warmup.averaging():
         for _ in range(calls):
             model(images)
     for _ in range(calls):
@@ -103,8 +103,8 @@ def test_loaded_statistics_without_a_count_are_kept() -> None:
     model, plain = spiking(), spiking()
     for each in (model, plain):
         first_norm(each)[1].running_mean.fill_(7)
-    young = BatchNormWarmup(model)
-    with young.averaging():
+    warmup = BatchNormWarmup(model)
+    with warmup.averaging():
         model(images)
     plain(images)
     assert torch.equal(first_norm(model)[1].running_mean, first_norm(plain)[1].running_mean)

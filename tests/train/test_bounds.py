@@ -123,6 +123,6 @@ def test_what_is_larger_than_the_data_is_refused(
     training_batches(vary({"optim.accumulate": 5, "augment.crop_padding": 11}), digits)
 
 
-def test_a_batch_of_all_images_is_told(vary: Vary, digits: ImageData) -> None:
+def test_a_batch_of_all_images_is_reported(vary: Vary, digits: ImageData) -> None:
     with pytest.warns(KeymixWarning, match=r"^data\.batch_size = 73: there are 72 training images"):
         training_batches(vary({"data.batch_size": 73}), digits)

@@ -246,7 +246,7 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
         claim(new)
 
 
-def test_a_trial_tells_what_compiling_takes(tiny: Recipe, graphs: list[int]) -> None:
+def test_a_trial_reports_what_compiling_takes(tiny: Recipe, graphs: list[int]) -> None:
     data = load_data(tiny.data)
     trial = try_out(compiled(tiny), data, runs=1)
     assert graphs == [16]

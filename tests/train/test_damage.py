@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files of a run: what can be had of checkpoint and weights is written again, or named."""
+"""Damaged files of a run: what can be had of checkpoint and weights is rebuilt, or named."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_weights_whose_loss_is_lost_are_scored_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("how", METRICS)
-def test_metrics_are_held_against_the_checkpoint(
+def test_metrics_are_checked_against_the_checkpoint(
     done: Run, copy: Path, recipe: Recipe, how: str, ended: bool
 ) -> None:
     text = METRICS[how](lines_of(copy))
@@ -141,11 +141,11 @@ def test_lines_that_nothing_keeps_are_named_as_lost(
         again = train(recipe, copy)
     for which in ("last", "best"):  # the weights keep their epochs and scores
         assert getattr(again.summary, which) == getattr(done.summary, which)
-    (told,) = again.summary.lost
-    assert "3, 4" in told
+    (line,) = again.summary.lost
+    assert "3, 4" in line
     with warnings.catch_warnings():
         warnings.simplefilter("error", KeymixWarning)
-        assert train(recipe, copy).summary.lost == (told,)  # done, with what is lost
+        assert train(recipe, copy).summary.lost == (line,)  # done, with what is lost
 
 
 @pytest.mark.slow
@@ -165,11 +165,11 @@ def test_a_run_of_before_pairs_no_scores_with_other_weights(
     best = done.summary.best.epoch
     known = best not in gone or len(gone) == 1
     for which, epoch in (("last", 3), ("best", best if known else None)):
-        told, wanted = getattr(again.summary, which), getattr(done.summary, which)
-        assert told.epoch == epoch
-        assert told.test == wanted.test
-        assert told.val["top1"] == wanted.val["top1"]
-        assert told.val["loss"] == pytest.approx(wanted.val["loss"], rel=1e-6)
+        rebuilt, wanted = getattr(again.summary, which), getattr(done.summary, which)
+        assert rebuilt.epoch == epoch
+        assert rebuilt.test == wanted.test
+        assert rebuilt.val["top1"] == wanted.val["top1"]
+        assert rebuilt.val["loss"] == pytest.approx(wanted.val["loss"], rel=1e-6)
     assert again.summary.lost
 
 
@@ -334,7 +334,7 @@ def test_weights_that_were_taken_away_leave_a_run_done(copy: Path, recipe: Recip
     assert train(recipe, copy).summary.status == "done"
 
 
-def test_a_damaged_summary_is_told_with_a_remedy_where_it_is_read(copy: Path) -> None:
+def test_a_damaged_summary_is_named_with_a_remedy_where_it_is_read(copy: Path) -> None:
     keyless("last")(copy)
     with pytest.raises(UserError, match=r"summary\.json.*keymix train"):
         _ = load_run(copy).summary
@@ -348,7 +348,7 @@ def test_a_run_without_a_whole_recipe_is_read_by_that_of_its_weights(
         assert load_run(copy).recipe == recipe
 
 
-def test_the_terminal_tells_what_was_lost(
+def test_the_terminal_says_what_was_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -361,12 +361,12 @@ def test_the_terminal_tells_what_was_lost(
     (out / files.METRICS).write_text("", "utf-8")
     capsys.readouterr()
     assert main(words) == 0
-    told = capsys.readouterr()
-    assert any("metrics.jsonl lacks" in line for line in told.err.splitlines())
-    assert "last\t2\t" in told.out
+    printed = capsys.readouterr()
+    assert any("metrics.jsonl lacks" in line for line in printed.err.splitlines())
+    assert "last\t2\t" in printed.out
 
 
-def test_files_that_are_no_weights_or_tell_no_facts_are_one_line(tmp_path: Path) -> None:
+def test_files_without_weights_or_facts_are_one_line(tmp_path: Path) -> None:
     path, state = tmp_path / "w.safetensors", {"a": torch.ones(1)}
     for facts in ([], {"recipe": {}}, {"recipe": {}, "data": []}):
         files.write_weights(path, state, facts)  # type: ignore[arg-type]

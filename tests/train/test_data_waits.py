@@ -16,7 +16,7 @@ from PIL import Image
 from test_resume import traces
 
 from commands import PATIENCE, Command
-from keymix.data import lazy
+from keymix.data.inputs import ImagesOneByOne, Order
 from keymix.data.sources import folder
 from keymix.errors import Interrupted
 from keymix.tasks.classification.training import ClassificationTask
@@ -47,7 +47,7 @@ def photos(root: Path) -> Path:
 @contextmanager
 def signalled_once(waits: Path, pipe: Path, trained: Path) -> Iterator[list[str]]:
     """Send this process SIGINT when it waits; if that ends nothing, end the wait and say so."""
-    told: list[str] = []
+    waited: list[str] = []
     ended = threading.Event()
 
     def watch() -> None:
@@ -55,14 +55,14 @@ def signalled_once(waits: Path, pipe: Path, trained: Path) -> Iterator[list[str]
             pass
         os.kill(os.getpid(), signal.SIGINT)
         if not ended.wait(PATIENCE):
-            told.append("the wait went on")
+            waited.append("the wait went on")
             waits.unlink()
             pipe.write_text("")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield told
+        yield waited
     finally:
         ended.set()
         watcher.join()
@@ -90,15 +90,15 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
     train(recipe, tmp_path / "whole")
     waits, pipe, trained = (tmp_path / name for name in ("waits", "pipe", "trained"))
     os.mkfifo(pipe)
-    make, step = lazy._Maker.make, ClassificationTask.training_step
+    make, step = ImagesOneByOne.make, ClassificationTask.training_step
     served: list[int] = []
 
-    def slow(self: Any, order: lazy.Order) -> Any:
+    def slow(self: ImagesOneByOne, order: Order, targets: Any, augment: Any, seed: int) -> Any:
         served.append(order[0])
-        if self.augment is not None and order[0] == 1 and served.count(1) == 2:
+        if augment is not None and order[0] == 1 and served.count(1) == 2:
             waits.touch()
             pipe.read_text()
-        return make(self, order)
+        return make(self, order, targets, augment, seed)
 
     def trains(self: Any, batch: Any, batch_idx: int) -> Any:
         if self.current_epoch == 1:
@@ -106,11 +106,11 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
         return step(self, batch, batch_idx)
 
     with monkeypatch.context() as patched:
-        patched.setattr(lazy._Maker, "make", slow)
+        patched.setattr(ImagesOneByOne, "make", slow)
         patched.setattr(ClassificationTask, "training_step", trains)
-        with signalled_once(waits, pipe, trained) as told, pytest.raises(Interrupted) as stopped:
+        with signalled_once(waits, pipe, trained) as waited, pytest.raises(Interrupted) as stopped:
             train(recipe, tmp_path / "cut")
-    assert not told
+    assert not waited
     newest = checkpoints(tmp_path / "cut")[0]
     assert newest.steps > 0
     assert repr(str(newest.path)) in str(stopped.value)

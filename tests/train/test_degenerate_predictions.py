@@ -55,10 +55,10 @@ def warned(
     ],
 )
 def test_the_line_names_number_answer_and_cause(model: ModelConfig, loss: float, why: str) -> None:
-    (told,) = warned(model, [1] * 8, [0, 1] * 4, loss)
-    assert told.startswith("every one of the 8 test images got the same answer, 'dog': ")
-    assert why in told
-    assert "\n" not in told
+    (message,) = warned(model, [1] * 8, [0, 1] * 4, loss)
+    assert message.startswith("every one of the 8 test images got the same answer, 'dog': ")
+    assert why in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_answers_that_differ_few_images_and_one_class_are_no_fault(
     assert warned(DENSE, predicted, targets) == []
 
 
-def test_nearly_all_alike_is_told_unless_most_images_are_of_that_class() -> None:
+def test_nearly_all_alike_is_reported_unless_most_images_are_of_that_class() -> None:
     targets = [0, 1] * 20
-    (told,) = warned(SPIKING, [1] * 39 + [0], targets)
-    assert told.startswith("39 of the 40 test images got the same answer, 'dog': ")
+    (message,) = warned(SPIKING, [1] * 39 + [0], targets)
+    assert message.startswith("39 of the 40 test images got the same answer, 'dog': ")
     assert warned(SPIKING, [1] * 37 + [0] * 3, targets) == []  # below 95 %
     most = [1] * 38 + [0] * 2
     assert warned(SPIKING, most, most) == []

@@ -86,14 +86,14 @@ def test_the_term_is_t_squared_times_the_mean_divergence(temperature: float) -> 
     linear = nn.Linear(5, 3).double()
     images = torch.randn(4, 5, dtype=torch.float64)
     logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    told = Teacher(linear, temperature).term(images, logits)
-    told.backward()
+    term = Teacher(linear, temperature).term(images, logits)
+    term.backward()
 
     v, z = linear(images).detach().numpy() / temperature, logits.detach().numpy() / temperature
     p = np.exp(v) / np.exp(v).sum(1, keepdims=True)
     q = np.exp(z) / np.exp(z).sum(1, keepdims=True)
     divergence = sum(p[i, j] * math.log(p[i, j] / q[i, j]) for i in range(4) for j in range(3))
-    close(told, torch.tensor(temperature**2 * divergence / 4))
+    close(term, torch.tensor(temperature**2 * divergence / 4))
     # Hinton et al. 2015, Eq. 2, times T^2: T (q - p), a mean over images
     assert logits.grad is not None
     close(logits.grad, torch.from_numpy(temperature * (q - p) / 4))
@@ -141,11 +141,11 @@ def test_classes_in_another_order_are_matched_by_name(
     plain, mapped = (
         made_teacher(taught(), data).answers(batch().images) for data in (digits, turned)
     )
-    told = dict(zip(digits.classes, plain.unbind(1), strict=True))
+    by_name = dict(zip(digits.classes, plain.unbind(1), strict=True))
     for name, column in zip(turned.classes, mapped.unbind(1), strict=True):
-        assert torch.equal(column, told[name]), name
-    assert differs(told[first], told[second])
-    assert differs(told[second], told[third])
+        assert torch.equal(column, by_name[name]), name
+    assert differs(by_name[first], by_name[second])
+    assert differs(by_name[second], by_name[third])
 
 
 def test_images_come_in_the_teachers_normalisation(
@@ -167,8 +167,8 @@ def test_a_student_of_the_teacher_alone_comes_nearer_to_it(
 ) -> None:
     alone = {"loss__distill": 1.0, "optim__lr": 1e-2, "schedule__epochs": 4}
     run = train(taught(**alone), tmp_path / "run")
-    told = [line["train_distill"] for line in run.metrics()]
-    assert told[-1] < 0.7 * told[0]
+    terms = [line["train_distill"] for line in run.metrics()]
+    assert terms[-1] < 0.7 * terms[0]
     assert run.recipe.loss.distill == 1.0
 
 
@@ -194,8 +194,8 @@ def test_an_interrupted_run_ends_to_the_bit_as_one_that_was_not(
     for name in ("weights_last.safetensors", "weights_best.safetensors"):
         assert (whole / name).read_bytes() == (parted / name).read_bytes()
     both = (load_run(folder).metrics() for folder in (whole, parted))
-    told = [[(line["train_loss"], line["train_distill"]) for line in lines] for lines in both]
-    assert told[0] == told[1]
+    losses = [[(line["train_loss"], line["train_distill"]) for line in lines] for lines in both]
+    assert losses[0] == losses[1]
 
 
 def test_a_resume_warns_of_a_teacher_that_changed(

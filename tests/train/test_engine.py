@@ -85,10 +85,10 @@ def test_run_leaves_the_whole_record(tiny: Recipe, tiny_run: Path) -> None:
     assert summary.last.epoch == 2
     answers = np.load(run.folder / "predictions_test.npz")
     for which in ("last", "best"):
-        told = getattr(summary, which).test.scores
+        scores = getattr(summary, which).test.scores
         right = answers[f"{which}_pred"] == answers["target"]
-        assert right.mean() == pytest.approx(told["top1"])
-        assert answers[f"{which}_top5"].mean() == pytest.approx(told["top5"])
+        assert right.mean() == pytest.approx(scores["top1"])
+        assert answers[f"{which}_top5"].mean() == pytest.approx(scores["top5"])
         assert answers[f"{which}_top5"][right].all()
     assert sorted(answers["index"].tolist()) == list(range(len(answers["target"])))
 

@@ -25,7 +25,7 @@ def _stop(line: Mapping[str, Any]) -> None:
     raise _Stop
 
 
-def test_a_resumed_run_tells_where_its_earlier_parts_were_trained(
+def test_a_resumed_run_records_where_its_earlier_parts_were_trained(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -37,9 +37,9 @@ def test_a_resumed_run_tells_where_its_earlier_parts_were_trained(
             train(tiny, folder, progress=_stop)
     assert "earlier" not in files.read_json(folder / files.ENVIRONMENT)
     train(tiny, folder)
-    told = files.read_json(folder / files.ENVIRONMENT)
-    assert told["commit"] == "b" * 40
-    assert [before["commit"] for before in told["earlier"]] == ["a" * 40]
+    record = files.read_json(folder / files.ENVIRONMENT)
+    assert record["commit"] == "b" * 40
+    assert [before["commit"] for before in record["earlier"]] == ["a" * 40]
     assert lines(read_environment(folder))["resumed"] == (
         "earlier parts of the run differ in commit (aaaaaaaaaa then, bbbbbbbbbb now)"
     )

@@ -152,7 +152,7 @@ def test_empty_frames_are_warned_of_once_where_they_are_trained_on_and_scored(
         file = tmp_path / "mine" / "ab"[k % 2] / f"{k:02d}.npz"
         np.savez(file, t=np.arange(5 if k else 3), sensor_size=np.array([16, 16]), **pixels)
     changed = {"data.spec": f"events:{tmp_path}/mine", "data.time_steps": 4, "schedule.epochs": 1}
-    told = []
+    messages = []
     for work in (
         lambda: train(replace_path(MOVING, changed), tmp_path / "run"),
         lambda: evaluate(tmp_path / "run"),
@@ -160,20 +160,20 @@ def test_empty_frames_are_warned_of_once_where_they_are_trained_on_and_scored(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", KeymixWarning)
             work()
-        told += [str(one.message) for one in caught if "fewer events" in str(one.message)]
-    assert told == 2 * [
+        messages += [str(one.message) for one in caught if "fewer events" in str(one.message)]
+    assert messages == 2 * [
         f"1 of 20 recordings has fewer events than T = 4 (first: {tmp_path}/mine/a/00.npz): some "
         "of its frames are empty; take fewer time steps"
     ]
 
 
-def test_a_loss_that_is_not_finite_is_told_of_recordings(
+def test_a_loss_that_is_not_finite_names_recordings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(*_: object, items: str, **__: object) -> None:
+    def record_items(*_: object, items: str, **__: object) -> None:
         raise UserError(items)
 
-    monkeypatch.setattr(engine, "Losses", told)
+    monkeypatch.setattr(engine, "Losses", record_items)
     with pytest.raises(UserError, match=r"^recordings$"):
         train(MOVING, tmp_path / "run")
 
@@ -181,9 +181,9 @@ def test_a_loss_that_is_not_finite_is_told_of_recordings(
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:
     for name in ("vit_nano_p4_12", "resnet18"):
         changed = {"model.name": name, "model.options": {}}
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as refused:
             train(replace_path(MOVING, changed), tmp_path / name)
-        assert str(told.value) == (
+        assert str(refused.value) == (
             f"model {name!r} takes images, and data 'moving_digits:100' has frames of events "
             "[B, T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of "
             "32x32 pixels or qkformer_hst_2_256 for 128x128, or data of images."

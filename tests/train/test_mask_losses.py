@@ -45,8 +45,8 @@ def test_the_loss_of_exclusive_masks_is_the_mean_over_pixels_that_count() -> Non
                     shares = [math.exp(v) for v in logits[b, :, y, x].tolist()]
                     losses.append(-math.log(shares[int(targets[b, y, x])] / sum(shares)))
     assert len(losses) == 28
-    told = mean_loss(logits, targets, multilabel=False)
-    assert float(told) == pytest.approx(sum(losses) / 28, rel=1e-12)
+    loss = mean_loss(logits, targets, multilabel=False)
+    assert float(loss) == pytest.approx(sum(losses) / 28, rel=1e-12)
 
 
 def test_the_loss_of_masks_of_several_classes_is_binary() -> None:
@@ -58,8 +58,8 @@ def test_the_loss_of_masks_of_several_classes_is_binary() -> None:
             share = 1 / (1 + math.exp(-value))
             losses.append(-math.log(share if wanted else 1 - share))
     assert len(losses) == targets.numel() - 1
-    told = mean_loss(logits, targets, multilabel=True)
-    assert float(told) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+    loss = mean_loss(logits, targets, multilabel=True)
+    assert float(loss) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
@@ -74,8 +74,8 @@ def test_soft_dice_is_the_formula_class_by_class(multilabel: bool) -> None:
         p = shares[:, k][counts]
         both = float(p[true[counts]].sum())
         terms.append(1 - (2 * both + 1) / (float(p.sum()) + int(true.sum()) + 1))
-    told = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[0, 1, 2])
-    assert float(told) == pytest.approx(sum(terms) / 3, rel=1e-12)
+    loss = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[0, 1, 2])
+    assert float(loss) == pytest.approx(sum(terms) / 3, rel=1e-12)
     some = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[1, 2])
     assert float(some) == pytest.approx(sum(terms[1:]) / 2, rel=1e-12)
 

@@ -89,25 +89,25 @@ def test_counts_on_the_device_are_those_of_numpy(
     found, target = rng.integers(0, 2 if multilabel else classes, (2, *shape))
     for ignored in (0.0, 0.3, 1.0):
         truth = np.where(rng.random(shape) < ignored, 255, target)
-        told = count_overlap(
+        counts = count_overlap(
             torch.from_numpy(found),
             torch.from_numpy(truth),
             num_classes=classes,
             multilabel=multilabel,
         )
         wanted = overlap.overlap_counts(found, truth, num_classes=classes, multilabel=multilabel)
-        assert told.dtype == torch.int64
-        np.testing.assert_array_equal(told.numpy(), wanted)
+        assert counts.dtype == torch.int64
+        np.testing.assert_array_equal(counts.numpy(), wanted)
 
 
 def test_counts_are_taken_where_only_deterministic_operations_are_allowed() -> None:
     found, truth = torch.randint(0, 3, (2, 2, 5, 5), generator=torch.Generator().manual_seed(0))
     torch.use_deterministic_algorithms(True)
     try:
-        told = count_overlap(found, truth, num_classes=3, multilabel=False)
+        counts = count_overlap(found, truth, num_classes=3, multilabel=False)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert told[..., 2].sum(1).tolist() == [25, 25]
+    assert counts[..., 2].sum(1).tolist() == [25, 25]
 
 
 def test_the_loss_of_a_split_is_the_mean_over_its_pixels_that_count(
@@ -125,8 +125,8 @@ def test_the_loss_of_a_split_is_the_mean_over_its_pixels_that_count(
             logits[part].argmax(1), targets[part], num_classes=3, multilabel=False
         )
         np.testing.assert_array_equal(counts.numpy(), wanted)
-    told = scores.told()["loss"]
-    assert told == pytest.approx(float(mean_loss(logits, targets, multilabel=False)), rel=1e-6)
+    loss = scores.told()["loss"]
+    assert loss == pytest.approx(float(mean_loss(logits, targets, multilabel=False)), rel=1e-6)
 
 
 def test_ignored_pixels_are_no_way_off(data_of: Callable[[np.ndarray], ImageData]) -> None:
@@ -134,11 +134,11 @@ def test_ignored_pixels_are_no_way_off(data_of: Callable[[np.ndarray], ImageData
     truth[2, 1], truth[:, 5:], truth[5, 0] = 1, 255, 2
     found = np.where(truth == 255, 1, truth)
     found[2, 3] = 1  # two pixels off, nearer than the ignored ones
-    told, details = scored(sure_of(found, 3), data_of(truth))
+    answers, details = scored(sure_of(found, 3), data_of(truth))
     assert details.hausdorff_unit == "px"
-    assert told.hausdorff[:, 1].tolist() == [2.0] * len(told.index)
-    assert told.hausdorff[:, 2].tolist() == [0.0] * len(told.index)
-    assert told.counts[0].tolist() == [[27, 27, 28], [1, 2, 1], [1, 1, 1]]
+    assert answers.hausdorff[:, 1].tolist() == [2.0] * len(answers.index)
+    assert answers.hausdorff[:, 2].tolist() == [0.0] * len(answers.index)
+    assert answers.counts[0].tolist() == [[27, 27, 28], [1, 2, 1], [1, 1, 1]]
 
 
 def write_oblong(folder: Path) -> str:
@@ -168,9 +168,9 @@ def test_distances_are_millimetres_of_rows_and_columns_each(
     data = load(spec, image_size=(32, 16), test_fraction=0.3, val_fraction=0.3)
     found = np.zeros((32, 16))
     found[:rows, :columns] = 3  # the truth is [:16, :8]
-    told, details = scored(sure_of(found, 4), data)
+    answers, details = scored(sure_of(found, 4), data)
     assert details.hausdorff_unit == "mm"
-    assert told.hausdorff[:, 3].tolist() == pytest.approx([far] * len(told.index), rel=1e-12)
+    assert answers.hausdorff[:, 3].tolist() == pytest.approx([far] * len(answers.index), rel=1e-12)
 
 
 @pytest.fixture
@@ -217,8 +217,8 @@ def test_the_loss_of_an_image_is_the_mean_over_its_own_pixels_that_count(
     targets = torch.randint(0, 3, (3, 4, 6), generator=torch.Generator().manual_seed(1))
     targets[1, 1:], targets[2] = 255, 255
     logits = task.model(torch.zeros(3, 1, 4, 6)).detach()
-    told = loss_of_each(logits, targets, multilabel=False)
+    losses = loss_of_each(logits, targets, multilabel=False)
     for i in range(2):
         alone = mean_loss(logits[i : i + 1], targets[i : i + 1], multilabel=False)
-        assert float(told[i]) == pytest.approx(float(alone), rel=1e-6)
-    assert float(told[2]) == 0.0
+        assert float(losses[i]) == pytest.approx(float(alone), rel=1e-6)
+    assert float(losses[2]) == 0.0

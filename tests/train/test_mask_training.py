@@ -40,9 +40,9 @@ def run(masks_run: Path) -> Run:
     return load_run(masks_run / "run")
 
 
-def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
-    told, data = run.summary.last.test, run.summary.data
-    own = told.own.read(MaskDetails)
+def test_a_run_records_what_its_kept_counts_say(run: Run) -> None:
+    test, data = run.summary.last.test, run.summary.data
+    own = test.own.read(MaskDetails)
     assert run.summary.task == data.task == "segmentation"
     assert data.classes == ("background", *ORGANS)
     with np.load(run.folder / files.PREDICTIONS) as kept:
@@ -52,9 +52,9 @@ def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
     scored = list(data.scored_classes)
     assert scored == [1, 2, 3]
     pooled = counts.sum(0)
-    assert told.scores["jaccard"] == overlap.mean_jaccard(pooled, scored)
-    assert told.scores["weighted_jaccard"] == overlap.weighted_jaccard(pooled, scored)
-    assert told.scores["dice"] == overlap.mean_dice(pooled, scored)
+    assert test.scores["jaccard"] == overlap.mean_jaccard(pooled, scored)
+    assert test.scores["weighted_jaccard"] == overlap.weighted_jaccard(pooled, scored)
+    assert test.scores["dice"] == overlap.mean_dice(pooled, scored)
     pixels = 24 * 24 * data.sizes["test"]
     assert pooled[:, 1].sum() == pooled[:, 2].sum() == pixels
     one_alone = (counts[:, 1:, 1] > 0) != (counts[:, 1:, 2] > 0)
@@ -66,7 +66,7 @@ def test_a_run_tells_what_its_kept_counts_say(run: Run) -> None:
     assert np.isnan(distances[:, 0]).all()
 
 
-def test_an_epoch_tells_the_losses_and_the_scores_of_validation(run: Run) -> None:
+def test_an_epoch_records_the_losses_and_the_scores_of_validation(run: Run) -> None:
     lines = run.metrics()
     names = {"train_loss", "train_dice_loss", "val_loss", "val_jaccard", "val_dice"}
     assert all(names | {"val_weighted_jaccard"} <= line.keys() for line in lines)
@@ -99,11 +99,11 @@ def test_timm_shows_a_loaded_model_and_its_encoder_the_images_of_its_training(ru
 
 
 def test_evaluation_repeats_the_test(run: Run) -> None:
-    told = evaluate(run)
-    assert {key: told[key] for key in ("jaccard", "dice", "loss")} == {
+    scores = evaluate(run)
+    assert {key: scores[key] for key in ("jaccard", "dice", "loss")} == {
         key: run.summary.last.test.scores[key] for key in ("jaccard", "dice", "loss")
     }
-    assert told["classes"] == run.summary.last.test.own.values["classes"]
+    assert scores["classes"] == run.summary.last.test.own.values["classes"]
 
 
 def test_a_run_that_was_broken_off_ends_with_the_same_weights(
@@ -155,7 +155,7 @@ def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"model__name": "vit_nano_p2_12", "model__options": {}},
@@ -172,9 +172,9 @@ def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
     ],
 )
 def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
-    scans: Path, tmp_path: Path, changes: dict[str, Any], told: str
+    scans: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         train(on_masks(scans, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -182,13 +182,13 @@ def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
 def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
     tiny: Recipe, scans: Path, tmp_path: Path
 ) -> None:
-    for changes, told in (
+    for changes, message in (
         ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
         ({"loss.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
         ({"augment.vertical_flip": True}, "augment.vertical_flip=True is for images with masks"),
         ({"data.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             train(replace_path(tiny, changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -208,7 +208,7 @@ def test_a_run_is_not_evaluated_on_other_organs(run: Run, scans: Path, tmp_path:
         evaluate(run, f"uwgi:{renamed}")
 
 
-def test_masks_that_cover_nothing_are_told() -> None:
+def test_masks_that_cover_nothing_are_reported() -> None:
     def warn(common: int, predicted: int, true: int, loss: float = 1.0) -> None:
         counts = np.zeros((5, 2, 3), dtype=np.int64)
         counts[0, 1] = common, predicted, true
@@ -264,5 +264,5 @@ def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
 def test_a_run_on_cuda_is_evaluated(scans: Path, tmp_path: Path, precision: str) -> None:
     run = train(on_masks(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
     assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
-    told = run.summary.last.test
-    assert evaluate(run)["jaccard"] == pytest.approx(told.scores["jaccard"], abs=1e-6)
+    test = run.summary.last.test
+    assert evaluate(run)["jaccard"] == pytest.approx(test.scores["jaccard"], abs=1e-6)

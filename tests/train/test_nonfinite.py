@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss that is not finite: step, learning rate, largest gradient and images are told."""
+"""A loss that is not finite: step, learning rate, largest gradient and images are named."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_broken_image_is_named_among_the_batch(losses: Losses, tmp_path: Path) -
     assert "became nan in step 4 of epoch 2, at learning rate 0.25" in line
     assert "largest gradient of the update before was 3, of 1.bias" in line
     assert "2 of the batch's 4 images: image 11, image 13 (" in line
-    told = json.loads((tmp_path / "nonfinite.json").read_text())
-    assert (told["epoch"], told["step"], told["learning_rate"]) == (1, 3, 0.25)
-    assert told["largest_gradient"]["parameter"] == "1.bias"
-    assert [entry["image"] for entry in told["images"]] == [f"image {i}" for i in range(10, 14)]
-    assert [float(entry["loss"]) for entry in told["images"]][::2] == [1.0, 2.0]
+    report = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert (report["epoch"], report["step"], report["learning_rate"]) == (1, 3, 0.25)
+    assert report["largest_gradient"]["parameter"] == "1.bias"
+    assert [entry["image"] for entry in report["images"]] == [f"image {i}" for i in range(10, 14)]
+    assert [float(entry["loss"]) for entry in report["images"]][::2] == [1.0, 2.0]
 
 
 def test_many_images_are_counted(losses: Losses) -> None:
@@ -72,17 +72,17 @@ def test_many_images_are_counted(losses: Losses) -> None:
 
 
 def test_a_batch_of_recordings_is_called_so(model: nn.Module, tmp_path: Path) -> None:
-    for each, whole, told in (
+    for each, whole, message in (
         ([math.nan, 1.0], math.nan, "it came from 1 of the batch's 2 recordings: 10 ("),
         ([1.0, 1.0], math.inf, "the batch's recordings: 10, 11 ("),
     ):
         losses = Losses(model, str, tmp_path, late=False, items="recordings")
         with pytest.raises(UserError) as stopped:
             losses.take(replace(step(each), loss=torch.tensor(whole)))
-        assert told in str(stopped.value)
+        assert message in str(stopped.value)
 
 
-def test_gradient_is_told_as_it_was_before_clipping(losses: Losses, model: nn.Module) -> None:
+def test_gradient_is_reported_as_it_was_before_clipping(losses: Losses, model: nn.Module) -> None:
     losses.before_update()
     losses.clip([*model.parameters()], 0.5)
     assert max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None) < 0.5
@@ -232,9 +232,9 @@ def test_mean_does_not_depend_on_when_it_was_saved(model: nn.Module, tmp_path: P
 def test_diverged_run_fits_into_a_line_of_a_comparison(wild: Recipe, tmp_path: Path) -> None:
     with pytest.raises(UserError) as stopped:
         train(wild, tmp_path / "run")
-    told = reason(stopped.value)
-    assert len(told) <= 300
-    assert "largest gradient" in told
+    message = reason(stopped.value)
+    assert len(message) <= 300
+    assert "largest gradient" in message
     record = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
     assert len(record["images"]) == 16
     assert all(entry["image"].startswith("digits image") for entry in record["images"])
@@ -255,8 +255,8 @@ def test_step_that_is_looked_at_later_holds_no_graph(
 
     def take(losses: Losses, step: Step) -> None:
         assert isinstance(step.each, partial)
-        held = [*step.each.args, step.loss, step.each()]
-        graphs.extend(t.requires_grad for t in held if isinstance(t, torch.Tensor))
+        kept = [*step.each.args, step.loss, step.each()]
+        graphs.extend(t.requires_grad for t in kept if isinstance(t, torch.Tensor))
 
     monkeypatch.setattr(Losses, "take", take)
     train(tiny, tmp_path / "run")

@@ -117,11 +117,11 @@ def test_stacks_are_not_asked_of_images_without_neighbours(
     stacked: Run, kinds: dict[bool, Run], tmp_path: Path
 ) -> None:
     other = kinds[True].recipe.data.spec
-    told = f"trained on stacks of 3 slices; data '{other}' has no neighbours. Name data of scans"
-    with pytest.raises(UserError, match=told):
+    message = f"trained on stacks of 3 slices; data '{other}' has no neighbours. Name data of scans"
+    with pytest.raises(UserError, match=message):
         evaluate(stacked, other)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         predict_masks(stacked, data=other, out=tmp_path / "out")
     (loaded,) = load_models([str(stacked.folder)])
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load_images(loaded, [other], limit=None)

@@ -124,9 +124,9 @@ def test_run_lengths_read_back_are_the_masks(runs: dict[str, Run], tmp_path: Pat
     empty = 0
     for kind, run in runs.items():
         out = tmp_path / kind
-        told = predict_masks(run, out=out)
+        found = predict_masks(run, out=out)
         rows = rows_of(out)
-        assert [(r["id"], r["class"]) for r in rows] == [(t.id, o) for t in told for o in ORGANS]
+        assert [(r["id"], r["class"]) for r in rows] == [(t.id, o) for t in found for o in ORGANS]
         empty += sum(row["segmentation"] == "" for row in rows)
         for row in rows:
             back = painted(row["segmentation"], SIDE, SIDE)
@@ -141,7 +141,7 @@ def test_run_lengths_read_back_are_the_masks(runs: dict[str, Run], tmp_path: Pat
 def test_predicted_run_lengths_are_a_data_set_again(
     scans: Path, runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    told = predict_masks(runs["multilabel"], [scans / "train"], out=tmp_path / "out")
+    found = predict_masks(runs["multilabel"], [scans / "train"], out=tmp_path / "out")
     shutil.copytree(scans / "train", tmp_path / "again" / "train")
     shutil.copy(tmp_path / "out" / "predictions.csv", tmp_path / "again" / "train.csv")
     data = load(f"uwgi:{tmp_path / 'again'}", masks="multilabel", test_fraction=0.2)
@@ -153,7 +153,7 @@ def test_predicted_run_lengths_are_a_data_set_again(
                 wanted = mask_of(tmp_path / "out", f"{organ}/{split.scans.scan_id(i)}.png")
                 np.testing.assert_array_equal(plane * 255, wanted)
             seen += 1
-    assert seen == len(told)
+    assert seen == len(found)
 
 
 def test_files_are_answered_as_the_split_that_they_are_of(
@@ -171,7 +171,7 @@ def test_files_are_answered_as_the_split_that_they_are_of(
             assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_a_stack_is_made_of_the_slices_beside_the_file(
+def test_a_stack_is_made_of_the_slices_next_to_the_file(
     scans: Path, runs: dict[str, Run], tmp_path: Path
 ) -> None:
     path = slice_of(scans, 3, 2)
@@ -186,7 +186,7 @@ def test_a_stack_is_made_of_the_slices_beside_the_file(
     assert (read[2] == read[1]).all()
 
 
-def test_a_name_that_tells_no_neighbours_is_refused_and_the_others_are_answered(
+def test_a_name_without_neighbours_is_refused_and_the_others_are_answered(
     scans: Path, runs: dict[str, Run], tmp_path: Path
 ) -> None:
     unnamed = tmp_path / "scan.png"
@@ -195,8 +195,13 @@ def test_a_name_that_tells_no_neighbours_is_refused_and_the_others_are_answered(
     assert "stacks of 3 slices" in (bad.error or "")
     assert "slice_0078_266_266_1.50_1.50.png" in (bad.error or "")
     assert good.error is None
-    (told,) = predict_masks(runs["exclusive"], [unnamed], out=tmp_path / "one")
-    assert (told.id, told.size, told.spacing, told.area) == ("scan", (SIDE, SIDE), None, None)
+    (answer,) = predict_masks(runs["exclusive"], [unnamed], out=tmp_path / "one")
+    assert (answer.id, answer.size, answer.spacing, answer.area) == (
+        "scan",
+        (SIDE, SIDE),
+        None,
+        None,
+    )
 
 
 def test_a_broken_image_is_answered_with_its_error(
@@ -219,23 +224,26 @@ def test_a_broken_image_is_answered_with_its_error(
         assert answer.pixels is None
     assert {row["id"] for row in rows_of(out)} == {good.id} == {"case1_day1_slice_0001"}
     assert [path.name for path in (out / "masks").iterdir()] == [f"{good.id}.png"]
-    told = json.loads((out / MANIFEST).read_text())
-    assert (told["complete"], told["answered"], told["broken"]) == (True, 1, 3)
-    assert [image.get("error") for image in told["images"]] == [*(b.error for b in broken), None]
+    manifest = json.loads((out / MANIFEST).read_text())
+    assert (manifest["complete"], manifest["answered"], manifest["broken"]) == (True, 1, 3)
+    assert [image.get("error") for image in manifest["images"]] == [
+        *(b.error for b in broken),
+        None,
+    ]
 
 
 def test_pixels_and_areas_are_those_of_the_masks(runs: dict[str, Run], tmp_path: Path) -> None:
     path = tmp_path / "slice_0007_20_33_0.50_3.00.png"  # 20 columns of 0.5 mm, 33 rows of 3 mm
     pixels = np.random.default_rng(0).integers(0, 65536, (33, 20)).astype(np.uint16)
     Image.fromarray(pixels).save(path)
-    (told,) = predict_masks(runs["exclusive"], [path], out=tmp_path / "out")
-    assert (told.size, told.spacing) == ((33, 20), (3.0, 0.5))
+    (answer,) = predict_masks(runs["exclusive"], [path], out=tmp_path / "out")
+    assert (answer.size, answer.spacing) == ((33, 20), (3.0, 0.5))
     mask = mask_of(tmp_path / "out", f"{path.stem}.png")
     assert mask.shape == (33, 20)
     counts = {organ: int((mask == k).sum()) for k, organ in enumerate(ORGANS, start=1)}
-    assert told.pixels == counts
+    assert answer.pixels == counts
     assert sum(counts.values()) > 0
-    assert told.area == {organ: 1.5 * number for organ, number in counts.items()}
+    assert answer.area == {organ: 1.5 * number for organ, number in counts.items()}
 
 
 def test_overlays_outline_the_truth_where_it_is_known(
@@ -277,9 +285,9 @@ def test_colour_images_and_masks_of_any_class(tmp_path: Path) -> None:
         Image.fromarray(image.astype(np.uint8)).save(tmp_path / "set" / "images" / f"p{k}.png")
         Image.fromarray(mask.astype(np.uint8)).save(tmp_path / "set" / "masks" / f"p{k}.png")
     run = written_masks_run(tmp_path / "run", f"masks:{tmp_path / 'set'}", test_fraction=0.4)
-    told = predict_masks(run, [tmp_path / "set" / "images"], out=tmp_path / "out")
-    assert [answer.id for answer in told] == [f"p{k}" for k in range(6)]
-    for answer in told:
+    found = predict_masks(run, [tmp_path / "set" / "images"], out=tmp_path / "out")
+    assert [answer.id for answer in found] == [f"p{k}" for k in range(6)]
+    for answer in found:
         assert (answer.error, answer.size, answer.area) == (None, (20, 28), None)
         assert sum((answer.pixels or {}).values()) == 20 * 28  # no class is the background
         assert mask_of(tmp_path / "out", f"{answer.id}.png").max() < 3
@@ -334,10 +342,10 @@ def test_recorded_names_lead_out_of_no_folder(
     out, mine = tmp_path / "out", tmp_path / "holiday.png"
     predict_masks(runs["multilabel"], [slice_of(scans, 1, 1)], out=out)
     mine.write_bytes(b"mine")
-    told = json.loads((out / MANIFEST).read_text())
-    told["images"] += [{"id": "holiday"}, {"id": "../holiday"}, {"id": 3}, "x"]
-    told["classes"] += [{"name": "../.."}, {"name": str(tmp_path)}, {}, 4]
-    (out / MANIFEST).write_text(json.dumps(told))
+    edited = json.loads((out / MANIFEST).read_text())
+    edited["images"] += [{"id": "holiday"}, {"id": "../holiday"}, {"id": 3}, "x"]
+    edited["classes"] += [{"name": "../.."}, {"name": str(tmp_path)}, {}, 4]
+    (out / MANIFEST).write_text(json.dumps(edited))
     predict_masks(runs["multilabel"], [slice_of(scans, 1, 1)], out=out, overwrite=True)
     assert mine.read_bytes() == b"mine"
 

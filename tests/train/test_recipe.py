@@ -151,9 +151,9 @@ def test_numbers_that_are_not_finite_are_called_so(tiny: Recipe) -> None:
     with pytest.raises(UserError, match=r"optim\.lr = nan: must be a finite number"):
         OptimConfig(lr=float("nan"))
     for path in ("optim.lr", "model.drop_path", "schedule.warmup_epochs", "augment.erasing"):
-        for told in (float("nan"), ".inf", "nan", float("-inf")):
+        for given in (float("nan"), ".inf", "nan", float("-inf")):
             with pytest.raises(UserError, match=f"{path} = .*: expected a finite number"):
-                replace_path(tiny, {path: told})
+                replace_path(tiny, {path: given})
 
 
 def test_yaml_1_1_numbers_are_numbers(tiny: Recipe, tmp_path: Path) -> None:

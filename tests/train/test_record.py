@@ -92,10 +92,10 @@ def test_a_line_lacks_what_its_task_ranks_by() -> None:
     assert line.lacks(get_task("segmentation")) == "val_jaccard"
     assert replace(line, val={"top1": 0.5}).lacks(get_task("classification")) == "val_loss"
     error = Score(key="rmse", name="error", short="rmse", label="error", better="less", high=None)
-    told = replace(line, val={"rmse": 3.0})
+    other = replace(line, val={"rmse": 3.0})
     numbers = Task(name="n", does="", holds="", scores=(error,), validation_loss=False)
-    assert told.lacks(numbers) == ""
-    assert told.rank(numbers) == (-3.0, 0.0)
+    assert other.lacks(numbers) == ""
+    assert other.rank(numbers) == (-3.0, 0.0)
 
 
 def test_the_details_of_a_task_come_back_and_are_checked() -> None:

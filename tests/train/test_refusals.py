@@ -20,7 +20,7 @@ CLASS_TOKEN = {"model.options.class_token": True, "model.global_pool": "token"}
 
 
 @pytest.mark.parametrize("mixer", ["identity", "pooling", "sep_conv"])
-def test_a_class_token_that_hears_nothing_is_refused(
+def test_a_class_token_that_reads_nothing_is_refused(
     vary: Vary, tmp_path: Path, mixer: str
 ) -> None:
     recipe = vary({**CLASS_TOKEN, "model.mixer": mixer})
@@ -53,11 +53,11 @@ def test_running_out_of_memory_is_one_line_that_names_the_images(
     line = r"^out of memory for images of (48x48|32x48) pixels: name a smaller image size\.$"
     with pytest.raises(UserError, match=line), enough_memory(image_size):
         torch.empty(1 << 50)  # on a CPU: a plain RuntimeError with the allocator's text
-    told = UserError("model 'vit' cannot be built with img_size=48")
+    refusal = UserError("model 'vit' cannot be built with img_size=48")
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to")):
         for cause in (None, error):  # as it comes, or as the cause of what a constructor tells
             with pytest.raises(UserError, match=line), enough_memory(image_size):
-                raise told if cause else error from cause
+                raise refusal if cause else error from cause
     for other in (RuntimeError("shapes differ"), UserError("no such data")):
         with pytest.raises(type(other), match=str(other)), enough_memory(image_size):
             raise other

@@ -169,7 +169,7 @@ def test_second_signal_ends_at_once(tiny: Recipe, tmp_path: Path, whole: Any) ->
 def test_signal_in_a_validation_names_what_stands(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
     with (
         during(STEPS, signal.SIGTERM, method="validation_step"),
-        pytest.raises(Interrupted, match=r"epochs_00001\.ckpt' stands"),
+        pytest.raises(Interrupted, match=r"epochs_00001\.ckpt' is saved"),
     ):
         train(tiny, tmp_path / "run")
     train(tiny, tmp_path / "run")
@@ -214,7 +214,7 @@ def test_signal_before_the_first_step_leaves_nothing(
         time.sleep(5)
 
     monkeypatch.setattr(engine, "load_data", signalled)
-    with pytest.raises(Interrupted, match="the same command starts anew"):
+    with pytest.raises(Interrupted, match="the same command starts from the beginning"):
         train(tiny, tmp_path / "runs" / "one")
     assert not (tmp_path / "runs").exists()
 
@@ -243,7 +243,7 @@ def test_ignored_signal_stays_ignored(vary: Vary, tmp_path: Path) -> None:
     assert not any(checkpoint.steps for checkpoint in checkpoints(tmp_path / "run"))
 
 
-def test_both_checkpoints_damaged_start_anew(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
+def test_both_checkpoints_damaged_start_over(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
     with during(13, signal.SIGINT), pytest.raises(Interrupted):
         train(tiny, tmp_path / "run")
     there = checkpoints(tmp_path / "run")
@@ -254,12 +254,12 @@ def test_both_checkpoints_damaged_start_anew(tiny: Recipe, tmp_path: Path, whole
         train(tiny, tmp_path / "run")
     assert [str(w.message).partition("); ")[2] for w in said] == [
         "resuming from the one before",
-        "there is no other; starting again",
+        "there is no other; starting over",
     ]
     assert traces(tmp_path / "run") == whole
 
 
-def test_damaged_checkpoint_is_told_in_one_line(
+def test_damaged_checkpoint_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -270,14 +270,14 @@ def test_damaged_checkpoint_is_told_in_one_line(
     newest.write_bytes(b"")
     capsys.readouterr()
     assert main([*words, "--out", str(out)]) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert [line for line in told if not line.startswith("epoch ")] == [
+    printed = capsys.readouterr().err.splitlines()
+    assert [line for line in printed if not line.startswith("epoch ")] == [
         f"keymix: warning: checkpoint {str(newest)!r} is damaged (File is not a zip file); "
         "resuming from the one before"
     ]
 
 
-def test_truncated_weights_are_told_with_a_remedy(
+def test_truncated_weights_are_named_with_a_remedy(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(tiny_run, tmp_path / "run")
@@ -310,7 +310,7 @@ def test_run_killed_while_it_throws_another_away_can_be_repeated(
 
 
 def test_stopped_overwrite_goes_on_without_the_flag(tiny: Recipe, tmp_path: Path) -> None:
-    said = "the same command without --overwrite goes on"
+    said = "the same command without --overwrite resumes"
     with during(7, signal.SIGINT), pytest.raises(Interrupted, match=said):
         train(tiny, tmp_path / "run", overwrite=True)
 
@@ -366,10 +366,10 @@ def test_lock_of_a_killed_process_is_not_left_to_its_children(tmp_path: Path) ->
                 os._exit(0)
             os.write(writing, str(child).encode().rjust(10))
             time.sleep(60)
-    told = b""
-    while len(told) < 16:
-        told += os.read(reading, 16)
-    child = int(told.replace(b"forked", b""))
+    received = b""
+    while len(received) < 16:
+        received += os.read(reading, 16)
+    child = int(received.replace(b"forked", b""))
     with pytest.raises(InUse), locked(out, "run"):
         pass
     os.kill(holder, signal.SIGKILL)
@@ -390,6 +390,6 @@ def test_equal_weights_make_equal_files(tiny: Recipe, tmp_path: Path) -> None:
         files.write_weights(tmp_path / f"{i}", state, facts)
         made.add((tmp_path / f"{i}").read_bytes())
     assert len(made) == 1
-    read, told = files.read_weights(tmp_path / "0")
-    assert told == facts
+    read, recorded = files.read_weights(tmp_path / "0")
+    assert recorded == facts
     assert all(torch.equal(read[name], state[name]) for name in state)

@@ -40,9 +40,9 @@ def copy(done: Run, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_evaluation_repeats_the_final_test(done: Run, which: str) -> None:
     scores = evaluate(done.folder, which=which)  # type: ignore[arg-type]
-    told = getattr(done.summary, which).test.scores
-    assert scores["top1"] == told["top1"]
-    assert scores["loss"] == pytest.approx(told["loss"], rel=1e-6)
+    recorded = getattr(done.summary, which).test.scores
+    assert scores["top1"] == recorded["top1"]
+    assert scores["loss"] == pytest.approx(recorded["loss"], rel=1e-6)
     assert scores["images"] == done.summary.data.sizes["test"]
 
 
@@ -50,10 +50,10 @@ def test_the_best_epoch_is_that_of_the_score_then_of_the_loss_and_is_tested_itse
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validated = [(0.5, 0.1), (0.7, 1.5), (0.7, 2.0)]  # top-1 and loss of each epoch
-    told = Scores.told
+    computed = Scores.told
 
     def scripted(self: Scores) -> Metrics:
-        scores = told(self)
+        scores = computed(self)
         if validated:
             scores["top1"], scores["loss"] = validated.pop(0)
         return scores
@@ -188,7 +188,7 @@ def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
 
 
 def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:
-    """Held in memory or not: what evaluation crops does not hang on the size."""
+    """Held in memory or not: what evaluation crops does not depend on the size."""
     from keymix.train.evaluation import data_for
 
     seen = replace(done.weights()[1].data, crop_pct=0.75)
@@ -241,8 +241,8 @@ def test_run_on_images_that_are_not_square_is_evaluated(
         run = train(recipe, tmp_path / str(given))
         assert train(recipe, run.folder).recipe == recipe  # done: the record is the same recipe
         assert run.summary.data.image_size == size
-        told, scored = evaluate(run), run.summary.last.test.scores
-        assert {name: told[name] for name in scored} == scored
+        evaluated, scored = evaluate(run), run.summary.last.test.scores
+        assert {name: evaluated[name] for name in scored} == scored
 
 
 def _photos(folder: Path, turned: bool = False) -> str:
@@ -255,7 +255,7 @@ def _photos(folder: Path, turned: bool = False) -> str:
     return f"folder:{folder}"
 
 
-def test_images_whose_pixels_changed_are_told_of(
+def test_images_whose_pixels_changed_are_named(
     tiny_recipe: Recipe, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     spec = _photos(tmp_path / "set")

@@ -131,8 +131,8 @@ def test_a_record_of_its_time_says_diagonal_now() -> None:
 def test_a_backbone_in_another_model_keeps_its_shifts_too(old: Path) -> None:
     options = {"backbone": NAME}
     record = RECORD | {"model": RECORD["model"] | {"name": "setr", "options": options}}
-    told = {"shifts": "diagonal"}
-    assert from_record(record).model.options == options | {"backbone_options": told}
+    shifted = {"shifts": "diagonal"}
+    assert from_record(record).model.options == options | {"backbone_options": shifted}
     new = settled(from_dict(record))
     assert new.model.options == options | {"backbone_options": {"shifts": "axes"}}
     assert settled(from_dict(record), lambda: from_record(record)) == from_record(record)
@@ -224,7 +224,7 @@ def test_a_run_that_starts_from_old_weights_goes_on_with_their_shifts(
     assert asked.model.options["shifts"] == "axes"
 
 
-def test_old_weights_tell_a_model_that_was_not_told(old: Path) -> None:
+def test_old_weights_set_the_shifts_of_a_model_built_without(old: Path) -> None:
     def made(**options: Any) -> nn.Module:
         return create_model(NAME, in_chans=1, img_size=12, **SMALL, **options)
 
@@ -241,11 +241,11 @@ def test_old_weights_tell_a_model_that_was_not_told(old: Path) -> None:
 
 
 def test_a_module_pickled_before_there_was_a_choice_shifts_as_it_did() -> None:
-    layer, told = ShiftedPatchEmbed(8, 4, 3, 10), ShiftedPatchEmbed(8, 4, 3, 10, shifts="diagonal")
-    told.load_state_dict(layer.state_dict())
+    layer, other = ShiftedPatchEmbed(8, 4, 3, 10), ShiftedPatchEmbed(8, 4, 3, 10, shifts="diagonal")
+    other.load_state_dict(layer.state_dict())
     del layer.shifts, layer.chosen
     images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(layer(images), told(images))
+    assert torch.equal(layer(images), other(images))
 
 
 def test_a_swapped_model_keeps_its_shifts(tmp_path: Path) -> None:
@@ -263,10 +263,10 @@ def test_a_swapped_model_keeps_its_shifts(tmp_path: Path) -> None:
     with safe_open(tmp_path / "new", "pt") as file:
         record = json.loads(file.metadata()["keymix_swap"])
     for shifts, found in ((None, "diagonal"), ("axes", "axes")):
-        told = record | {"shifts": shifts}
+        edited = record | {"shifts": shifts}
         if shifts is None:
-            del told["shifts"]
-        metadata = {"keymix_swap": json.dumps(told)}
+            del edited["shifts"]
+        metadata = {"keymix_swap": json.dumps(edited)}
         save_file(load_file(tmp_path / "new"), tmp_path / "old", metadata=metadata)
         assert embed_of(load_swapped(base, tmp_path / "old")).shifts == found
         with pytest.warns(KeymixWarning, match=f"'{found}'.*'half_patch'"):

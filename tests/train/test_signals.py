@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wait for data while gradients are accumulated goes on for a while after a signal."""
+"""A wait for data while gradients are accumulated continues for a while after a signal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PATIENCE = 30  # seconds until a wait counts as endless
 
 
 @pytest.fixture
-def held() -> Iterator[Interrupts]:
-    with interruptible(lambda: "nothing was done") as interrupts, interrupts.held():
+def interrupts() -> Iterator[Interrupts]:
+    with interruptible(lambda: "nothing was done") as interrupts, interrupts.deferred():
         yield interrupts
 
 
@@ -33,26 +33,26 @@ def wait(interrupts: Interrupts, *, grace: float, signalled: bool = True) -> Non
     raise AssertionError("the wait went on")
 
 
-def test_a_wait_with_grace_outlasts_a_signal(held: Interrupts) -> None:
-    with held.waiting(grace=PATIENCE):
+def test_a_wait_with_grace_outlasts_a_signal(interrupts: Interrupts) -> None:
+    with interrupts.waiting(grace=PATIENCE):
         os.kill(os.getpid(), signal.SIGTERM)
-    assert held.signum == signal.SIGTERM
+    assert interrupts.signum == signal.SIGTERM
     with pytest.raises(Interrupted):
-        held.look()
+        interrupts.look()
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_a_wait_ends_when_its_grace_is_over(held: Interrupts, before: bool) -> None:
+def test_a_wait_ends_when_its_grace_is_over(interrupts: Interrupts, before: bool) -> None:
     if before:  # the signal came in the step
         os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(Interrupted) as stopped:
-        wait(held, grace=0.05, signalled=not before)
-    assert stopped.value is held.ended_wait
+        wait(interrupts, grace=0.05, signalled=not before)
+    assert stopped.value is interrupts.ended_wait
 
 
-def test_a_wait_without_grace_ends_at_once(held: Interrupts) -> None:
+def test_a_wait_without_grace_ends_at_once(interrupts: Interrupts) -> None:
     with pytest.raises(Interrupted):
-        wait(held, grace=0.0)
+        wait(interrupts, grace=0.0)
 
 
 def test_a_run_that_accumulates_has_grace_between_its_updates_alone() -> None:

@@ -109,8 +109,8 @@ def test_it_is_the_mean_cosine_of_the_first_pairs(blocks: int | None, pairs: int
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention", "static_key"])
 def test_it_is_what_analysis_measures(mixer: str) -> None:
     model = tiny(mixer=mixer).eval()
-    told = map_similarity(model, images())
-    means = [pair.mean for pair in told.adjacent]
+    similarity = map_similarity(model, images())
+    means = [pair.mean for pair in similarity.adjacent]
     close(Measured(model)(images()), torch.tensor(sum(means) / 3), torch.float32)
 
 
@@ -141,15 +141,15 @@ def test_the_step_after_listening_is_as_before(name: str) -> None:
         model = create_model("cvt_micro_32", depths=(2, 1, 1)).double()
         x, blocks = torch.randn(2, 3, 32, 32, dtype=torch.float64), 0
     model.train()
-    twin = copy.deepcopy(model)
-    close(Measured(model, blocks)(x), Measured(twin, blocks)(x))
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
+    close(Measured(model, blocks)(x), Measured(copied, blocks)(x))
+    copied = copy.deepcopy(model)
     Measured(model, blocks)(x).backward()
-    twin(x)
+    copied(x)
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     assert any("running" in key for key in model.state_dict())
     for key, value in model.state_dict().items():
-        assert torch.equal(twin.state_dict()[key], value), f"reading maps moved {key}"
+        assert torch.equal(copied.state_dict()[key], value), f"reading maps moved {key}"
     assert not any(m._forward_pre_hooks for m in find_mixers(model).values())
 
 
@@ -182,7 +182,7 @@ def test_the_loss_has_lambda_times_the_sum_and_the_record_has_not(
 
 
 @pytest.mark.slow
-def test_training_lowers_the_similarity_and_tells_it(vary: Vary, tmp_path: Path) -> None:
+def test_training_lowers_the_similarity_and_records_it(vary: Vary, tmp_path: Path) -> None:
     weighted = {**DEEP, "schedule.epochs": 4, "optim.lr": 1e-2}
     runs = [
         train(vary({**weighted, "loss.similarity": w}), tmp_path / str(w)).metrics()

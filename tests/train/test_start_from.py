@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that a recipe starts from: another model's are refused, what is left out is told."""
+"""Weights that a recipe starts from: another model's are refused, what is left out is named."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_another_models_weights_are_refused(tmp_path: Path) -> None:
 def test_other_mixers_and_classes_are_no_other_model(tmp_path: Path) -> None:
     for name in ("vit_micro_p4_32", "vit_small_p4_32", "cvt_micro_32", "swin_micro_p2_32"):
         path = saved(made(name, mixer="softmax"), tmp_path, image_size=[16, 16])
-        with pytest.warns(KeymixWarning) as told:
+        with pytest.warns(KeymixWarning) as warned:
             start_from(made(name, mixer="ska", num_classes=3), path)
-        text = str(told[0].message)
+        text = str(warned[0].message)
         assert re.search(r"\d+ parameters are not in '.*' and start afresh: .*key", text)
         assert re.search(r"\d+ of its tensors go unused: .*mixer\.", text)
 
@@ -80,7 +80,9 @@ def test_what_fits_whole_goes_without_a_word(tmp_path: Path) -> None:
         start_from(made("vit_micro_p4_32"), path)
 
 
-def test_a_run_tells_how_its_positions_lie_and_broken_numbers_are_refused(tmp_path: Path) -> None:
+def test_a_run_records_its_grid_of_positions_and_bad_numbers_are_refused(
+    tmp_path: Path,
+) -> None:
     theirs = made("vit_micro_p4_32", img_size=(8, 32), mixer="ska")
     path = saved(theirs, tmp_path, image_size=[8, 32])
     mine = made("vit_micro_p4_32", img_size=(32, 8), mixer="ska")

@@ -52,7 +52,7 @@ def commands() -> Iterator[list[Command]]:
         command.kill()
 
 
-def told(text: str) -> str:
+def last_line(text: str) -> str:
     """The one line that keymix said at the end; there is no traceback."""
     lines = text.splitlines()
     assert "Traceback" not in text, text
@@ -72,11 +72,11 @@ def test_train_keeps_its_folder_to_itself_and_saves_at_ctrl_c(
     commands.append(command)
     command.until(lambda: checkpoints(out))
     assert main(words) == 2
-    assert "another run is at work" in told(capsys.readouterr().err)
+    assert "another run is at work" in last_line(capsys.readouterr().err)
     assert command.alive
     assert command.ended(signal.SIGINT) == 130
     newest = checkpoints(out)[0]
-    line = told(command.err)
+    line = last_line(command.err)
     assert "SIGINT" in line
     assert repr(str(newest.path)) in line
     assert "same command" in line
@@ -84,13 +84,13 @@ def test_train_keeps_its_folder_to_itself_and_saves_at_ctrl_c(
     assert not (out / ".lock").exists()
 
 
-def test_sigterm_is_told_by_its_own_name_and_code(
+def test_sigterm_is_reported_by_its_own_name_and_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "digits_vit", *SMALL, "--out", str(tmp_path / "run")]
     with during(7, signal.SIGTERM):
         assert main(words) == 143
-    line = told(capsys.readouterr().err)
+    line = last_line(capsys.readouterr().err)
     assert "SIGTERM" in line
     assert repr(str(checkpoints(tmp_path / "run")[0].path)) in line
 
@@ -104,7 +104,7 @@ def test_second_ctrl_c_ends_at_once_and_breaks_no_file(
     commands.append(command)
     command.until(lambda: checkpoints(out))
     assert command.ended(signal.SIGINT, signal.SIGINT) == 130
-    told(command.err)
+    last_line(command.err)
     assert not list(out.rglob("*.part"))
     files.read_weights(out / "weights_best.safetensors")
     assert [line.epoch for line in files.read_metrics(out / files.METRICS)][:1] == [0]
@@ -115,7 +115,7 @@ COMPARE = ["compare", *SMALL, "--mixers", "mhsa,ska", "--seeds", "1", "--no-cont
 
 def stopped_in_order(out: Path, text: str, signum: int) -> str:
     """What a stopped comparison said, once its runs are found saved."""
-    line = told(text)
+    line = last_line(text)
     assert signal.Signals(signum).name in line
     assert repr(str(out)) in line
     assert "same command" in line

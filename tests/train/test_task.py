@@ -78,14 +78,14 @@ def test_scores_agree_with_counting() -> None:
     scores = Scores(8)
     scores.update(logits[:30], targets[:30])
     scores.update(logits[30:], targets[30:])
-    told = scores.told()
-    assert told["top1"] == (logits.argmax(1) == targets).sum().item() / 50  # to the last digit
-    assert told["top5"] == (logits.topk(5).indices == targets[:, None]).any(1).sum().item() / 50
+    values = scores.told()
+    assert values["top1"] == (logits.argmax(1) == targets).sum().item() / 50  # to the last digit
+    assert values["top5"] == (logits.topk(5).indices == targets[:, None]).any(1).sum().item() / 50
     loss = nn.functional.cross_entropy(logits, targets).item()
-    assert told["loss"] == pytest.approx(loss, rel=1e-5)
+    assert values["loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_top5_of_five_classes_is_not_told() -> None:
+def test_top5_of_five_classes_is_not_reported() -> None:
     scores = Scores(5)
     scores.update(torch.eye(5), torch.arange(5))
     assert scores.told()["top5"] is None
@@ -162,7 +162,7 @@ def test_mixing_ends_where_the_recipe_says(vary: Vary, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_stochastic_depth_is_what_the_recipe_says(vary: Vary, rate: float) -> None:
-    """timm's Swin has 0.1 unless told."""
+    """timm's Swin has 0.1 by default."""
     name = "swin_tiny_patch4_window7_224"
     options = {"depths": (2, 1), "num_heads": (1, 2), "embed_dim": 8}
     changes = {"model.name": name, "model.options": options, "model.drop_path": rate}

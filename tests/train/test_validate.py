@@ -27,7 +27,7 @@ OF_CLASSES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "told"),
+    ("name", "changed", "message"),
     [
         ("digits_vit", {"data.spec": "moving_digits:100"}, r"augment\.crop_padding=1 changes"),
         (
@@ -54,7 +54,7 @@ OF_CLASSES = {
 def test_a_recipe_that_cannot_fit_is_refused_before_its_data_is_opened(
     name: str,
     changed: dict[str, object],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,23 +62,23 @@ def test_a_recipe_that_cannot_fit_is_refused_before_its_data_is_opened(
         pytest.fail("the data was read")
 
     monkeypatch.setattr(engine, "load_data", opened)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         train(replace_path(recipes.get(name), changed), tmp_path / "runs" / "run")
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"augment.auto_augment": "rand-m9"}, r"augment\.auto_augment='rand-m9' changes images"),
         ({"model.options": {"depth": 0}}, "depth=0"),
     ],
 )
-def test_what_only_the_data_can_tell_is_told_before_a_folder_is_made(
-    changed: dict[str, object], told: str, tmp_path: Path
+def test_what_only_the_data_shows_is_refused_before_a_folder_is_made(
+    changed: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     recipe = replace_path(recipes.get("digits_vit"), {"data.limit": 100} | changed)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         train(recipe, tmp_path / "runs" / "run")
     assert not (tmp_path / "runs").exists()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that takes no more: old files stay whole, one line says what to do, the run goes on."""
+"""A disk that takes no more: old files stay whole, one line says what to do, the run continues."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_limit_on_files_ends_train_with_one_line(tmp_path: Path) -> None:
     assert err.count("\n") == 1, err
     assert "weights_best.safetensors" in err
     assert "ulimit -f" in err
-    assert "same command starts anew" in err
+    assert "same command starts from the beginning" in err
     assert not list(out.rglob("*.part"))
 
 

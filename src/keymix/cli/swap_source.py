@@ -132,7 +132,7 @@ def _of_run(name: str, spec: str | None) -> Source:
     run = load_run(name)
     weights = run.folder / files.weights_file("last")
     if not weights.exists():
-        raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
+        raise UserError(f"the run {name!r} is not done; to resume it: `keymix train {name}`.")
     model, seen = run.model_and_data()
     _refuse_others(f"the run {name!r}", seen.task_kind, seen.kind)
     data, numbers = data_for(run.recipe.data, seen, spec, seen.image_size)

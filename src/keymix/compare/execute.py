@@ -225,7 +225,7 @@ def run_side_by_side(
         grace=GRACE,
     )
     try:
-        with interruptible(lambda: resume_hint(out)) as interrupts, interrupts.held():
+        with interruptible(lambda: resume_hint(out)) as interrupts, interrupts.deferred():
 
             def wait(pending: Pending) -> Pending:
                 done = wait_a_moment(pending)

@@ -24,7 +24,7 @@ from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.hosts import find_mixers, hears_image
+from keymix.hosts import class_token_reads_image, find_mixers
 from keymix.mixers.registry import get_mixer_class, list_mixers
 from keymix.mixers.spec import MixerSpec, parse_mixer, parse_mixers
 from keymix.models.factory import domain_of
@@ -563,8 +563,8 @@ def make_plan(
 
 
 def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:
-    """Whether the class token of the built model hears of the image; options may decide it."""
-    return hears_image(model) if find_mixers(model) else spec.mixes_prefix
+    """Whether the class token of the built model reads the image; options may decide it."""
+    return class_token_reads_image(model) if find_mixers(model) else spec.mixes_prefix
 
 
 def _check_weights(path: Path, recipe: Recipe, data: ImageData, spec: MixerSpec) -> None:

@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "find_host": "keymix.hosts.base",
         "find_mixers": "keymix.hosts.base",
-        "hears_image": "keymix.hosts.base",
+        "class_token_reads_image": "keymix.hosts.base",
         "put_mixers": "keymix.hosts.base",
     },
 )

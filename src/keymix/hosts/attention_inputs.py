@@ -73,7 +73,7 @@ class Layout:
         key_grid: Where keys lie; the same unless they are strided or pooled.
         prefix: Prefix tokens, which stand first.
         window: Size of a window in tokens, None where every token sees the image.
-        windows: Windows under and beside one another; the last are padded where windows do not
+        windows: Rows and columns of windows; the last are padded where windows do not
             divide the grid.
         shift: Tokens by which the image is rolled up and left before it is cut into windows.
         pads_first: Whether the image is padded before it is rolled (torchvision), not after.

@@ -40,10 +40,10 @@ class Place:
         forms: Options of single mixers, by canonical name, in the form that this family has of
             them (CAFormer's separable convolution is 7x7), over ``defaults``.
         needs_mask: Why the host hands a mask to the mixer, None if it never does.
-        extras: What the host's attention does besides, in its words (norms of queries and keys,
+        extras: What else the host's attention does, in its words (norms of queries and keys,
             rotary positions, a gate): mixers with heads do it too, those without lose it.
         domain: What the tokens there are, as in a mixer's traits.
-        prefix_known: Whether anything told how many prefix tokens there are; if not, the site's
+        prefix_known: Whether the number of prefix tokens is known; if not, the site's
             number of them is 0 and says nothing.
     """
 
@@ -139,22 +139,22 @@ class Host(ABC):
         return dict(tensors)
 
     def listen(self, model: nn.Module) -> None:  # noqa: B027 - most need not
-        """Hear, from now on, what calls of the model alone tell: the size of their images.
+        """Record, from now on, what only calls of the model show: the size of their images.
 
         It is what :meth:`layout` and :meth:`reading` know of a call besides its tokens. A family
-        whose modules tell all of it needs none.
+        whose modules store all of it needs none.
         """
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the tokens of a place lie on the image, as of the model's last call.
 
         Raises:
-            UserError: If nothing tells.
+            UserError: If it is not known.
         """
-        return laid_out(model, place, place.site.grid)
+        return layout_on(model, place, place.site.grid)
 
     def tell(self, model: nn.Module) -> None:
-        """Tell all mixers where they sit, after the model has taken another image size.
+        """Update the grids of all mixers, after the model has taken another image size.
 
         Args:
             model: The model; places where its own attention sits are passed over.
@@ -235,16 +235,16 @@ def _attention_in(model: nn.Module) -> str:
     for path, module in model.named_modules():
         if path and called_attention(module):
             kinds.setdefault(type(module), []).append(path)
-    told = []
+    texts = []
     for kind, paths in kinds.items():
         takes = ", ".join(list(inspect.signature(kind.forward).parameters)[1:])
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         changed = [path for path in paths if patched(model.get_submodule(path))]
         new = f", whose forward at {changed[0]} was replaced" if changed else ""
-        told.append(f"{_called(kind)}({takes}) at {paths[0]}{more}{new}")
+        texts.append(f"{_called(kind)}({takes}) at {paths[0]}{more}{new}")
     return (
-        f" or what attends in it, {'; '.join(told)}"
-        if told
+        f" or what attends in it, {'; '.join(texts)}"
+        if texts
         else ", in which nothing is called attention"
     )
 
@@ -260,10 +260,10 @@ def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
     return {path: m for path, m in model.named_modules() if isinstance(m, TokenMixer)}
 
 
-def laid_out(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
+def layout_on(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
     """Say where tokens are that fill one grid of patches, and the keys of what sits there."""
     if grid is None:
-        raise UserError(f"{place.path} does not know how its tokens lie on the image")
+        raise UserError(f"{place.path} does not know the grid of its tokens on the image")
     mixer = find_mixers(model).get(f"{place.path}.mixer")
     keys: Grid | None = None
     if isinstance(mixer, GridBound) and mixer.bound:
@@ -273,10 +273,10 @@ def laid_out(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
     return Layout(grid=grid, key_grid=keys or grid, prefix=place.site.num_prefix_tokens)
 
 
-def hears_image(model: nn.Module) -> bool:
-    """Whether a class token that passes through a model's mixers hears of the image.
+def class_token_reads_image(model: nn.Module) -> bool:
+    """Whether a class token that passes through a model's mixers reads the image.
 
-    Where no mixer sits among prefix tokens there is nothing to hear: Swin and MetaFormer have no
+    Where no mixer sits among prefix tokens there is nothing to read: Swin and MetaFormer have no
     class token, and CaiT's meets the patches in layers of its own. Nor is there in dense models,
     which read the patches out.
     """
@@ -298,9 +298,9 @@ def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
         return [names[place.stage] for place in places]
     if len(names) == 1:
         return names * len(places)
-    stage_text = f", or {stages}, one a stage" if stages > 1 else ""
+    stage_text = f", or {stages}, one per stage" if stages > 1 else ""
     raise UserError(
-        f"{len(names)} mixers were given; this model takes one, or {len(places)}, one a "
+        f"{len(names)} mixers were given; this model takes one, or {len(places)}, one per "
         f"block{stage_text}"
     )
 
@@ -308,7 +308,7 @@ def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
 def _spread_options(
     options: MixerOptions, mixer: MixerNames, places: Sequence[Place]
 ) -> list[dict[str, Any]]:
-    """Give every place its options: one dict for all, one a mixer name, or one a given mixer."""
+    """Give every place its options: one dict for all, one per name, or one per given mixer."""
     given = spec_of(mixer, options)
     own = [dict(pairs) for pairs in given.options]
     if len(own) == len(places):
@@ -357,8 +357,8 @@ def put_mixers(
 
     Args:
         model: A model some adapter knows.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         defaults: Options for those mixers that know them, over the host's own; one for all
             places, or one a place.
         host: The adapter; looked up if None.

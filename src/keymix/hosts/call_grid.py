@@ -18,7 +18,7 @@ from keymix.mixers.base import Grid
 class CallGrid:
     """The grid (H, W) of a model's present or last call, from a hook on its patch embedding.
 
-    As many tokens may be on 4x16 or on 16x4, which blocks cannot tell. The patch embedding and all
+    As many tokens may be on 4x16 or on 16x4, which blocks do not know. The patch embedding and all
     hosted mixers of the model share one of these. ``grid`` is None before the first call.
     """
 
@@ -29,7 +29,7 @@ class CallGrid:
     def attach(self, embed: nn.Module) -> None:
         """Follow the calls of a patch embedding of timm's."""
         if hasattr(embed, "dynamic_feat_size"):
-            embed.register_forward_pre_hook(self.hear)
+            embed.register_forward_pre_hook(self.record)
 
     def of(self, x: Tensor, prefix: int) -> Grid | None:
         """Return the grid of tokens ``[*, prefix + N, C]``, None where some were dropped."""
@@ -37,7 +37,7 @@ class CallGrid:
             return None
         return self.grid
 
-    def hear(self, embed: Any, args: tuple[Any, ...]) -> None:
+    def record(self, embed: Any, args: tuple[Any, ...]) -> None:
         """Take the grid of the images that a patch embedding is called with."""
         height, width = args[0].shape[-2:]
         down, across = embed.dynamic_feat_size((height, width))
@@ -45,7 +45,7 @@ class CallGrid:
         self.varies = not getattr(embed, "strict_img_size", True)
 
     def keep(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        """Return to this call's grid when the backward pass comes to a block's output.
+        """Return to this call's grid when the backward pass reaches a block's output.
 
         Under activation checkpointing the block runs again then, perhaps after a call with images
         of another size.
@@ -74,9 +74,9 @@ class ConvGrid(CallGrid):
 
     def attach(self, embed: nn.Module) -> None:
         """Follow the calls of a convolution."""
-        embed.register_forward_hook(self.see)
+        embed.register_forward_hook(self.record_output)
 
-    def see(self, conv: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+    def record_output(self, conv: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         """Take the grid of what a convolution returned, ``[B, C, H, W]``."""
         self.grid = (out.shape[-2], out.shape[-1])
 
@@ -93,9 +93,9 @@ class CallSize:
 
     def attach(self, module: nn.Module) -> None:
         """Follow the calls of a module."""
-        module.register_forward_pre_hook(self.hear)
+        module.register_forward_pre_hook(self.record)
 
-    def hear(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def record(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take the size of what a module is called with."""
         height, width = args[0].shape[self.axis :][:2]
         self.size = (height, width)

@@ -89,7 +89,7 @@ class EncoderHost(Host):
         return self.inner.joined(tensors)
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the images that the encoder is called with."""
+        """Record the size of images that the encoder is called with."""
         self.inner.listen(self._encoder(model))
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
@@ -97,7 +97,7 @@ class EncoderHost(Host):
         return self.inner.layout(self._encoder(model), self._own(place))
 
     def tell(self, model: nn.Module) -> None:
-        """Tell the encoder's mixers where they sit now."""
+        """Update the grids of the encoder's mixers."""
         self.inner.tell(self._encoder(model))
 
 

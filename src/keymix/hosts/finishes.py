@@ -33,28 +33,28 @@ class Turn:
     """Hands the rotary positions of a call past a mixer to the queries and keys that it turns.
 
     They come as an argument of the attention that a mixer replaces, and a mixer knows none. It
-    holds nothing of a model: copies and pickles of it have heard no call.
+    holds nothing of a model: copies and pickles of it have seen no call.
     """
 
     def __init__(self) -> None:
         self.rope: Tensor | None = None
-        self.heard = False
+        self.called = False
 
     @contextmanager
     def to(self, rope: Tensor | None) -> Iterator[None]:
         """Turn by these positions within; after it they are known still, to read the call."""
-        self.rope, self.heard = rope, True
+        self.rope, self.called = rope, True
         try:
             yield
         finally:
             if torch.compiler.is_compiling():
-                self.rope, self.heard = None, False
+                self.rope, self.called = None, False
             elif rope is not None:
                 self.rope = rope.detach()
 
     def positions(self) -> Tensor | None:
         """Return the positions of the present or the last call, None if it had none."""
-        if not self.heard:
+        if not self.called:
             raise UserError(
                 "a mixer in rotary attention knows positions from a call of its model; call the "
                 "model first"
@@ -62,7 +62,7 @@ class Turn:
         return self.rope
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"rope": None, "heard": False}
+        return {"rope": None, "called": False}
 
 
 class HeadFinish(nn.Module):

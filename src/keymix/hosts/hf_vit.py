@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
-from keymix.hosts.base import UNKNOWN, Host, Place, laid_out, patched
+from keymix.hosts.base import UNKNOWN, Host, Place, layout_on, patched
 from keymix.hosts.call_grid import ConvGrid, given_size, listen_to, listener_of, patches_of
 from keymix.hosts.hosted import additive_mask
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, Site, TokenMixer
 
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers")
-SINCE = "5.20"  # from which on the attention of all four is laid out alike
+SINCE = "5.20"  # from which on the attention of all four has one layout
 PREFIX = ("cls_token", "distillation_token", "register_tokens")
 ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "proj": "o_proj"}
 
@@ -130,20 +130,20 @@ class HuggingFaceViT(Host):
         """Return the projections."""
         own = _checked("attention", attention)
         return {
-            f"{role}.{part}": held.detach()
+            f"{role}.{part}": parameter.detach()
             for role, name in ROLES.items()
-            for part, held in own.get_submodule(name).named_parameters()
+            for part, parameter in own.get_submodule(name).named_parameters()
         }
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the grid of patches of the model's calls, from now on."""
+        """Record the grid of patches of the model's calls, from now on."""
         listen_to(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
-        """Say where the tokens of a place lay in the model's last call."""
+        """Say where the tokens of a place were in the model's last call."""
         call = listener_of(_patch_embeddings(model).patch_embeddings.projection, ConvGrid)
-        heard = None if call is None else call.grid
-        return laid_out(model, place, heard or place.site.grid)
+        grid = None if call is None else call.grid
+        return layout_on(model, place, grid or place.site.grid)
 
 
 def _of_family(module: nn.Module) -> bool:

@@ -82,7 +82,7 @@ class Layer:
 def find_layers(model: nn.Module) -> list[Layer]:
     """List the layers of a model where attention sits, in the order of the forward pass.
 
-    From now on the model's calls are heard for the size of their images, see
+    From now on the model's calls are recorded for the size of their images, see
     :meth:`keymix.hosts.base.Host.listen`.
 
     Raises:

@@ -16,7 +16,7 @@ from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import Host, Place, laid_out
+from keymix.hosts.base import Host, Place, layout_on
 from keymix.hosts.call_grid import CallSize, listen_to, size_of_last_call
 from keymix.hosts.hosted import GridMixer
 from keymix.layers.cvt_stage import CvTStage, RoleProjections
@@ -88,7 +88,7 @@ class StageHost(Host):
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the tokens of the model's last call are in the place's stage."""
         size = size_of_last_call(self.first(model)) or self.image(model)
-        return laid_out(model, place, self.grids(model, size)[place.stage])
+        return layout_on(model, place, self.grids(model, size)[place.stage])
 
 
 class CvT(StageHost):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
-from keymix.hosts.base import Host, Place, laid_out, patched
+from keymix.hosts.base import Host, Place, layout_on, patched
 from keymix.hosts.call_grid import CallGrid, listen_to, listener_of
 from keymix.hosts.finishes import PARTS, Finishes, finishes_of
 from keymix.hosts.hosted import HostedMixer, HostedRope
@@ -114,7 +114,7 @@ class BlockHost(Host):
         return joined_projections(tensors)
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the grid of patches of every call, from now on."""
+        """Record the grid of patches of every call, from now on."""
         for path in self.paths(model):
             embed = self.embed(model, path)
             if embed is not None:
@@ -125,10 +125,10 @@ class BlockHost(Host):
         embed = self.embed(model, place.path)
         call = None if embed is None or place.site.grid is None else listener_of(embed, CallGrid)
         grid = call.grid if call is not None else None
-        return laid_out(model, place, grid or place.site.grid)
+        return layout_on(model, place, grid or place.site.grid)
 
     def tell(self, model: nn.Module) -> None:
-        """Tell all mixers the grid of patches that the model has now."""
+        """Update all mixers to the grid of patches that the model has now."""
         super().tell(model)
         for path in self.paths(model):
             embed = self.embed(model, path)
@@ -209,7 +209,7 @@ class TimmViT(BlockHost):
 class TimmEva(BlockHost):
     """timm's Eva. Rotary positions of a call turn queries and keys of the mixer.
 
-    Learned keys are not turned: they live where turned queries do. EVA has no bias of keys beside
+    Learned keys are not turned: they live where turned queries do. EVA has no bias of keys next to
     those of queries and values; a mixer has all three or none. Where heads share keys and values
     in groups, a mixer's heads each have their own.
     """

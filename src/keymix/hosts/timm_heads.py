@@ -130,7 +130,7 @@ def joined_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def own_weights(attention: Any) -> dict[str, Tensor]:
     """Return weights and biases of ``q``, ``k``, ``v`` and ``proj``, as ``nn.Linear`` has them.
 
-    Keys and values that heads share in groups come once per head. EVA has no bias of keys beside
+    Keys and values that heads share in groups come once per head. EVA has no bias of keys next to
     those of queries and values; it comes as the nought that it is.
     """
     fused: Any = getattr(attention, "qkv", None)

@@ -82,9 +82,9 @@ class GridBlock(MetaFormerBlock):
 
         The numbers stay: a 1x1 convolution becomes a linear map and the other way round. Their
         weights are new parameters then, since the shape is another: an optimizer of the old ones
-        must be handed the new. Hooks of a part go on, in the other layout. A block with a part that
+        must be handed the new. Hooks of a part run, in the other layout. A block with a part that
         has one form alone (a norm of PoolFormer's, an adapter of low rank, a weight that is
-        computed) goes on as it is.
+        computed) stays as it is.
         """
         if use_nchw == self.use_nchw or not _turns(self, use_nchw):
             return
@@ -153,9 +153,9 @@ def why_not(stage: MetaFormerStage, path: str, index: int, *, use_nchw: bool) ->
         named = [(f"{path}.blocks.{i}", block) for i, block in enumerate(stage.blocks)]
         reasons += [_unlike(stage, path, (MetaFormerStage,), path)]
         reasons += [_unlike(block, where, _BLOCKS, path) for where, block in named]
-    told = next((reason for reason in reasons if reason is not None), None)
-    if told is not None:
-        return told
+    found = next((reason for reason in reasons if reason is not None), None)
+    if found is not None:
+        return found
     block: Any = stage.blocks[index]
     here = block.use_nchw if isinstance(block, GridBlock) else stage.use_nchw
     if use_nchw == here or not _turns(block, use_nchw):
@@ -239,7 +239,7 @@ def _pointwise(layer: nn.Module) -> nn.Module:
 
 def _hooked_as(old: nn.Module, new: nn.Module) -> nn.Module:
     """Hang the hooks of one module on another, where their handles remove them still."""
-    vars(new).update({name: held for name, held in vars(old).items() if "_hook" in name})
+    vars(new).update({name: hook for name, hook in vars(old).items() if "_hook" in name})
     return new
 
 

@@ -22,7 +22,7 @@ from keymix.hosts.windows import MASKED, HostedWindows, SwinHost, window_grid
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.resize import GridBound, counted
 
-_HEARD = "_grid_heard"  # attribute of an attention: what hears its block
+_CALL_SIZE = "_call_size"  # attribute of an attention: the size of its block's last call
 
 
 class MixerSwinBlock(SwinTransformerBlock):
@@ -189,7 +189,7 @@ class TimmSwin(SwinHost):
             shared_keys=self.shares(before),
         )
         block.attn = hosted.train(before.training)
-        block.__class__ = MixerSwinBlock  # the same block, which now tells its mixer the windows
+        block.__class__ = MixerSwinBlock  # the same block, which passes the windows to its mixer
         block.init_non_persistent_buffers()  # its mask is exact from now on
 
     def reading(self, attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
@@ -200,15 +200,15 @@ class TimmSwin(SwinHost):
         """
         call = named_call(attention, args, kwargs)
         x, mask = call["x"], call["mask"]
-        heard: CallSize | None = getattr(attention, _HEARD, None)
+        call_size: CallSize | None = getattr(attention, _CALL_SIZE, None)
         if mask is not None:
             count = len(mask)
-        elif heard is not None and heard.size is not None:
-            rows, columns = window_grid(heard.size, attention.window_size)
+        elif call_size is not None and call_size.size is not None:
+            rows, columns = window_grid(call_size.size, attention.window_size)
             count = rows * columns
         else:
             raise UserError(
-                "nothing tells how many windows of Swin's attention make an image; find its layers "
+                "the number of windows per image of Swin's attention is not known; find its layers "
                 "by keymix.hosts.layers.find_layers before the model is called"
             )
         if len(x) % count:
@@ -224,11 +224,11 @@ class TimmSwin(SwinHost):
         return own_weights(attention)
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the grid of tokens at every block, from now on."""
+        """Record the grid of tokens at every block, from now on."""
         assert isinstance(model, SwinTransformer)
         for stage in model.layers:
             for block in stage.blocks:
-                setattr(block.attn, _HEARD, listen_to(block, CallSize(axis=-3)))
+                setattr(block.attn, _CALL_SIZE, listen_to(block, CallSize(axis=-3)))
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say how the windows of the model's last call lie."""

@@ -52,7 +52,7 @@ class Cut:
 
     @property
     def windows(self) -> Grid:
-        """Windows under and beside one another."""
+        """Rows and columns of windows."""
         return window_grid(self.grid, self.window)
 
     @property
@@ -72,7 +72,7 @@ class Cut:
         return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
     def together(self, y: Tensor) -> Tensor:
-        """Lay windows ``[B, windows, N, C]`` back to a map ``[B, H, W, C]``."""
+        """Join windows ``[B, windows, N, C]`` to a map ``[B, H, W, C]``."""
         y = y.reshape(y.shape[0], *self.windows, *self.window, y.shape[-1])
         y = y.transpose(2, 3).flatten(3, 4).flatten(1, 2)
         if any(self.shift):
@@ -140,9 +140,9 @@ class HostedShiftedWindows(HostedWindows):
 class TorchvisionSwin(SwinHost):
     """torchvision's SwinTransformer, version 1.
 
-    The model takes images of any size and stores none, but keys a window need the number of
+    The model takes images of any size and stores none, but keys per window need the number of
     windows. It is that of ``model.image_size``, a side or (height, width) in pixels, if the model
-    was given one; else that of its last call, if :meth:`listen` heard it; else of 224x224. After
+    was given one; else that of its last call, if :meth:`listen` recorded it; else of 224x224. After
     another ``image_size``, ``find_host(model).tell(model)`` resizes keys that were built with
     ``resize="interpolate"``.
 
@@ -190,7 +190,7 @@ class TorchvisionSwin(SwinHost):
         self.listen(model)
 
     def listen(self, model: nn.Module) -> None:
-        """Hear the feature map of the model's calls, from now on."""
+        """Record the feature map of the model's calls, from now on."""
         assert isinstance(model, SwinTransformer)
         listen_to(model.features[0][0], ConvGrid())
 
@@ -223,7 +223,7 @@ class TorchvisionSwin(SwinHost):
         return own_weights(own)
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
-        """Say where the tokens of a place lay in the model's last call."""
+        """Say where the tokens of a place were in the model's last call."""
         assert isinstance(model, SwinTransformer)
         cut = _cut(model.get_submodule(place.path), _grids(model, given=False)[place.stage])
         return Layout(

@@ -21,7 +21,7 @@ from keymix.mixers.map_mixer import MapMixer
 MASKED = (
     "its windows are shifted, so that tokens from opposite edges of the image meet in one window, "
     "and this mixer cannot honour the mask that keeps them apart; name another mixer for the "
-    "shifted blocks (mixer= takes one a block), or take a model without shifts"
+    "shifted blocks (mixer= takes one per block), or take a model without shifts"
 )
 
 # what timm's interpolation of a table says of its own workings, and a user can do nothing about
@@ -40,7 +40,7 @@ def _without_inner_warnings() -> Iterator[None]:
 
 
 def window_grid(resolution: Grid, window_size: Grid) -> Grid:
-    """Return how many windows lie under and beside one another; the last ones are padded."""
+    """Return how many rows and columns of windows there are; the last ones are padded."""
     height, width = resolution
     return math.ceil(height / window_size[0]), math.ceil(width / window_size[1])
 

@@ -20,7 +20,7 @@ class ClassAttention(nn.Module):
     Paper: Going deeper with Image Transformers, https://arxiv.org/abs/2103.17239, Sec. 3.
     Differs from timm's: the heads are mixed, as in the network behind SKA's CaiT rows, and their
     width d is free, C / h if None. The parameters have timm's names, with ``talking_pre`` and
-    ``talking_post`` ``[h, h]`` besides.
+    ``talking_post`` ``[h, h]`` in addition.
 
     Shape: x ``[B, 1 + N, C]``, the class token first -> ``[B, 1, C]``.
     Cost: (2 N + 4) C^2 + (2 C + 2 h^2) (N + 1) multiply-adds at h d = C.

@@ -185,7 +185,7 @@ class IF(SpikingNeuron):
 
 
 class ParametricLIF(SpikingNeuron):
-    """LIF whose 1/tau = sigmoid(w) is learned, one number a layer.
+    """LIF whose 1/tau = sigmoid(w) is learned, one number per layer.
 
     Args:
         init_tau: Time constant at the start, steps, above 1.
@@ -223,8 +223,8 @@ class Neurons:
     """Makes the neurons of a model, all of one kind.
 
     Args:
-        kind: ``"lif"``, ``"if"``, ``"plif"``; or ``"relu"``, which makes the model's non-spiking
-            twin.
+        kind: ``"lif"``, ``"if"``, ``"plif"``; or ``"relu"``, which makes the model's ANN
+            counterpart.
         tau: Time constant of LIF, and of PLIF at its start, steps.
         v_reset: Potential after a spike; None for a soft reset.
         detach_reset: Whether the gradient passes the reset by.
@@ -245,7 +245,7 @@ class Neurons:
     def __post_init__(self) -> None:
         if self.kind not in ("lif", "if", "plif", "relu"):
             raise unknown("neuron", str(self.kind), ("lif", "if", "plif", "relu"))
-        if self.kind != "relu":  # bad numbers are told here, not where the first layer is built
+        if self.kind != "relu":  # bad numbers are refused here, not where the first layer is built
             self(
                 v_threshold=1.0 if self.v_reset is None else max(1.0, self.v_reset + 1),
                 device="meta",

@@ -2,7 +2,7 @@
 """Linear map or convolution, batch norm, neuron: the step that spiking networks are made of.
 
 In training the step keeps its input in bytes where that is exact, and the output of the linear
-map; normalised currents and potentials are computed again in the backward pass. Where parts are
+map; normalised currents and potentials are recomputed in the backward pass. Where parts are
 called one by one, products may be rounded otherwise in float32, and a spike in many fall otherwise.
 """
 
@@ -110,7 +110,7 @@ def _normed_spikes(
         y,
         Currents(
             first=lambda y: between(norm(y)),
-            again=partial(_normed_again, between, norm.eps),
+            recompute=partial(_recomputed_norm, between, norm.eps),
             learned=() if norm.weight is None else (norm.weight, norm.bias),
             constants=constants,
         ),
@@ -120,7 +120,7 @@ def _normed_spikes(
     )
 
 
-def _normed_again(
+def _recomputed_norm(
     between: Callable[[Tensor], Tensor],
     eps: float,
     y: Tensor,
@@ -174,7 +174,7 @@ def spiking_conv(
 
     Args:
         x: Spikes or images, steps first.
-        conv: Maps C channels to D, the steps laid into the batch.
+        conv: Maps C channels to D, the steps folded into the batch.
         norm: Over the D channels.
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.

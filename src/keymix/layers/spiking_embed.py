@@ -95,7 +95,7 @@ class SpikingConv(nn.Module):
 
 
 class SpikingPatchEmbed(nn.Module):
-    r"""Patch embedding with deformed shortcut: convolutions beside a strided 1x1 convolution.
+    r"""Patch embedding with deformed shortcut: convolutions next to a strided 1x1 convolution.
 
     .. math::
         Y = F(X) + SN(W_d X) \quad (16) \qquad Y = SN(G(X) + W_d X) \quad (17)

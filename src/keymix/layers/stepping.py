@@ -34,7 +34,7 @@ class Stepping(nn.Module):
     @step_mode.setter
     def step_mode(self, mode: str) -> None:
         if mode not in ("m", "s"):
-            raise UserError(f"step_mode={mode!r} must be 'm' for many steps or 's' for one a call")
+            raise UserError(f"step_mode={mode!r} must be 'm' for many steps or 's' for one")
         self.take_mode(mode)
         if mode != self._step_mode:
             self.reset()

@@ -2,7 +2,7 @@
 """Arguments of models, checked before a constructor stumbles over them or takes them unsaid.
 
 What an argument takes is read from the constructors' annotations, timm's included; which numbers
-make sense and what has one value a stage is told by name, for all families alike.
+make sense and what has one value per stage is checked by name, for all families alike.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ def check_value(name: str, value: Any, hint: Any, *, lists: bool = False) -> Non
 
     With ``lists`` a list will do too where the annotation names one value.
     """
-    held = leaves(value)
+    values = leaves(value)
     fits = of_kind(value, hint)
     if lists and isinstance(value, tuple | list):
-        fits = fits or all(of_kind(leaf, hint) for leaf in held)
-    numbers: list[Any] = [leaf for leaf in held if isinstance(leaf, Real)]
+        fits = fits or all(of_kind(leaf, hint) for leaf in values)
+    numbers: list[Any] = [leaf for leaf in values if isinstance(leaf, Real)]
     which = ""
-    for names, told, holds in _RANGES:
+    for names, text, holds in _RANGES:
         if name in names:
-            which = told
+            which = text
             fits = fits and all(holds(number) for number in numbers)
-    if not fits or not held:
+    if not fits or not values:
         raise UserError(f"{name}={value!r} must be {words(hint, which)}")
     check_most(name, value)
 
@@ -135,7 +135,7 @@ def check_arguments(model: str, build: type, row: Values, given: Values) -> None
 
 
 def _check_stages(values: Values, given: Collection[str]) -> None:
-    """Refuse lists that have not one value a stage, of which ``depths`` has as many."""
+    """Refuse lists that have not one value per stage, of which ``depths`` has as many."""
     depths = values["depths"]
     names = [*_STAGED, *(name for name in _STAGED_IF_LISTS if name in given)]
     for name in names:
@@ -150,6 +150,6 @@ def _check_stages(values: Values, given: Collection[str]) -> None:
             first = " but the first" if short else ""
             raise UserError(f"{name}={value!r} must have {what}depths={depths!r}{first}")
         raise UserError(
-            f"depths={depths!r} must have {len(value) + short} values, one a stage as in "
+            f"depths={depths!r} must have {len(value) + short} values, one per stage as in "
             f"{name}={value!r}; or give {name} too"
         )

@@ -2,10 +2,10 @@
 """CaiT on timm's class, with a mixer in every patch block.
 
 The paper's rows (SKA Tables 1, 8 and 9): width 512, 6 patch blocks and 2 class blocks, 8 heads of
-64 that talk before and after the softmax (two 8x8 matrices an attention, class attention's too, no
+64 that talk before and after the softmax (two 8x8 matrices per attention, class attention's too, no
 biases), MLP ratio 1, LayerScale 0.1, patch 4 on 32x32 images, no qkv bias. The mixer replaces the
 attention among patches; class attention stays. Talking heads belong to the family: every mixer
-with an attention map has them unless it is told otherwise.
+with an attention map has them unless an option says otherwise.
 
 ``cska_cait_small_p4_32`` scales its logits as all our mixers do; the code behind the published row
 left them unscaled (``mixer_options={"scale": False}``). Its class layers read patches that are not
@@ -40,8 +40,8 @@ class MixerCait(MixerModel, Cait):
     the mixer.
 
     Args:
-        mixer: One name, or one a patch block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per patch block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         class_heads: Heads of class attention; the model's if None.
         class_head_dim: Their width; ``embed_dim / class_heads`` if None.
         norm_eps: What LayerNorms add to the variance; timm's, 1e-6, if None. The code behind SKA's

@@ -39,7 +39,7 @@ class CvT(StageModel):
 
     Mixers with queries get keys and values from convolutions of stride ``kv_stride``; those that
     need as many keys as tokens get stride 1, those without projections sit on the plain tokens.
-    Blocks hear of the grid at every call: images of any size go in where the mixers allow it.
+    Blocks get the grid at every call: images of any size go in where the mixers allow it.
     The backbone's weights are drawn before the mixers', so at one seed they are equal whatever
     the mixer.
 
@@ -55,15 +55,15 @@ class CvT(StageModel):
         mlp_ratio: Hidden width of the MLPs over that of the tokens.
         embeds: Kernel size, stride and padding of every stage's embedding, pixels of what it
             takes.
-        kv_stride: Step of the convolutions of keys and values, for all stages or one a stage.
+        kv_stride: Step of the convolutions of keys and values, for all stages or one per stage.
         class_token: Whether the last stage has one.
         qkv_bias: Biases of the mixers' input projections.
         drop_rate: Probability of dropping a value before the classifier.
         proj_drop_rate: Probability of dropping a value behind mixers and in MLPs.
         attn_drop_rate: Probability of dropping an entry of an attention map.
         drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -213,7 +213,7 @@ class CvT(StageModel):
 
 
 def _image(tokens: Tensor, stage: CvTStage, grid: Grid) -> Tensor:
-    """Lay a stage's patch tokens out as an image."""
+    """Reshape a stage's patch tokens to an image."""
     patches = tokens[:, stage.num_prefix_tokens :]
     return to_image(patches, grid)
 

@@ -78,8 +78,8 @@ class DeepVisionTransformer(MixerVisionTransformer):
     """A ViT with the means of DeepViT's comparisons, a mixer at ``blocks.<i>.attn.mixer``.
 
     Args:
-        mixer: One name, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as the mixers.
+        mixer: One name, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as the mixers.
         mixer_defaults: Options of the family for those mixers that know them.
         last_mixer: Another mixer for the last blocks, where ``mixer`` is one name.
         last_blocks: How many blocks have it (K in Fig. 9); all if None, or if a variant's number
@@ -87,7 +87,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
         conv_stem: Embed patches by three convolutions (Sec. 5.4).
         residual_scale: Factor s of the input of both branches of a block, undone at their output:
             ``x + branch(s x) / s``. The published code of DeepViT-S and -L has 0.5, the paper
-            does not tell of it.
+            does not mention it.
         temperature_decay: Temperature tau of the first and the last block's softmax, linear over
             the blocks between (Table 5, "linearly decayed"; the paper gives no numbers). A
             ``temperature`` in ``mixer_options`` goes before it, and it before one in

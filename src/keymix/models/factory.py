@@ -69,8 +69,8 @@ def create_model(
 
     Args:
         name: A keymix model, or any timm model; with ``mixer`` one whose family has an adapter.
-        mixer: One name, or one a stage, or one a block; None for what the name says.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block; None for what the name says.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         num_classes: Classes of the head.
         in_chans: Channels of the image.
         img_size: Side, or height and width, in pixels.
@@ -96,7 +96,7 @@ def create_model(
     if _holds_large(mixer_options):
         large["mixer_options"] = mixer_options
     if large:
-        label = f"model {name!r} with {_told(large)}"
+        label = f"model {name!r} with {_arguments_text(large)}"
         check_weights_fit(label, lambda: _create(name, mixer, mixer_options, bare))
     return _create(name, mixer, mixer_options, given)
 
@@ -234,7 +234,7 @@ def _create(
         raise
     except _UNFIT as error:
         if given and ran_out(error):
-            label = f"model {name!r} with {_told(given)} does not fit into memory"
+            label = f"model {name!r} with {_arguments_text(given)} does not fit into memory"
             raise UserError(f"{label}: make it smaller") from error
         odd = re.search(r"unexpected keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
         if odd is not None and name in own and odd[1] in given:
@@ -254,16 +254,16 @@ def _unfit(name: str, values: dict[str, Any], error: Exception) -> str:
     why = " ".join(str(error).split())
     if not why or not isinstance(error, AssertionError | TypeError | ValueError):
         why = f"{type(error).__name__}: {why}".removesuffix(": ")
-    return f"model {name!r} cannot be built with {_told(free or values)}: {why}"
+    return f"model {name!r} cannot be built with {_arguments_text(free or values)}: {why}"
 
 
-def _told(values: dict[str, Any]) -> str:
+def _arguments_text(values: dict[str, Any]) -> str:
     """Write arguments as in a call."""
     return ", ".join(f"{key}={value!r}" for key, value in values.items())
 
 
 def _timms(name: str, given: dict[str, Any]) -> nn.Module:
-    """Build a timm model; one that takes images of any size is only told theirs.
+    """Build a timm model; one that takes images of any size is only given theirs.
 
     A host reads there how large the grid will be.
     """

@@ -278,7 +278,7 @@ def with_norm_eps(eps: float | None, timm: Row) -> dict[str, Any]:
 
 
 def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, Any]:
-    """Lay what a user gave over a variant's row.
+    """Replace values of a variant's row by what a user gave.
 
     Options for the row's own mixer join those of the row, in whichever of the forms that models
     take either has them; another mixer leaves them behind, and with them the row's arguments that

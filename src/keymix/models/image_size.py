@@ -66,14 +66,14 @@ def set_image_size(
 
 
 def _take(model: nn.Module, size: Grid, resize: str | None, *, trial: bool = False) -> None:
-    """Change policies and size; a model whose mixers hear of the grid with each call is tried."""
+    """Change policies and size; a model whose mixers get the grid with each call is tried."""
     for mixer in find_mixers(model).values():
         if resize is not None and isinstance(mixer, GridBound):
             mixer.resize = resize  # type: ignore[assignment]
     take: Any = getattr(model, "set_input_size", None)
     if take is not None:
         take(img_size=size)
-        tell_mixers(model)
+        update_mixers(model)
     elif trial:
         channels = next(m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d))
         weight = next(model.parameters())
@@ -93,8 +93,8 @@ def _policies_that_serve(model: nn.Module, size: Grid) -> list[str]:
     return found
 
 
-def tell_mixers(model: nn.Module) -> None:
-    """Tell the mixers in a model of timm's where they sit after it took another image size.
+def update_mixers(model: nn.Module) -> None:
+    """Update the grids of the mixers in a model of timm's after it took another image size.
 
     keymix's own models do so themselves; timm's classes know no mixers.
     """
@@ -105,8 +105,10 @@ def tell_mixers(model: nn.Module) -> None:
 def without_memory(model: nn.Module) -> Any:
     """Copy a model without the memory of its weights, to try on it what may be refused."""
     memo: dict[int, Any] = {}
-    for held in model.parameters():
-        memo[id(held)] = nn.Parameter(torch.empty_like(held, device="meta"), held.requires_grad)
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), parameter.requires_grad
+        )
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, memo)

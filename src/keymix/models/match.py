@@ -69,7 +69,7 @@ def matched(
 
     ``target`` counts the trainable parameters of the baseline's model. ``build`` builds the model
     with a mixer, on the meta device; ``model`` has the mixer as it is. ``baseline`` has its mixers,
-    one for all or one a stage, where they are known.
+    one for all or one per stage, where they are known.
     """
     own = trainable(model)
     given = {key for pairs in spec.options for key, _ in pairs}

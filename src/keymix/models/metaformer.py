@@ -35,20 +35,20 @@ STEM = (7, 4, 2)
 class MixerMetaFormer(MixerModel, MetaFormer):
     """timm's MetaFormer with a token mixer at ``stages.<s>.blocks.<i>.token_mixer.mixer``.
 
-    Blocks hear of the grid at every call, so images of any size go in where the mixers allow it.
+    Blocks get the grid at every call, so images of any size go in where the mixers allow it.
     A mixer named ``sep_conv`` is the family's: 7x7, expansion 2, StarReLU, no biases. The
     backbone's weights are drawn before the mixers', so at one seed they are equal whatever the
     mixer.
 
     Args:
         img_size: Side, or height and width, of the images, pixels.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         head_dim: Width of a head; a stage has its width over this, in heads.
         attn_drop_rate: Probability of dropping an entry of an attention map.
         stem: Kernel size, stride and padding of the first convolution, pixels.
-        res_scale_init_values: What the scales of the shortcuts start at, for all stages or one a
-            stage; None for no scale.
+        res_scale_init_values: What the scales of the shortcuts start at, for all stages or one
+            per stage; None for no scale.
         global_pool: Pooling before the classifier, as timm's.
         timm: The other arguments of timm's MetaFormer.
 

@@ -51,10 +51,10 @@ class QKFormer(SpikingTransformer):
         drop_rate: Probability of dropping a value before the classifier.
         drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
         time_steps: Steps T that a call takes; see :meth:`set_time_steps`.
-        neuron: ``"lif"``, ``"if"``, ``"plif"``; ``"relu"`` for the non-spiking twin; or a maker,
+        neuron: ``"lif"``, ``"if"``, ``"plif"``; ``"relu"`` for the ANN counterpart; or a maker,
             such as :class:`keymix.layers.neurons.Neurons`.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -104,7 +104,7 @@ class QKFormer(SpikingTransformer):
         if not isinstance(mixer, str) and len(mixer) not in (1, count, blocks):
             raise UserError(
                 f"{depths=} makes {count} stages of {blocks} blocks, for which {len(mixer)} mixers "
-                f"were given, {', '.join(mixer)}; give one, one a stage, or one a block"
+                f"were given, {', '.join(mixer)}; give one, one per stage, or one per block"
             )
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         stages: list[SpikingStage] = []

@@ -217,7 +217,7 @@ class SETR(FeatureModel, Encoded):
         return self.forward_head(self.forward_features(x), size=(x.shape[-2], x.shape[-1]))
 
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
-        """Lay the encoder's features of images out as a map, where they are none."""
+        """Reshape the encoder's features of images to a map, where they are none."""
         return features
 
 
@@ -259,8 +259,8 @@ class SETRViT(SETR):
         proj_drop_rate: Probability of dropping a value behind mixers and in MLPs.
         attn_drop_rate: Probability of dropping an entry of an attention map.
         drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
-        mixer: One name, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -352,7 +352,7 @@ class SETRCvT(SETR):
         depths: Blocks of every stage.
         num_heads: Heads of every stage.
         mlp_ratio: Hidden width of the MLPs over that of the tokens.
-        kv_stride: Step of the convolutions of keys and values, for all stages or one a stage.
+        kv_stride: Step of the convolutions of keys and values, for all stages or one per stage.
         qkv_bias: Biases of the mixers' input projections.
         class_token: Whether a class token passes through the last stage; it is not decoded.
         decoder_widths: Channels behind each convolution of the decoder; each doubles the size.
@@ -360,8 +360,8 @@ class SETRCvT(SETR):
         proj_drop_rate: Probability of dropping a value behind mixers and in MLPs.
         attn_drop_rate: Probability of dropping an entry of an attention map.
         drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -451,8 +451,8 @@ class SETRBackbone(SETR):
         drop_rate: Probability of dropping a channel before the classifier.
         drop_path_rate: Stochastic depth of the backbone, probability; above 0 for those that have
             it.
-        mixer: One name, or one a stage, or one a block; None for the backbone's own attention.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block; None for the backbone's own attention.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
 
     Shape: images ``[B, in_chans, H, W]`` -> logits ``[B, num_classes, H, W]``.
 

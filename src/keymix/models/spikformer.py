@@ -66,10 +66,10 @@ class Spikformer(SpikingTransformer):
         drop_rate: Probability of dropping a value before the classifier.
         drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
         time_steps: Steps T that a call takes; see :meth:`set_time_steps`.
-        neuron: ``"lif"``, ``"if"``, ``"plif"``; ``"relu"`` for the non-spiking twin; or a maker,
+        neuron: ``"lif"``, ``"if"``, ``"plif"``; ``"relu"`` for the ANN counterpart; or a maker,
             such as :class:`keymix.layers.neurons.Neurons`.
-        mixer: One name, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 

@@ -55,7 +55,7 @@ def with_steps(x: Tensor, steps: int, in_chans: int) -> Float[Tensor, "S B c H W
 class SpikingTransformer(StageModel):
     """Stages of spiking blocks, rates averaged over steps and places, and a linear classifier.
 
-    Neurons start from rest in every call, so that no call hears of the one before. The backbone's
+    Neurons start from rest in every call, so that no call depends on the one before. The backbone's
     weights are drawn before the mixers'.
 
     Args:
@@ -67,8 +67,8 @@ class SpikingTransformer(StageModel):
         global_pool: ``"avg"``, or ``""`` for the features themselves, without a classifier.
         drop_rate: Probability of dropping a value before the classifier.
         time_steps: Steps T that a call takes.
-        mixer: One name, or one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
     """

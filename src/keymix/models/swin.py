@@ -2,7 +2,7 @@
 """Swin Transformers on timm's class, with a mixer in every block.
 
 The paper's rows (SKA Tables 1, 8 and 9): widths 96, 192, 384, 768, depths 2, 2, 6, 2, heads of 32,
-windows of 4x4, patch 2 on 32x32 images, so grids of 16, 8, 4 and 4 tokens a side; merging is a
+windows of 4x4, patch 2 on 32x32 images, so grids of 16, 8, 4 and 4 tokens per side; merging is a
 linear map of 2x2, 2x2 and 1x1 tokens; no norm in the stem, no qkv bias, one table of relative
 positions a block for all heads; every second block is shifted by 2, also where one window covers
 the image. Learned keys are a window's own. Table 9's own column (three stages, patch 4) does not
@@ -47,10 +47,10 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
     the mixer.
 
     Args:
-        mixer: One name, one a stage, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, one per stage, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         merging: Side of the tokens that become one before each stage but the first.
-        shared_keys: Learn one set of keys a block for all its windows, not one a window.
+        shared_keys: Learn one set of keys per block for all its windows, not one per window.
         shifted: Shift the windows of every second block; mixers that cannot honour a mask need
             False.
         timm: Arguments of timm's SwinTransformer.
@@ -132,7 +132,7 @@ class MixerSwinTransformer(MixerModel, SwinTransformer):
         Args:
             img_size: Side, or height and width, in pixels; as it is if None.
             patch_size: Side of a patch in pixels; as it is if None.
-            window_size: Side, or height and width, of the windows in tokens, or one a stage.
+            window_size: Side, or height and width, of the windows in tokens, or one per stage.
             window_ratio: What the grid of patches is divided by to give the windows' sides.
             always_partition: Whether a window may be larger than the grid, and is shifted even
                 where one window covers it; as it is if None.

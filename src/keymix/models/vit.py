@@ -34,8 +34,8 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
     the mixer.
 
     Args:
-        mixer: One name, or one a block.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer: One name, or one per block.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         mixer_defaults: Options of the family for those mixers that know them.
         shifted_patches: Embed patches with their shifted copies.
         shifts: How these are moved, ``"axes"``, ``"half_patch"`` or ``"diagonal"``, as

@@ -22,7 +22,7 @@ from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound
-from keymix.models.image_size import tell_mixers, without_memory
+from keymix.models.image_size import update_mixers, without_memory
 
 _REMEDY = "give img_size=, the height and width in pixels of the images they were trained on"
 _OTHER = "they were trained on images of another size: give that one, img_size=(height, width)"
@@ -64,8 +64,8 @@ class Geometry:
 
     def patches(self) -> Grid | None:
         """Grid of the patches at the size of the weights."""
-        held = None if self.model is None else encoder_of(self.model)[0]
-        embed: Any = getattr(held, "patch_embed", None)
+        encoder = None if self.model is None else encoder_of(self.model)[0]
+        embed: Any = getattr(encoder, "patch_embed", None)
         size = getattr(embed, "grid_size", None)
         return None if size is None else (size[0], size[1])
 
@@ -77,7 +77,7 @@ class Geometry:
         return site.key_grid or site.grid
 
     def windows(self, path: str, window: Grid) -> Grid | None:
-        """How windows of a size lay at the size of the weights."""
+        """Grid of windows of a size at the image size of the weights."""
         if self.model is None:
             return None
         block: Any = self.model.get_submodule(path.removesuffix(".attn.mixer"))
@@ -159,7 +159,7 @@ def _take(ghost: Any, size: Grid) -> None:
         ghost.patch_embed.set_input_size(img_size=size)
     else:
         ghost.img_size = size
-    tell_mixers(ghost)
+    update_mixers(ghost)
 
 
 def windowed(model: nn.Module, path: str) -> bool:
@@ -187,12 +187,12 @@ def adapted_mixer(
 
     They are the mixer's if all its projections are among them (all it has, if it has none) and none
     is left over or of another shape, after learned keys were resampled. ``path`` is the mixer's,
-    ``window`` the sides of the checkpoint's windows, where its table of relative positions tells.
+    ``window`` the sides of the checkpoint's windows, known from its table of relative positions.
 
     Returned are, by name, the tensor and whether it was resampled; nothing if they are another
     mixer's.
     """
-    # what it may hold besides counts as its own
+    # optional state counts as its own
     own = {name: getattr(mixer, name) for name in mixer.optional_state} | mixer.state_dict()
     linears = {id(linear.weight) for linear in mixer.projections}
     weights = {name for name, p in mixer.named_parameters() if id(p) in linears}
@@ -220,31 +220,32 @@ class _Origin:
 def _on_this_grid(
     mixer: TokenMixer, state: dict[str, Tensor], own: Mapping[str, Tensor], origin: _Origin
 ) -> dict[str, Tensor]:
-    """Resample what is learned a position, as far as shapes fit it; empty where it cannot be."""
-    home = mixer.site.key_grid or mixer.site.grid
-    laid, implied = state.keys() & set(mixer.grid_parameters), mixer.optional_state - state.keys()
+    """Resample what is learned per position, as far as shapes fit it; empty where it cannot be."""
+    key_grid = mixer.site.key_grid or mixer.site.grid
+    stored, implied = state.keys() & set(mixer.grid_parameters), mixer.optional_state - state.keys()
     wrong = {name for name, tensor in state.items() if tensor.shape != own[name].shape}
-    if home is None or not wrong <= laid:
+    if key_grid is None or not wrong <= stored:
         return state
     keys: Grid
     windows: Grid | None = None
-    if implied and not laid:  # by the grid itself, which no shape tells
-        keys = origin.window or origin.geometry.keys(origin.path) or home
-    elif not laid:
+    if implied and not stored:  # by the grid itself, which no shape shows
+        keys = origin.window or origin.geometry.keys(origin.path) or key_grid
+    elif not stored:
         whole = mixer.tied_to_grid and not mixer.grid_parameters  # a map of all positions
         there = origin.geometry.keys(origin.path)
-        fits = not whole or origin.geometry.resolve(math.prod(home), home, there) == home
+        positions = math.prod(key_grid)
+        fits = not whole or origin.geometry.resolve(positions, key_grid, there) == key_grid
         return state if fits else {}
     else:
         axis = (1,) if mixer.site.own_windows else ()  # of windows, which one window's keys lack
         ratios = {_ratio(state[name].shape, own[name].shape, axis) for name in wrong} or {(1, 1)}
         if len(ratios) != 1 or ratios == {(0, 1)}:  # shapes of something else than positions
             return state
-        keys, windows = _lain(mixer, home, ratios.pop(), origin)
-    if keys == home and windows in (None, mixer.site.window_grid):
+        keys, windows = _saved_grids(mixer, key_grid, ratios.pop(), origin)
+    if keys == key_grid and windows in (None, mixer.site.window_grid):
         return state
     if mixer.keeps_grid:
-        raise _kept(mixer, home, _told(keys, windows), windows)
+        raise _kept(mixer, key_grid, _grids_text(keys, windows), windows)
     try:
         there = mixer.site.grid or keys
         return mixer.adapt_state(state, there, key_grid=keys, window_grid=windows)
@@ -252,44 +253,44 @@ def _on_this_grid(
         return state
 
 
-def _kept(mixer: TokenMixer, home: Grid, theirs: str, windows: Grid | None = None) -> UserError:
+def _kept(mixer: TokenMixer, key_grid: Grid, theirs: str, windows: Grid | None = None) -> UserError:
+    ours = _grids_text(key_grid, windows and mixer.site.window_grid)
     return UserError(
         f"keeps what it learned on the grid of its training (resize='pool_values'): theirs on "
-        f"{theirs}, the model's on {_told(home, windows and mixer.site.window_grid)}; build the "
-        "model at the image size of the training, load, then call set_input_size, or take "
-        "resize='interpolate'"
+        f"{theirs}, the model's on {ours}; build the model at the image size of the training, "
+        "load, then call set_input_size, or take resize='interpolate'"
     )
 
 
-def _told(keys: Grid, windows: Grid | None) -> str:
+def _grids_text(keys: Grid, windows: Grid | None) -> str:
     grid = f"{keys[0]}x{keys[1]}"
     return grid if windows is None else f"{grid} in each of {windows[0]}x{windows[1]} windows"
 
 
-def _lain(
-    mixer: TokenMixer, home: Grid, ratio: tuple[int, int], origin: _Origin
+def _saved_grids(
+    mixer: TokenMixer, key_grid: Grid, ratio: tuple[int, int], origin: _Origin
 ) -> tuple[Grid, Grid | None]:
-    """Return the grid of a checkpoint's keys, and how windows with keys of their own lay."""
+    """Return the grid of a checkpoint's keys, and that of windows with keys of their own."""
     site, geometry = mixer.site, origin.geometry
     theirs, ours = ratio
     if site.own_windows and site.window_grid is not None:
-        keys = origin.window or home
-        number = site.windows * math.prod(home) * theirs // (ours * math.prod(keys))
+        keys = origin.window or key_grid
+        number = site.windows * math.prod(key_grid) * theirs // (ours * math.prod(keys))
         there = geometry.windows(origin.path, keys)
         return keys, geometry.resolve(number, site.window_grid, there)
     count = site.num_keys * theirs // ours - site.num_prefix_tokens
     there = geometry.keys(origin.path)
     if mixer.keeps_grid and there is not None and count != math.prod(there):
-        if count == math.prod(home):  # built like this one, it took the other size afterwards
-            return home, None
-        raise _kept(mixer, home, f"one of {count} positions")
-    return geometry.resolve(count, home, there), None
+        if count == math.prod(key_grid):  # built like this one, it took the other size afterwards
+            return key_grid, None
+        raise _kept(mixer, key_grid, f"one of {count} positions")
+    return geometry.resolve(count, key_grid, there), None
 
 
 def _ratio(
     theirs: Sequence[int], ours: Sequence[int], axis: tuple[int, ...] = ()
 ) -> tuple[int, int]:
-    """Return how many times more positions there are, as a fraction; 0 if shapes tell otherwise.
+    """Return how many times more positions there are, as a fraction; 0 if the shapes say otherwise.
 
     Positions are along one axis, or, of windows, along two that both differ: windows and keys.
     ``axis`` comes before the shape that is an axis short.

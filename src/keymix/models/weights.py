@@ -65,8 +65,8 @@ def load_weights(
     stays as it is.
 
     Position embeddings, learned keys and tables of relative positions are resampled to the
-    model's grid. A checkpoint holds how many positions there were, not how they lay; that follows
-    from the size of the images it was trained on, which a run's weights tell and ``img_size``
+    model's grid. A checkpoint holds how many positions there were, not on which grid; that follows
+    from the size of the images it was trained on, which a run's weights record and ``img_size``
     gives for others. Where neither does, a grid is taken to be square: as many positions as a
     square model has are copied as they lie, another square number is resampled, and anything else
     (every model that is not square itself and has as many) is refused. Windows are square where
@@ -80,7 +80,7 @@ def load_weights(
     A model of segmentation takes weights of its kind, or those of a classifier for its encoder:
     all names of the decoder are missing then.
 
-    A run's weights also tell how shifted patches were moved (``shifts``). A model that was built
+    A run's weights also record how shifted patches were moved (``shifts``). A model that was built
     without saying so takes it from them; one that was built with another keeps it, with a warning.
     Other weights say nothing of it, and the model stays as it is.
 
@@ -90,7 +90,7 @@ def load_weights(
             ``weights_last.safetensors``; of a file that holds a moving average of the weights,
             that.
         img_size: Side, or height and width, of the images that the weights were made at, pixels;
-            in place of what a run's weights tell.
+            in place of what a run's weights record.
 
     Example:
         >>> model = create_model("skaformer_s18")
@@ -102,7 +102,7 @@ def load_weights(
         UserError: If the file is damaged or of another kind; nothing of it fits, or it gives less
             than half of the parameters outside mixers and classifier while it holds others; a
             tensor is of another size than the model's of that name, or holds infinities or NaN;
-            nothing tells the grid of its positions; or keys, or a position code, that
+            the grid of its positions is unknown; or keys, or a position code, that
             ``resize="pool_values"`` keeps on their grid are of another.
     """
     read = read_source(source)
@@ -113,7 +113,9 @@ def load_weights(
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
     names, idle = target_names(model, state)
     size: int | Grid | None = read.img_size if img_size is None else img_size
-    geometry = geometry_at(model, _size_told(model, names, state) if size is None else size)
+    geometry = geometry_at(
+        model, _size_of_embeddings(model, names, state) if size is None else size
+    )
     classifier = _classifier(model)
     found: dict[str, Tensor] = {}
     resized: list[str] = []
@@ -285,7 +287,7 @@ def _placed(
     return found
 
 
-def _laid_out(model: nn.Module, tensor: Tensor, wanted: Tensor) -> tuple[Grid, int] | None:
+def _patch_grid(model: nn.Module, tensor: Tensor, wanted: Tensor) -> tuple[Grid, int] | None:
     """Return the model's grid of patches and its prefix; None if position embeddings fit none."""
     patch_embed: Any = getattr(encoder_of(model)[0], "patch_embed", None)
     size = getattr(patch_embed, "grid_size", None)
@@ -296,7 +298,7 @@ def _laid_out(model: nn.Module, tensor: Tensor, wanted: Tensor) -> tuple[Grid, i
     return None if prefix < 0 or tensor.shape[1] <= prefix else (grid, prefix)
 
 
-def _size_told(model: nn.Module, names: Mapping[str, str], state: State) -> Grid | None:
+def _size_of_embeddings(model: nn.Module, names: Mapping[str, str], state: State) -> Grid | None:
     """Image size of square position embeddings, where a mixer's code lies on their grid unsaid."""
     encoder, before = encoder_of(model)
     wanted: Any = getattr(encoder, "pos_embed", None)
@@ -304,7 +306,7 @@ def _size_told(model: nn.Module, names: Mapping[str, str], state: State) -> Grid
     if not unsaid or wanted is None or f"{before}pos_embed" not in names:
         return None
     tensor = state[names[f"{before}pos_embed"]]
-    lie = _laid_out(model, tensor, wanted)
+    lie = _patch_grid(model, tensor, wanted)
     if lie is None:
         return None
     grid, prefix = lie
@@ -318,7 +320,7 @@ def _size_told(model: nn.Module, names: Mapping[str, str], state: State) -> Grid
 
 def _positions(model: nn.Module, tensor: Tensor, wanted: Tensor, geometry: Geometry) -> Tensor:
     """Resample position embeddings ``[1, P + H W, C]``; as they are where that cannot be."""
-    lie = _laid_out(model, tensor, wanted)
+    lie = _patch_grid(model, tensor, wanted)
     if lie is None:
         return tensor
     grid, prefix = lie

@@ -19,11 +19,11 @@ def _on_grid(
     """Resize rows that lie on ``old``, as images ``[prod(*), D, H, W]``; the prefix stays."""
     if old == new:
         return rows
-    first, laid = rows[..., :prefix, :], rows[..., prefix:, :]
-    lead, width = laid.shape[:-2], laid.shape[-1]
-    image = resize(laid.transpose(-2, -1).reshape(-1, width, *old))
-    laid = image.flatten(2).transpose(-2, -1).reshape(*lead, new[0] * new[1], width)
-    return torch.cat((first, laid), -2) if prefix else laid
+    first, on_grid = rows[..., :prefix, :], rows[..., prefix:, :]
+    lead, width = on_grid.shape[:-2], on_grid.shape[-1]
+    image = resize(on_grid.transpose(-2, -1).reshape(-1, width, *old))
+    on_grid = image.flatten(2).transpose(-2, -1).reshape(*lead, new[0] * new[1], width)
+    return torch.cat((first, on_grid), -2) if prefix else on_grid
 
 
 def interpolate(
@@ -60,21 +60,21 @@ def interpolate_windows(
     if old == new and old_windows == new_windows:
         return rows
     lead, width = rows.shape[1:-2], rows.shape[-1]
-    first, laid = rows[..., :prefix, :], rows[..., prefix:, :]
+    first, on_grid = rows[..., :prefix, :], rows[..., prefix:, :]
     # [rows, columns, L, kh, kw, D] -> [L, rows, kh, columns, kw, D]: the map over the image
-    laid = laid.reshape(*old_windows, -1, *old, width).permute(2, 0, 3, 1, 4, 5)
-    laid = interpolate(
-        laid.reshape(len(laid), -1, width),
+    on_grid = on_grid.reshape(*old_windows, -1, *old, width).permute(2, 0, 3, 1, 4, 5)
+    on_grid = interpolate(
+        on_grid.reshape(len(on_grid), -1, width),
         0,
         (old_windows[0] * old[0], old_windows[1] * old[1]),
         (new_windows[0] * new[0], new_windows[1] * new[1]),
     )
-    laid = laid.reshape(-1, new_windows[0], new[0], new_windows[1], new[1], width)
-    laid = laid.permute(1, 3, 0, 2, 4, 5).reshape(-1, *lead, new[0] * new[1], width)
+    on_grid = on_grid.reshape(-1, new_windows[0], new[0], new_windows[1], new[1], width)
+    on_grid = on_grid.permute(1, 3, 0, 2, 4, 5).reshape(-1, *lead, new[0] * new[1], width)
     if not prefix:
-        return laid
+        return on_grid
     first = interpolate(first.movedim(0, -2), 0, old_windows, new_windows).movedim(-2, 0)
-    return torch.cat((first, laid), -2)
+    return torch.cat((first, on_grid), -2)
 
 
 def pool(

@@ -82,9 +82,9 @@ def resume_hint(folder: Path, *, overwrite: bool = False) -> str:
     """Say what a run resumes from, and how; `overwrite` is what the command that began it did."""
     newest = next(iter(checkpoints(folder)), None)
     if newest is None:
-        return "no checkpoint was written yet; the same command starts anew"
+        return "no checkpoint was written yet; the same command starts from the beginning"
     how = "the same command without --overwrite" if overwrite else "the same command"
-    return f"{str(newest.path)!r} stands ({newest.place}); {how} goes on from there"
+    return f"{str(newest.path)!r} is saved ({newest.place}); {how} resumes from it"
 
 
 def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint, EpochsDone] | None:
@@ -100,7 +100,7 @@ def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint, EpochsDo
             where = f"the checkpoint {str(checkpoint.path)!r}"
             return checkpoint, from_json(EpochsDone, content["record"], where=where)
         older = place + 1 < len(there)
-        remedy = "resuming from the one before" if older else "there is no other; starting again"
+        remedy = "resuming from the one before" if older else "there is no other; starting over"
         warnings.warn(
             f"checkpoint {str(checkpoint.path)!r} is damaged ({content})"
             + (f"; {remedy}" if resumes else ""),

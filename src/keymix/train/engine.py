@@ -41,7 +41,7 @@ from keymix.train.nonfinite import Losses
 from keymix.train.parts import Evaluated, training_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
-from keymix.train.resume import Progress, mend, progress_of, tell_lost, validated
+from keymix.train.resume import Progress, mend, progress_of, validated, warn_of_lost
 from keymix.train.runs import Run
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
@@ -134,7 +134,7 @@ def train(
             )
             if training is not None:
                 saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
-                with interrupts.held():
+                with interrupts.deferred():
                     if before.checkpoint is not None:
                         content = read(before.checkpoint.path)
                         training.restore(content)
@@ -157,9 +157,9 @@ def _opened(recipe: Recipe) -> ImageData:
 
 def _check_readout(model: nn.Module) -> None:
     """Refuse to train a model that reads out where nothing of the image arrives."""
-    from keymix.hosts import find_mixers, hears_image
+    from keymix.hosts import class_token_reads_image, find_mixers
 
-    if getattr(model, "global_pool", None) == "token" and not hears_image(model):
+    if getattr(model, "global_pool", None) == "token" and not class_token_reads_image(model):
         names = sorted({mixer.mixer_name for mixer in find_mixers(model).values()})
         raise UserError(
             f"{', '.join(names)} brings nothing to the class token, and this model reads out by "
@@ -168,7 +168,7 @@ def _check_readout(model: nn.Module) -> None:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether a run has something of its own to go on from."""
+    """Whether a run has something of its own to resume from."""
     there = folder / files.CHECKPOINTS
     ended = (folder / files.weights_file("last")).exists()
     return ended or (there.is_dir() and any(there.iterdir()))
@@ -206,7 +206,7 @@ def _environment(folder: Path, *, resumed: bool) -> Environment:
 def make_training(
     recipe: Recipe, data: ImageData, model: nn.Module, folder: Path | None, *, steps: int
 ) -> Training:
-    """Make a training of a model, by the task that the data set, with `steps` batches an epoch.
+    """Make a training of a model, by the task that the data set, with `steps` batches per epoch.
 
     The folder takes the record of a loss that is not finite; a trial has none and ignores it.
     """
@@ -229,7 +229,7 @@ def _finish(
 ) -> None:
     """Touch the test set, once: with the last and with the best-on-validation weights.
 
-    Their epochs and validation scores are those that the weights themselves tell.
+    Their epochs and validation scores are those recorded with the weights.
     """
     folder, recipe = run.folder, run.recipe
     last = validated("last", run, data, model)
@@ -251,7 +251,7 @@ def _finish(
     arrays: dict[str, Any] = dict(scored["last"].answers.shared())
     for which, found in scored.items():
         arrays |= found.answers.arrays(which)
-    tell_lost(folder, record.lost)
+    warn_of_lost(folder, record.lost)
     files.write_arrays(folder / files.PREDICTIONS, arrays)
     files.write_json(
         folder / files.SUMMARY,

@@ -17,7 +17,7 @@ from keymix.train.record import Environment
 
 
 def cpu_model() -> str:
-    """The processor's own name, or its architecture where the system does not tell."""
+    """The processor's own name, or its architecture where the system does not report it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

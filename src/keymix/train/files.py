@@ -204,7 +204,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
     return _weights(
         path,
         tensors=True,
-        remedy=f". Restore the file, or run `keymix train {path.parent}`, which writes it again if "
+        remedy=f". Restore the file, or run `keymix train {path.parent}`, which rebuilds it if "
         "the run's checkpoint is whole; --overwrite trains again from the start.",
     )
 

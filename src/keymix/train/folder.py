@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: whose it is, what it says of the run, and which of its files are damaged.
 
-A run with a damaged file is not done: `keymix.train` writes it again from the run's checkpoint or
+A run with a damaged file is not done: `keymix.train` rebuilds it from the run's checkpoint or
 weights. Weights that were taken away are missed only where they are read: what came out of the run
 holds without them.
 """
@@ -148,7 +148,7 @@ def damage(folder: Path) -> dict[str, str]:
 
 
 def _last_weights(folder: Path) -> str:
-    """What is wrong with the last epoch's weights, where a checkpoint can give them again.
+    """What is wrong with the last epoch's weights, where a checkpoint can restore them.
 
     Not so without the best epoch's: a test of the others would lose what came out of those.
     """
@@ -227,17 +227,17 @@ def _of_weights(folder: Path) -> list[Recipe]:
 
 
 def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
-    """Refuse metrics that lack an epoch, or tell of one that was not trained."""
+    """Refuse metrics that lack an epoch, or have one that was not trained."""
     path = folder / files.METRICS
     there = {line.epoch for line in files.read_metrics(path, task=task)}
     planned = set(range(epochs))
     for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
         if wrong:
-            lines = epochs_told(sorted(wrong))
+            lines = epoch_lines(sorted(wrong))
             raise UserError(f"{str(path)!r} is damaged: it {verb} {lines} of {epochs}")
 
 
-def epochs_told(epochs: list[int]) -> str:
+def epoch_lines(epochs: list[int]) -> str:
     """Name epochs, counted from one, a few of many."""
     numbers = [str(epoch + 1) for epoch in epochs[:5]]
     more = ", …" if len(epochs) > len(numbers) else ""

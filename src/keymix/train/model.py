@@ -253,7 +253,7 @@ def find_weights(config: ModelConfig) -> Path | None:
 def start_from(model: nn.Module, path: Path) -> None:
     """Load what fits of a file's weights, and warn of what does not.
 
-    A run's weights tell the size of their images, by which what is learned a position is
+    A run's weights record the size of their images, by which what is learned per position is
     resampled.
     """
     from keymix.models import load_weights

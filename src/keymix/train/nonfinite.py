@@ -81,7 +81,7 @@ class Losses:
         return {"sum": self._sum, "terms": dict(self._terms), "steps": self._steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self._sum, self._steps = float(state["sum"]), int(state["steps"])
         self._terms = dict(state.get("terms", {}))
 
@@ -191,7 +191,7 @@ class Losses:
         images = [self._name(i) for i in step.index.tolist()]
         own = [None] * len(images) if each is None else each.double().tolist()
         gradient = self._gradient(gradients)
-        assert self._folder is not None  # a trial has none, and goes on
+        assert self._folder is not None  # a trial has none, and continues
         path = self._folder / files.NONFINITE
         record = NonFinite(
             epoch=step.epoch,

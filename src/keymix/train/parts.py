@@ -49,7 +49,7 @@ class TrainingPart:
     losses: frozenset[str] = frozenset()
 
     def outputs(self, data: DataRecord) -> int:
-        """Outputs of the model's head; one a class unless the task says otherwise."""
+        """Outputs of the model's head; one per class unless the task says otherwise."""
         return len(data.classes)
 
     def check(self, recipe: Recipe) -> None:
@@ -113,7 +113,7 @@ class Evaluated:
     Args:
         scores: By the keys of the task's scores, and ``loss``; None where one is not defined.
         answers: What the model answered.
-        own: What the task tells besides, a dataclass; None for nothing.
+        own: What else the task records, a dataclass; None for nothing.
     """
 
     scores: Mapping[str, float | None]
@@ -264,7 +264,7 @@ class AnswersPart(ABC):
         return over_units(mixer, baseline, score=task.score, unit=task.unit)
 
     def details(self, test: SplitScores) -> DetailsTable | None:
-        """Tell what an evaluation records next to its scores; None for nothing."""
+        """Return what an evaluation records next to its scores; None for nothing."""
         del test
         return None
 
@@ -283,7 +283,7 @@ class AnswersPart(ABC):
         raise UserError("this task predicts no files; score it with `keymix eval`.")
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
-        """Lay predictions out for a person to read; see `csv`.
+        """Arrange predictions for a person to read; see `csv`.
 
         Args:
             found: Those without an error.
@@ -294,7 +294,7 @@ class AnswersPart(ABC):
         return PredictionRows(heads=[noun, *plain.heads[1:]], rows=rows)
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
-        """Lay predictions out for a program to read: the file, and each field.
+        """Arrange predictions for a program to read: the file, and each field.
 
         Args:
             found: Those without an error.

@@ -88,10 +88,10 @@ class DataConfig:
         image_size: Side of the images the model sees, pixels, or their height and width
             (``32,48``); None keeps the data's own. Events are gathered in so many pixels.
         limit: Use only this many training images, a stratified choice; None for all.
-        val_fraction: Share of the training images carved off for validation, in (0, 1).
+        val_fraction: Share of the training images split off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
-        batch_size: Training images a step; a run uses one device.
-        eval_batch_size: Images a step in validation and test.
+        batch_size: Training images per step; a run uses one device.
+        eval_batch_size: Images per step in validation and test.
         workers: Loader processes; 0 loads in the training process.
         skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first
             one is an error.

@@ -23,14 +23,14 @@ class SplitScores:
 
     Args:
         scores: By the keys of the task's scores, and ``loss``.
-        own: What the task records besides: its `details`.
+        own: What else the task records: its `details`.
     """
 
     scores: Scores = field(metadata=spread())
     own: Own = field(default_factory=Own, metadata=spread())
 
     def of(self, task: Task) -> SplitScores:
-        """Tell a task's scores from its details, which a file mixes."""
+        """Separate a task's scores from its details, which a file mixes."""
         values = {**self.scores, **self.own.values}
         return replace(
             self,

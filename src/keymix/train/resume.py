@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run goes on from: its checkpoint, the lines of its epochs, the best weights so far.
+"""What a run resumes from: its checkpoint, the lines of its epochs, the best weights so far.
 
 The checkpoint is what counts. It keeps the epochs' lines, and weights keep the epoch and the scores
 that they are of, so that ``metrics.jsonl`` may be damaged and no number stands by other weights.
@@ -22,7 +22,7 @@ from keymix.task import Task, get_task
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
 from keymix.train.evaluation import score_split
-from keymix.train.folder import RETESTED, damage, epochs_told, read_summary
+from keymix.train.folder import RETESTED, damage, epoch_lines, read_summary
 from keymix.train.record import Environment, EpochLine, SameData, Validated, WeightsFacts
 from keymix.train.runs import Run
 
@@ -83,14 +83,14 @@ def progress_of(run: Run, data: ImageData, model: nn.Module) -> Progress:
 
 
 def mend(run: Run) -> bool:
-    """Write again what is damaged of a finished run and can be had without its images.
+    """Rebuild the damaged files of a finished run that need none of its images.
 
     Returns whether the run is whole now; else it must be tested again.
     """
     folder = run.folder
     found = damage(folder) if run.done else {}
     for name, wrong in found.items():
-        text = f"{wrong.rstrip('.')}; {name} of the finished run is written again"
+        text = f"{wrong.rstrip('.')}; {name} of the finished run is rebuilt"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     if not found or any(name in found for name in RETESTED):
         return False
@@ -108,11 +108,11 @@ def mend(run: Run) -> bool:
         if lost:
             summary = replace(read_summary(folder, whole=True), lost=tuple(lost))
             files.write_json(folder / files.SUMMARY, summary)
-            tell_lost(folder, lost)
+            warn_of_lost(folder, lost)
     return True
 
 
-def tell_lost(folder: Path, lost: Iterable[str]) -> None:
+def warn_of_lost(folder: Path, lost: Iterable[str]) -> None:
     """Warn of what of a run's record cannot be rebuilt."""
     for text in lost:
         warnings.warn(f"run {str(folder)!r}: {text}", KeymixWarning, stacklevel=4)
@@ -126,7 +126,7 @@ def validated(which: str, run: Run, data: ImageData, model: nn.Module) -> Valida
     own = Validated(epoch=facts.epoch, val=known)
     if known.keys() >= {*data.task.keys} and not own.lacks(data.task):
         return own
-    model = copy.deepcopy(model)  # training goes on with the other, in its own mode
+    model = copy.deepcopy(model)  # training continues with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
     return Validated(epoch=None, val=score_split(run.recipe, model, data, "val").scores)
 
@@ -152,13 +152,13 @@ def _lines(
     texts = {epoch: files.line_text(line) for epoch, line in stored.items()}
     differs = any(texts.get(epoch) != files.line_text(line) for epoch, line in sure.items())
     if differs and not run.done:  # of a finished run it was said before
-        text = f"{str(path)!r} was damaged; it is written again from the checkpoint"
+        text = f"{str(path)!r} was damaged; it is rebuilt from the checkpoint"
         warnings.warn(text, KeymixWarning, stacklevel=4)
     lines = stored | sure
     lacking = [epoch for epoch in range(done) if epoch not in lines]
     if lacking:
         lost.append(
-            f"{files.METRICS} lacks {epochs_told(lacking)}, and nothing is left to rebuild it"
+            f"{files.METRICS} lacks {epoch_lines(lacking)}, and nothing is left to rebuild it"
         )
     return [lines[epoch] for epoch in sorted(lines)], lacking
 
@@ -192,7 +192,7 @@ def _best(
 def _epoch_of(
     found: Validated, lines: list[EpochLine], lacking: list[int], task: Task
 ) -> int | None:
-    """The epoch that scored so, or the only one that no line tells of."""
+    """The epoch that scored so, or the only one without a line."""
     found_score, found_loss = found.rank(task)
     for line in lines:
         score, loss = line.validated.rank(task)
@@ -202,11 +202,11 @@ def _epoch_of(
 
 
 def _same_data(folder: Path, data: ImageData, began: SameData) -> None:
-    """Refuse to go on with images other than those that the run began with."""
+    """Refuse to resume with images other than those that the run began with."""
     changed = began.changed(SameData.of(data.record()))
     if changed:
         raise UserError(
             f"the run in {str(folder)!r} began with other {data.kind.nouns}: the data "
-            f"{data.spec!r} has changed since ({', '.join(changed)}). Restore it, or start again "
+            f"{data.spec!r} has changed since ({', '.join(changed)}). Restore it, or start over "
             "with --overwrite."
         )

@@ -69,13 +69,14 @@ class Run:
         path = self.folder / files.SUMMARY
         if not path.exists():
             raise UserError(
-                f"the run {str(self.folder)!r} is not done: `keymix train {self.folder}` goes on."
+                f"the run {str(self.folder)!r} is not done; to resume it: "
+                f"`keymix train {self.folder}`."
             )
         try:
             return read_summary(self.folder, whole=True)
         except UserError as error:
             raise UserError(
-                f"{str(error).rstrip('.')}. `keymix train {self.folder}` writes it again."
+                f"{str(error).rstrip('.')}. `keymix train {self.folder}` rebuilds it."
             ) from None
 
     @property

@@ -16,35 +16,35 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """What a piece of work knows of signals; `hint` says in one line what stands, how to resume."""
+    """Signals that arrived during a piece of work; `hint` says what is saved and how to resume."""
 
     def __init__(self, hint: Callable[[], str]) -> None:
         self.signum: int | None = None
         self.ended_wait: Interrupted | None = None
         self._hint = hint
-        self._held = False
+        self._deferred = False
         self._grace = 0.0
         self._timer: threading.Timer | None = None
         self._process = os.getpid()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Let a first signal wait in ``signum`` for the work within to look at it."""
-        before, self._held = self._held, True
+        before, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._held = before
+            self._deferred = before
 
     @contextmanager
     def waiting(self, *, grace: float = 0.0) -> Iterator[None]:
-        """Let a first signal end the block, within `held` too: it only waits for data.
+        """Let a first signal end the block, within `deferred` too: it only waits for data.
 
         The exception is kept as ``ended_wait``: whoever meets it may save what was done before.
         Where that cannot be saved yet, the wait may last `grace` seconds more: the next moment that
         suits then ends the work.
         """
-        before, self._held, self._grace = self._held, grace > 0, grace
+        before, self._deferred, self._grace = self._deferred, grace > 0, grace
         try:
             if self.signum is not None:
                 self._end_soon(self.signum)
@@ -53,7 +53,7 @@ class Interrupts:
             self.ended_wait = stop
             raise
         finally:
-            self._held, self._grace = before, 0.0
+            self._deferred, self._grace = before, 0.0
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -71,7 +71,7 @@ class Interrupts:
             raise self.stopped()
 
     def stopped(self) -> Interrupted:
-        """Make the exception that ends the work, with what stands now."""
+        """Make the exception that ends the work, with what is saved now."""
         signum = self.signum or signal.SIGINT
         return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {self._hint()}")
 
@@ -83,7 +83,7 @@ class Interrupts:
                 os.kill(os.getpid(), signum)
             return  # Ctrl-C reaches all; the parent decides
         again, self.signum = self.signum is not None, signum
-        if again or not self._held:
+        if again or not self._deferred:
             raise self.stopped()
         self._end_soon(signum)
 

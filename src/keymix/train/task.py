@@ -43,7 +43,7 @@ def seed_step(seed: int, device: torch.device) -> None:
     """Seed the random numbers that a step draws: the CPU's, and the device's own.
 
     ``torch.manual_seed`` does as much, but without a CUDA device it formats a stack trace for
-    each of its deferred calls and keeps them all: 5 ms a step.
+    each of its deferred calls and keeps them all: 5 ms per step.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -57,7 +57,7 @@ class StepLoss:
     Args:
         recorded: What the record shows as ``train_loss``, 0-dimensional.
         trained: What trains: the recorded loss and the weighted terms next to it.
-        terms: What the loss has besides, by name and without weights, each 0-dimensional.
+        terms: Further terms of the loss, by name and without weights, each 0-dimensional.
         each: Makes the loss of each input, ``[B]``, should the loss turn out not to be finite; it
             must not hold the step's graph. None where inputs have no loss of their own.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same function in plain PyTorch, a chunk of neurons through all steps while it is in cache.
 
-The backward pass is written by hand and saves the currents only: potentials are computed again.
+The backward pass is written by hand and saves the currents only: potentials are recomputed.
 All potentials are stored with their sign turned (w = -H), so that PyTorch's ``threshold`` is the
 reset: it keeps what is above -V_th and puts -V_reset in place of the rest.
 """

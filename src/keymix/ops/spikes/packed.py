@@ -79,7 +79,7 @@ def _by_convolution(x: Tensor) -> bool:
 
 
 def _image(x: Tensor) -> Tensor:
-    """Lay ``[*, N, C]`` out as images ``[*, C, N, 1]``, channels last, without a copy."""
+    """View ``[*, N, C]`` as images ``[*, C, N, 1]``, channels last, without a copy."""
     tokens, channels = x.shape[-2:]
     return x.reshape(-1, tokens, 1, channels).permute(0, 3, 1, 2)
 

@@ -33,13 +33,13 @@ def refuse_unkept(grad: Tensor) -> None:
 class Currents:
     """The function from the tensor that is kept to the neurons' currents.
 
-    ``first`` computes it, and may count, as the running statistics of norms do. ``again`` computes
-    the same of the tensor, of ``learned`` and of ``constants``, and must not count. What is learned
-    gets a gradient; constants get none, but may change until the backward pass.
+    ``first`` computes it, and may count, as the running statistics of norms do. ``recompute``
+    computes the same from the tensor, ``learned`` and ``constants``, and must not count. What is
+    learned gets a gradient; constants get none, but may change until the backward pass.
     """
 
     first: Callable[[Tensor], Tensor]
-    again: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
+    recompute: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
     learned: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
 
@@ -56,7 +56,12 @@ class _Recompute(torch.autograd.Function):
         gain: float | Tensor,
         *learned: Tensor,
     ) -> Tensor:
-        ctx.again, ctx.how, ctx.backend, ctx.count = currents.again, how, backend, len(learned)
+        ctx.recompute, ctx.how, ctx.backend, ctx.count = (
+            currents.recompute,
+            how,
+            backend,
+            len(learned),
+        )
         coefficients = save_coefficients(ctx, keep, gain)
         ctx.save_for_backward(y, *coefficients, *learned, *currents.constants)
         spikes, _ = integrate_and_fire(
@@ -77,7 +82,7 @@ class _Recompute(torch.autograd.Function):
                 each.detach().requires_grad_(need)
                 for each, need in zip((y, *learned), needs, strict=True)
             ]
-            run = ctx.again(leaves[0], leaves[1:], constants)
+            run = ctx.recompute(leaves[0], leaves[1:], constants)
         grad_run, grad_keep, grad_gain = gradients(
             run.detach(), grad, keep=keep, gain=gain, how=ctx.how, backend=ctx.backend
         )
@@ -100,7 +105,7 @@ def recomputed(
     how: Dynamics,
     backend: str,
 ) -> Tensor:
-    """Return the spikes of the currents of y; the currents are computed again in the backward pass.
+    """Return the spikes of the currents of y; the currents are recomputed in the backward pass.
 
     They are as in the forward pass: modes that are set on modules in between change nothing. keep,
     gain, how and backend are those of ``ops/neuron/multi_step.py``.
