@@ -108,7 +108,7 @@ def test_a_model_within_another_is_served() -> None:
 def test_without_a_known_prefix_no_grid_is_guessed() -> None:
     model = ready(Own(positions=False))
     assert find_host(model).places(model)[0].site.grid is None
-    with pytest.raises(UserError, match="lie on the image"):
+    with pytest.raises(UserError, match="grid of its tokens"):
         find_layers(model)[0].layout(model)
     with pytest.raises(UserError, match="grid"):
         put_mixers(model, "static_key")
