@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,25 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.slow
 def test_the_index_is_what_the_registries_say() -> None:
     assert index.PATH.read_text(encoding="utf-8") == index.text(), (
-        "the index is out of date; write it anew with `python -m keymix.cli.index`"
+        "the index is out of date; write it with `python -m keymix.cli.index`"
     )
+
+
+def test_mixers_read_off_their_files_are_those_of_the_registry() -> None:
+    assert index.read()["mixers"] == index._mixers(own=True)
+
+
+def test_a_new_file_of_a_mixer_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in index.MIXERS.glob("*.py"):
+        (tmp_path / file.name).write_text(file.read_text("utf-8"), encoding="utf-8")
+    (tmp_path / "spiking_own.py").write_text(
+        '"""Spikes of its own."""\n\n@register_mixer("own", aliases=("o",))\n'
+        "class Own(SpikingMixer):\n    pass\n"
+    )
+    monkeypatch.setattr(index, "MIXERS", tmp_path)
+    assert "own\to\tSpikes of its own. (spiking)" in run(capsys, "mixers").splitlines()
 
 
 @pytest.mark.parametrize("kind", ["models", "mixers", "recipes", "data", "tasks"])
@@ -47,7 +65,7 @@ def test_patterns_match_names_and_aliases(capsys: pytest.CaptureFixture[str]) ->
     assert kinds == {"models", "mixers", "recipes"}
 
 
-def test_mixers_of_spikes_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixers_of_spikes_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     marked = [line for line in run(capsys, "mixers").splitlines() if line.endswith("(spiking)")]
     assert [line.split("\t")[0] for line in marked] == [
         "qk_channel",

@@ -97,11 +97,7 @@ def _parser() -> VerbParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix count``.
-
-    Args:
-        argv: The words after the verb.
-    """
+    """Run ``keymix count`` with the words after the verb."""
     args = _parser().parse_args(argv)
     size = None if args.input_size is None else _input_size(args.input_size)
     if args.image_size is not None:

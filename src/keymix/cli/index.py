@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index that ``keymix list`` reads, so that it need not import PyTorch.
+"""What ``keymix list`` shows, without importing PyTorch.
 
-Data are not in the file: their specs are listed without such an import.
-
-``python -m keymix.cli.index`` writes ``index.json`` again from the registries; a test compares it.
+Data sources and mixers are read off the text of their files. Models, recipes and tasks are in
+``index.json``, which ``python -m keymix.cli.index`` writes from the registries; a test compares it.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keymix.data.specs import DataSpec
 
 PATH = Path(__file__).with_name("index.json")
+MIXERS = Path(__file__).parents[1] / "mixers"
 
 
 def _first_line(docstring: str | None) -> str:
@@ -45,6 +46,55 @@ def _mixers(*, own: bool) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _constants(call: ast.Call) -> dict[str, Any]:
+    """Read the keyword arguments of a call, which are constants."""
+    return {str(given.arg): ast.literal_eval(given.value) for given in call.keywords}
+
+
+def _traits(name: str, classes: Mapping[str, tuple[ast.ClassDef, ast.Module]]) -> dict[str, Any]:
+    """Read the traits that a class writes itself, or the first of its bases that does."""
+    if name not in classes:
+        return {}
+    node, _ = classes[name]
+    for line in node.body:
+        match line:
+            case ast.Assign(targets=[ast.Name("traits")], value=ast.Call() as call):
+                return _constants(call)
+    inherited = (_traits(ast.unparse(base), classes) for base in node.bases)
+    return next(filter(None, inherited), {})
+
+
+def _own_mixers() -> list[dict[str, Any]]:
+    """Describe keymix's own mixers from the text of their files, of which importing loads torch.
+
+    A class is one by its decorator ``@register_mixer(name, aliases=…)``; its traits are those of
+    the nearest class, itself or one that it inherits from, that writes ``traits = Traits(…)``.
+    """
+    files = [ast.parse(f.read_text("utf-8")) for f in sorted(MIXERS.glob("*.py"))]
+    classes = {
+        node.name: (node, file)
+        for file in files
+        for node in file.body
+        if isinstance(node, ast.ClassDef)
+    }
+
+    rows = []
+    for name, (node, file) in classes.items():
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "register_mixer":
+                found = _traits(name, classes)
+                rows.append(
+                    {
+                        "name": ast.literal_eval(call.args[0]),
+                        "aliases": list(_constants(call).get("aliases", ())),
+                        "domain": found.get("domain", "dense"),
+                        "control": found.get("control", False),
+                        "summary": _first_line(ast.get_docstring(file)),
+                    }
+                )
+    return sorted(rows, key=lambda row: row["name"])
 
 
 def _models() -> list[dict[str, Any]]:
@@ -120,17 +170,17 @@ def text() -> str:
     kinds = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]"
         for kind, rows in build().items()
-        if kind != "data"
+        if kind not in ("data", "mixers")
     ]
     return "{\n" + ",\n".join(kinds) + "\n}\n"
 
 
 def read() -> dict[str, list[dict[str, Any]]]:
-    """Read what of keymix's own there is: the file, and the specs of data."""
+    """Read what of keymix's own there is: the file, the specs of data, and the mixers' files."""
     from keymix.data.specs import built_in
 
     found: dict[str, list[dict[str, Any]]] = json.loads(PATH.read_text(encoding="utf-8"))
-    return {**found, "data": _data(built_in().values())}
+    return {**found, "mixers": _own_mixers(), "data": _data(built_in().values())}
 
 
 def main() -> int:

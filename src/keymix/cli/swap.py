@@ -108,14 +108,7 @@ def parser() -> VerbParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``keymix swap``.
-
-    Args:
-        argv: The words after the verb.
-
-    Returns:
-        0; mistakes are raised as UserError.
-    """
+    """Run ``keymix swap`` with the words after the verb; mistakes are raised as UserError."""
     made = parser()
     given = made.parse_args(argv)
     _refuse_idle(given)

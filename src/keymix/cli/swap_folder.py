@@ -19,15 +19,7 @@ SEARCH, STEPS, PAGE = "search.json", "search.csv", "report.html"
 
 
 class Folder:
-    """The folder given as ``--out``.
-
-    Args:
-        path: Where it is.
-        overwrite: Whether a swap that is there may be thrown away.
-
-    Raises:
-        UserError: If it is a file, or holds other things.
-    """
+    """The folder given as ``--out``; it is refused if it is a file or contains other things."""
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
         from keymix.train.files import LOCK, SWAP
@@ -45,14 +37,9 @@ class Folder:
             )
 
     def finished(self, setting: SwapSetting, *, test: bool) -> SwapRecord | None:
-        """Return the record of a finished swap that is there, if it is the one asked for.
+        """Return the record of a finished swap that is there; another or a damaged one is refused.
 
-        Args:
-            setting: What this swap is of.
-            test: Whether the record must hold the test split's scores.
-
-        Raises:
-            UserError: If another swap is there, or a damaged one.
+        With `test` the record must have the scores of the test split.
         """
         from keymix.swap.record import SwapRecord
         from keymix.train import files
@@ -70,14 +57,7 @@ class Folder:
         return _opened(SwapRecord, there, path)
 
     def begin(self, setting: SwapSetting) -> Search | None:
-        """Return what an earlier, stopped search found there.
-
-        Args:
-            setting: What this swap is of; an earlier search must have been of the same.
-
-        Raises:
-            UserError: If it was of another.
-        """
+        """Return what a stopped search of the same setting found there; refuse another search."""
         from keymix.swap.record import SearchRecord
         from keymix.train import files
 

@@ -30,17 +30,10 @@ _PYTHON = "are swapped in Python: keymix.swap(model, mixer, …)"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A trained model with the data that it is used with.
+    """A trained model in eval mode on this machine's device, with the data that it is used with.
 
-    Attributes:
-        name: As it was given.
-        model: In eval mode, on this machine's device.
-        recipe: Builds it.
-        seen: The record of its data.
-        data: The data, normalised as the model wants it.
-        numbers: The model's class of each class of the data.
-        weights: Where its weights come from, in words; with a digest of their file if there is one.
-        run: The run, where it is one.
+    `seen` is the record of its data, `numbers` the model's class of each class of the data, and
+    `weights` says where its weights come from, with a digest of their file if there is one.
     """
 
     name: str
@@ -53,15 +46,9 @@ class Source:
     run: Run | None
 
     def images(self, which: str, count: int | None, option: str) -> tuple[Tensor, Tensor]:
-        """Return images of a split at equal distances ``[n, C, H, W]``, normalised, and classes.
+        """Return evenly spaced images ``[n, C, H, W]`` of a split, normalised, and their classes.
 
-        Args:
-            which: ``"train"`` or ``"val"``.
-            count: How many; None for all, but at most `HELD_OUT`.
-            option: What asked for so many.
-
-        Raises:
-            UserError: If there are not so many.
+        All, but at most `HELD_OUT`, if `count` is None; too few are refused, naming the `option`.
         """
         import torch
 
@@ -81,11 +68,7 @@ class Source:
 
 
 def load_source(given: argparse.Namespace) -> Source:
-    """Load what ``MODEL``, ``--data``, ``--weights`` and ``--pretrained`` name.
-
-    Raises:
-        UserError: If it is neither a run nor a model's name, or something does not fit.
-    """
+    """Load what ``MODEL``, ``--data``, ``--weights`` and ``--pretrained`` name, or refuse it."""
     _refuse_other_libraries(given.model)
     if is_run(given.model):
         for option, value in (
@@ -149,16 +132,7 @@ def _of_run(name: str, spec: str | None) -> Source:
 
 
 def _refuse_others(what: str, task: Task, kind: InputKind) -> None:
-    """Refuse models that no swap can be calibrated and judged for: by the task's facts.
-
-    Args:
-        what: What is refused, in an error's words.
-        task: The task of its data.
-        kind: Their kind.
-
-    Raises:
-        UserError: Saying what the task does, and what to do instead.
-    """
+    """Refuse models that no swap can be calibrated for, and say what their task does instead."""
     again = "Train again with another --model.mixer"
     if kind.noun != IMAGE.noun:
         raise UserError(

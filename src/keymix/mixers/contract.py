@@ -32,11 +32,7 @@ FIRING = {"q_bn.bias": 1.0, "k_bn.bias": 1.8, "v_bn.bias": 1.8, "proj_bn.bias": 
 class Accuracy:
     """How results are compared, relative to the largest wanted number (at least 1).
 
-    Attributes:
-        dtype: Type of the tokens.
-        near: The largest difference that is rounding.
-        far: The largest difference that is not yet a change.
-        device: Where mixers and tokens lie.
+    A difference up to `near` is rounding, one above `far` is a change.
     """
 
     dtype: torch.dtype
@@ -83,11 +79,7 @@ def example_tokens(
 ) -> Tensor:
     """Return random tokens that fit a mixer's site; spikes for spiking mixers.
 
-    Args:
-        mixer: The mixer.
-        lead: Leading axes; two images if none are named. Time steps stand in front of them.
-        seed: Of the generator.
-        dtype: Of the tokens.
+    `lead` are the leading axes after the time steps, two images if none are named.
     """
     noise = torch.Generator().manual_seed(seed)
     steps = (STEPS,) if spiking(mixer) else ()
@@ -99,11 +91,8 @@ def example_tokens(
 def stir(module: nn.Module, amount: float = 0.3) -> None:
     """Move every parameter away from its neutral start, the same way for the same name.
 
-    The norms in front of spiking neurons are moved to where about every third fires.
-
-    Args:
-        module: Changed in place.
-        amount: Standard deviation of what is added.
+    `amount` is the standard deviation of what is added. The norms in front of spiking neurons are
+    moved to where about every third fires.
     """
     with torch.no_grad():
         for name, p in module.named_parameters():

@@ -115,11 +115,9 @@ class KeyValueAttention(GridBound):
         return self
 
     def _keep_code(self, code: Tensor, *, moved: bool = False) -> None:
-        """Hold a code; it belongs to the state where a mixer built here would have another.
+        """Set the position code, a row per position of :attr:`key_grid`.
 
-        Args:
-            code: A row a position of :attr:`key_grid`.
-            moved: Whether it is no more the sinusoid of its indices.
+        It belongs to the state where a mixer built here would have another, as it does if `moved`.
         """
         away = self.values_grid not in (None, self.key_grid)  # "pool_values" left it behind
         self.register_buffer("pos_code", code, persistent=moved or away)

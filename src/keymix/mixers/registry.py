@@ -156,17 +156,7 @@ def _check_kinds(cls: type[TokenMixer], options: dict[str, Any]) -> None:
 def build(
     name: str, site: Site, options: dict[str, Any] | None = None, **factory: Any
 ) -> TokenMixer:
-    """Make a mixer for a site.
-
-    Args:
-        name: Canonical name or alias.
-        site: Where it sits.
-        options: Options of the mixer; ``num_heads`` among them replaces the site's.
-        factory: ``device`` and ``dtype``.
-
-    Raises:
-        UserError: If the name or an option is unknown, or the mixer cannot serve at this site.
-    """
+    """Make a mixer for a site from its name; ``num_heads`` in options replaces the site's."""
     cls = get_mixer_class(name)
     options = dict(options or {})
     if "num_heads" in options:
@@ -246,11 +236,7 @@ def create_mixer(
 
 
 def names_in(path: str | Path) -> list[str]:
-    """List the mixers that a file registered, itself or by a module that it imported.
-
-    Args:
-        path: The file, which :func:`import_file` ran.
-    """
+    """List the mixers that a file run by :func:`import_file` registers, itself or by an import."""
     return sorted(_OF_FILES.get(Path(path).resolve(), set()) & _MIXERS.keys())
 
 

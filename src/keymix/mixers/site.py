@@ -25,16 +25,8 @@ def strided(grid: Grid, keys: Grid, onto: Grid, count: int | None = None) -> Gri
     """Say what the stride that took ``grid`` to ``keys`` makes of the grid ``onto``.
 
     A stride s leaves ceil(side / s). Small grids fit several strides; the smallest that is one
-    for both axes comes first.
-
-    Args:
-        grid: Token grid.
-        keys: What came out of it.
-        onto: Another token grid.
-        count: Where known, the number of tokens that came out of ``onto``.
-
-    Raises:
-        UserError: If no stride fits.
+    for both axes comes first. ``count`` is the number of tokens that came out of ``onto``, where
+    known. A UserError says that no stride fits.
     """
     top = max(*grid, *onto)
     fits = [[s for s in range(1, top + 1) if -(-grid[axis] // s) == keys[axis]] for axis in (0, 1)]

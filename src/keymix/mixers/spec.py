@@ -74,14 +74,10 @@ def spec_of(
     mixer: str | Sequence[str],
     options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
 ) -> MixerSpec:
-    """Read what the models take as ``mixer`` and ``mixer_options``.
+    """Read what models take as ``mixer`` and ``mixer_options``, or refuse it.
 
-    Args:
-        mixer: One name, or one a stage or block.
-        options: One dict for all, one a mixer name, or a list as long as ``mixer``.
-
-    Raises:
-        UserError: If a name is unknown, the options are no dicts, or not as many as the mixers.
+    The mixer is one name or one per stage or block; options are one dict for all, one per mixer
+    name, or a list as long as ``mixer``.
     """
     names = tuple(resolve(name) for name in ([mixer] if isinstance(mixer, str) else mixer))
     if not _are_options(options):

@@ -50,13 +50,9 @@ class KeyOptions(ResizeOptions, total=False):
 
 
 class LearnedKeys(GridBound):
-    """What static and convolutional static keys share: activations, key grid, key parameter.
+    """What static and convolutional static keys share: activations (SKA Table 4), key grid, keys.
 
-    Args:
-        activation: What turns logits into weights (SKA Table 4).
-        key_init_std: Standard deviation of the keys' normal initialisation.
-        shared: The options of :class:`keymix.mixers.resize.GridBound`: ``resize``, and those of
-            :class:`keymix.mixers.map_mixer.MapMixer`.
+    The keys start from a normal distribution of standard deviation ``key_init_std``.
     """
 
     roles = ("q", "v")
@@ -132,14 +128,9 @@ class LearnedKeys(GridBound):
     def _resampled(
         self, name: str, t: Tensor, old: Grid, new: Grid, windows: tuple[Grid | None, Grid | None]
     ) -> Tensor:
-        """Take what holds one row a key from one key grid, and arrangement of windows, to another.
+        """Resample a tensor with one row per key from one key grid, and windows, to another.
 
-        Args:
-            name: Whose tensor it is, one of :attr:`grid_parameters`.
-            t: The tensor.
-            old: Its key grid.
-            new: The key grid wanted.
-            windows: How windows lie before and after; None where the keys are not a window's own.
+        `windows` are their grids before and after; None where the keys are not those of a window.
         """
         prefix = self.site.num_prefix_tokens
         rows = prefix + old[0] * old[1]
@@ -185,11 +176,7 @@ class LearnedKeys(GridBound):
         key_grid: Grid | None = None,
         window_grid: Grid | None = None,
     ) -> dict[str, Tensor]:
-        """Resample the keys of a checkpoint from another grid to where this mixer's lie.
-
-        Raises:
-            UserError: If a tensor does not have one row a key of that grid.
-        """
+        """Resample the keys of a checkpoint from another grid to this mixer's."""
         old = key_grid if key_grid is not None else self.source_grid(grid)
         here = self.site.window_grid
         pair = (window_grid or here, here) if self.own_windows else (None, None)

@@ -38,13 +38,7 @@ def from_outside(kind: type[TokenMixer]) -> bool:
 
 
 class Trial:
-    """A mixer's class on a small site, for the rules to try.
-
-    Args:
-        kind: The class.
-        site: Where it sits.
-        options: Its options.
-    """
+    """A mixer's class on a small site with options, for the rules to try."""
 
     def __init__(
         self, kind: type[TokenMixer], site: Site = SMALL, options: Mapping[str, Any] | None = None
@@ -77,14 +71,10 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule of the contract.
+    """One rule of the contract: its name in messages, what it says, and what finds it broken.
 
-    Attributes:
-        name: What messages call it.
-        says: What holds where it is kept.
-        broken: Says why a trial breaks it, None if it does not.
-        first: Whether the first mixer of a class is checked against it, not the suite alone.
-        base: Whether the rules behind it need it, and are not tried where it is broken.
+    `first` rules are checked on the first mixer of a class, not by the suite alone; the rules after
+    a broken `base` rule are not tried.
     """
 
     name: str
@@ -96,13 +86,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a rule.
-
-    Attributes:
-        rule: The rule.
-        why: Why it is broken; None where it holds.
-        error: What the mixer's code raised, if that is why.
-    """
+    """What became of a rule: why it is broken, if so, and the error of the mixer's code."""
 
     rule: Rule
     why: str | None
@@ -173,12 +157,7 @@ def _options(trial: Trial) -> str | None:
 
 
 def other_values(hint: Any, default: Any) -> list[Any]:
-    """Guess values of an option other than its default, from its annotation.
-
-    Args:
-        hint: The annotation, resolved.
-        default: The default, or a value that was given.
-    """
+    """Guess values of an option other than its default from its resolved annotation."""
     number = default if isinstance(default, int | float) and default else 0
     guesses: dict[Any, list[Any]] = {
         bool: [True, False],
@@ -295,11 +274,7 @@ RULES: tuple[Rule, ...] = (
 def outcomes(trial: Trial, rules: Sequence[Rule] = RULES) -> Iterator[Outcome]:
     """Try rules one after another, on the CPU, apart from every random state and mode outside.
 
-    Behind a broken rule that the others need, none is tried.
-
-    Args:
-        trial: The class, its site and options.
-        rules: Which.
+    After a broken rule that the others need, none is tried.
     """
     for rule in rules:
         with _apart(), Attempt() as attempt:
@@ -340,19 +315,11 @@ def broken(name: str, outcome: Outcome) -> UserError:
 
 
 def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) -> None:
-    """Check a class from outside keymix on a small input, once in a process.
+    """Check a class from outside keymix on a small input, once per process, or raise a UserError.
 
     A class may need other sites than the first that is tried: what its code raises counts only
     if it does so on the grid of ``site`` too. Its own refusals do not count; but a class that
     refuses to be built on all of them is checked again at its next use.
-
-    Args:
-        kind: The class.
-        site: Where the mixer in hand shall sit.
-        options: Its options.
-
-    Raises:
-        UserError: If it breaks a rule; it names the rule and the page.
     """
     if not from_outside(kind) or kind in _KEPT:
         return
