@@ -208,7 +208,7 @@ def _own_code(model: Any, backend: str) -> Callable[..., Any]:
     """
     import torch
 
-    from keymix.ops.own_code import own_code
+    from keymix.train.task import own_code
 
     own = own_code(_call, f"call_{next(_NUMBER)}")
     return functools.partial(torch.compile(own, backend=backend, dynamic=False), model)

@@ -227,8 +227,8 @@ def complexity(
         dim: Width D of the tokens, a multiple of the heads.
         num_heads: Heads.
         at: Tokens N of the tables; 256, with ``dim=256``, is where SKA Fig. 4 stands.
-        pos_dim: Channels m of key-value attention's code of index pairs, kept in the setting for
-            the paper's Table 1.
+        pos_dim: Has no effect any more, and goes with the next release: give it to the mixer,
+            ``kv(pos_dim=8)``. The record keeps it.
         tokens: Where latency and memory are measured, each on the grid nearest to a square;
             nothing is measured if empty.
         repeats: Rounds in which all mixers take turns; twelve are the fewest that can call

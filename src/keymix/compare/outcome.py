@@ -332,8 +332,8 @@ def _no_verdict(
         )
     else:
         headline = (
-            f"{mixer} cannot be told from {baseline} here ({score.changed(seeds.difference)}, "
-            f"{count})."
+            f"{mixer} is not distinguishable from {baseline} here "
+            f"({score.changed(seeds.difference)}, {count})."
         )
     seeds_text = f"{count}: whether it would hold if retrained cannot be said"
     if seeds.low is not None:

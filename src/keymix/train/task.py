@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import types
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
-from keymix.ops.own_code import own_code
 from keymix.task import Task
 from keymix.train.batchnorm_warmup import BatchNormWarmup
 from keymix.train.nonfinite import Losses, Step
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 _BACKEND = "inductor"  # tests take a quicker one
 _NUMBER = itertools.count()
+
+
+def own_code(function: Callable[..., Any], name: str) -> Any:
+    """Copy a function that closes over nothing, under a name that no other copy has.
+
+    PyTorch counts the compilations of a code object and gives up at some; each copy has its own.
+    """
+    code = function.__code__.replace(co_name=name)
+    return types.FunctionType(code, function.__globals__, name)
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int = 0) -> int:

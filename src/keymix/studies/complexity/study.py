@@ -43,10 +43,9 @@ examples:
         add(
             "--pos-dim",
             type=int,
-            default=50,
             metavar="M",
-            help="channels of key-value attention's code of index pairs, kept in the record for "
-            "benchmarks/paper_costs.py (default 50)",
+            help="has no effect any more, and goes with the next release: give it to the mixer, "
+            "kv(pos_dim=M)",
         )
         add(
             "--tokens",
@@ -77,13 +76,14 @@ examples:
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
         from keymix.analysis.complexity import complexity_parts
 
+        if given.pos_dim is not None:
+            session.note("--pos-dim has no effect any more: give it to the mixer, kv(pos_dim=…)")
         with session.working() as progress:
             yield from complexity_parts(
                 given.mixers,
                 dim=given.dim,
                 num_heads=given.heads,
                 at=given.at,
-                pos_dim=given.pos_dim,
                 tokens=given.at_tokens,
                 repeats=given.repeats,
                 batch_size=given.batch,
