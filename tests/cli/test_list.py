@@ -38,6 +38,7 @@ def test_a_new_file_of_a_mixer_is_listed(
         '"""Spikes of its own."""\n\n@register_mixer("own", aliases=("o",))\n'
         "class Own(SpikingMixer):\n    pass\n"
     )
+    (tmp_path / "zz.py").write_text("class Own:\n    pass\n")  # the same name in another file
     monkeypatch.setattr(index, "MIXERS", tmp_path)
     assert "own\to\tSpikes of its own. (spiking)" in run(capsys, "mixers").splitlines()
 

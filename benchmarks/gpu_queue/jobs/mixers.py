@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import math
+import runpy
 import statistics
 import time
 import traceback
@@ -23,7 +23,7 @@ from typing import Any
 from gpu_queue.job import Context, Job, Result, Step
 from gpu_queue.mixer_results import BARE, BASE, DTYPES, FAILED, HALF, MODES, limit, section
 
-INDEX = Path(__file__).parents[3] / "src" / "keymix" / "cli" / "index.json"  # what there is
+INDEX = Path(__file__).parents[3] / "src" / "keymix" / "cli" / "index.py"  # without torch
 SCALES = (1.0, 2.0**-5, 2.0**-10)  # of the loss: the first with finite gradients
 COPIES = 10  # of a map [B, h, N, N] in float32 that re-attention holds in training, by counting
 
@@ -602,7 +602,7 @@ def measure_mixer(name: str, context: Context) -> Result:
 
 def dense() -> list[str]:
     """Name the dense mixers: softmax, the mechanisms, the controls."""
-    rows = json.loads(INDEX.read_text(encoding="utf-8"))["mixers"]
+    rows = runpy.run_path(str(INDEX))["_own_mixers"]()
     rows = [row for row in rows if row["domain"] == "dense"]
     rows.sort(key=lambda row: (row["control"], row["name"] != "softmax", row["name"]))
     return [row["name"] for row in rows]

@@ -53,16 +53,14 @@ def _constants(call: ast.Call) -> dict[str, Any]:
     return {str(given.arg): ast.literal_eval(given.value) for given in call.keywords}
 
 
-def _traits(name: str, classes: Mapping[str, tuple[ast.ClassDef, ast.Module]]) -> dict[str, Any]:
+def _traits(node: ast.ClassDef, by_name: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
     """Read the traits that a class writes itself, or the first of its bases that does."""
-    if name not in classes:
-        return {}
-    node, _ = classes[name]
     for line in node.body:
         match line:
             case ast.Assign(targets=[ast.Name("traits")], value=ast.Call() as call):
                 return _constants(call)
-    inherited = (_traits(ast.unparse(base), classes) for base in node.bases)
+    bases = (by_name.get(ast.unparse(base)) for base in node.bases)
+    inherited = (_traits(base, by_name) for base in bases if base is not None)
     return next(filter(None, inherited), {})
 
 
@@ -73,18 +71,15 @@ def _own_mixers() -> list[dict[str, Any]]:
     the nearest class, itself or one that it inherits from, that writes ``traits = Traits(…)``.
     """
     files = [ast.parse(f.read_text("utf-8")) for f in sorted(MIXERS.glob("*.py"))]
-    classes = {
-        node.name: (node, file)
-        for file in files
-        for node in file.body
-        if isinstance(node, ast.ClassDef)
-    }
-
+    classes = [
+        (node, file) for file in files for node in file.body if isinstance(node, ast.ClassDef)
+    ]
+    by_name = {node.name: node for node, _ in classes}
     rows = []
-    for name, (node, file) in classes.items():
+    for node, file in classes:
         for call in node.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "register_mixer":
-                found = _traits(name, classes)
+                found = _traits(node, by_name)
                 rows.append(
                     {
                         "name": ast.literal_eval(call.args[0]),
