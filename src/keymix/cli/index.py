@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``keymix list`` shows, without importing PyTorch.
 
-Data sources and mixers are read off the text of their files. Models, recipes and tasks are in
-``index.json``, which ``python -m keymix.cli.index`` writes from the registries; a test compares it.
+Data sources and mixers are read off the text of their files, tasks off their facts. Models and
+recipes are in ``index.json``, which ``python -m keymix.cli.index`` writes from the registries; a
+test compares it.
 """
 
 from __future__ import annotations
@@ -165,17 +166,23 @@ def text() -> str:
     kinds = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]"
         for kind, rows in build().items()
-        if kind not in ("data", "mixers")
+        if kind in ("models", "recipes")
     ]
     return "{\n" + ",\n".join(kinds) + "\n}\n"
 
 
 def read() -> dict[str, list[dict[str, Any]]]:
-    """Read what of keymix's own there is: the file, the specs of data, and the mixers' files."""
+    """Read what of keymix's own there is: the file, and what the files of the others say."""
     from keymix.data.specs import built_in
 
     found: dict[str, list[dict[str, Any]]] = json.loads(PATH.read_text(encoding="utf-8"))
-    return {**found, "mixers": _own_mixers(), "data": _data(built_in().values())}
+    return {
+        "models": found["models"],
+        "mixers": _own_mixers(),
+        "recipes": found["recipes"],
+        "data": _data(built_in().values()),
+        "tasks": _tasks(own=True),
+    }
 
 
 def main() -> int:
