@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Neurons:
     how: Dynamics
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """A module that computes what the reference computes, on rows."""
 
