@@ -27,7 +27,7 @@ def digits_vit() -> Recipe:
 
     Paper: none. Data: scikit-learn's bundled digits; 1,213 images train, 135 validation, 449 test.
     Measured: test top-1 of the last epoch over seeds 0, 1, 2, mean ± standard deviation: softmax
-    94.2 ± 1.0 %, identity 86.0 ± 1.4 % (`keymix compare`, two threads of a Xeon, torch 2.15). Patch
+    94.2 ± 1.2 %, identity 86.0 ± 1.4 % (`keymix compare`, two EPYC threads, torch 2.15). Patch
     size, start, padding, epochs and learning rate were chosen from about sixty trial runs, most of
     them softmax at one seed, with test accuracy in view: the figures are optimistic and favour
     softmax. The learning rate was checked afterwards on validation alone, for the six default
