@@ -438,8 +438,9 @@ def _queries_and_keys(candidate: Candidate, count: Counted) -> tuple[int, int]:
     return params * kept // len(cls.roles), macs * kept // len(cls.roles)
 
 
-def with_papers(study: Complexity) -> Complexity:
+def with_papers(study: Complexity, *, pos_dim: int = 50) -> Complexity:
     """Put the papers' formulas and what they print next to a study's counts."""
+    study = replace(study, setting=replace(study.setting, pos_dim=pos_dim))
     ledger, printed = Ledger(), {formula.mixer: formula for formula in TABLE_6}
 
     def point(found: RatioPoint) -> RatioPoint:
@@ -480,10 +481,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--at", type=int, default=256, help="tokens N of the tables")
     parser.add_argument("--pos-dim", type=int, default=50, help="channels of the code of positions")
     given = parser.parse_args(argv)
-    counted = complexity(
-        dim=given.dim, num_heads=given.heads, at=given.at, pos_dim=given.pos_dim, tokens=()
-    )
-    study = with_papers(counted)
+    counted = complexity(dim=given.dim, num_heads=given.heads, at=given.at, tokens=())
+    study = with_papers(counted, pos_dim=given.pos_dim)
     for table in tables(study):
         if table.key in TABLES:
             sys.stdout.write(f"{table.title}\n\n{table.markdown()}\n")

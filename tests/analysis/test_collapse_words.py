@@ -84,6 +84,8 @@ def test_the_rule_names_the_last_unique_block_and_the_command() -> None:
     model = create_model("vit_12b", depth=8, embed_dim=12, num_heads=3, shared_from=4, img_size=32)
     kinds = [block.attn.mixer.mixer_name for block in model.blocks]
     assert kinds == ["softmax"] * 4 + ["shared_map"] * 4
+    remedies = collapse(model.eval(), torch.randn(1, 3, 32, 32)).remedies
+    assert list(remedies.values()) == [""] * 4 + ["a shared map"] * 4
 
 
 def test_a_share_of_just_90_percent_is_unique() -> None:
@@ -169,12 +171,25 @@ def test_stretches_of_both_kinds_are_told_apart() -> None:
     )
 
 
-def test_blocks_that_have_the_remedy_are_not_told_to_take_it() -> None:
-    layers = [layer(i, attention="re_attention") for i in range(1, 4)]
-    verdict = study(all_of(range(1, 4), 0.99), 3, layers=layers).verdict
-    assert verdict.headline == (
-        "Blocks 1–3 share one map, though they have Re-attention or a shared map."
-    )
+def test_a_remedy_that_blocks_have_is_not_advised() -> None:
+    layers = [layer(i) for i in range(1, 4)]
+    remedies = {each.path: "Re-attention" for each in layers[1:]}
+    found = study(all_of(range(1, 4), 0.99), 3, layers=layers, remedies=remedies)
+    assert found.verdict.headline == "Blocks 1–3 share one map, though they have Re-attention."
+    mixed = replace(found, remedies=remedies | {layers[2].path: "a shared map"})
+    assert mixed.verdict.headline.endswith("though they have Re-attention or a shared map.")
+    partly = replace(found, remedies={layers[1].path: "Re-attention"})
+    assert partly.verdict.headline.endswith("could pay there.")
+
+
+@pytest.mark.parametrize(
+    ("mixer", "remedy"),
+    [("re_attention", "Re-attention"), ("static_key_re_attention", "Re-attention"), ("ska", "")],
+)
+def test_remedies_come_from_the_mixers(mixer: str, remedy: str) -> None:
+    model = create_model("vit_nano_p4_12", mixer=mixer, depth=2)
+    found = collapse(model.eval(), torch.randn(2, 1, 12, 12))
+    assert set(found.remedies.values()) == {remedy}
 
 
 def test_without_maps_or_pairs_nothing_is_said_about_collapse() -> None:

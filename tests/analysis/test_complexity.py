@@ -13,7 +13,7 @@ from each import together
 from keymix.analysis import complexity as studying
 from keymix.analysis.complexity import Complexity, complexity
 from keymix.analysis.complexity_sites import candidates, counted, near_square
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import list_mixers
 
 
@@ -26,7 +26,7 @@ def study() -> Complexity:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studying, "SWEEP", (16, 1024))
         patch.setattr(studying, "HEAD_DIMS", (4,))
-        return complexity(dim=24, num_heads=3, at=12, pos_dim=6, tokens=())
+        return complexity(dim=24, num_heads=3, at=12, tokens=())
 
 
 @pytest.fixture
@@ -149,3 +149,15 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
 def test_a_mistake_is_refused_before_anything_is_counted(given, message: str) -> None:
     with pytest.raises(UserError, match=message):
         complexity(**{"dim": 8, "num_heads": 2, "tokens": (), **given})
+
+
+@few_sizes
+def test_an_option_without_effect_warns_once_and_is_recorded(recwarn) -> None:
+    sizes = {"mixers": "softmax", "dim": 8, "num_heads": 2, "tokens": ()}
+    assert complexity(**sizes).setting.pos_dim == 50
+    assert not recwarn
+    assert complexity(**sizes, pos_dim=8).setting.pos_dim == 8
+    (warned,) = recwarn
+    assert warned.category is KeymixWarning
+    assert warned.filename == __file__
+    assert "pos_dim" in str(warned.message)

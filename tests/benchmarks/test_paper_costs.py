@@ -28,8 +28,8 @@ def study() -> Complexity:
         patch.setattr(studying, "SWEEP", (16, 1024))
         patch.setattr(studying, "HEAD_DIMS", (4,))
         mixers = [formula.mixer for formula in TABLE_6]
-        found = complexity(mixers, dim=24, num_heads=3, at=12, pos_dim=6, tokens=())
-        return papers.with_papers(found)
+        found = complexity(mixers, dim=24, num_heads=3, at=12, tokens=())
+        return papers.with_papers(found, pos_dim=6)
 
 
 @pytest.mark.parametrize("formula", TABLE_6, ids=lambda f: f.mixer)

@@ -27,6 +27,7 @@ from keymix.analysis.collapse_sums import LayerTally, PairTally, block_of, colum
 from keymix.analysis.collapse_verdict import Collapse
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
+from keymix.mixers.base import TokenMixer
 from keymix.models.deepvit import DeepVisionTransformer
 
 __all__ = [
@@ -141,6 +142,11 @@ def collapse(
         nearest=nearest,
         images=seen,
         takes_shared_from=isinstance(unwrapped(model), DeepVisionTransformer),
+        remedies={
+            path: seat.module.collapse_remedy
+            for path, seat in seats.items()
+            if isinstance(seat.module, TokenMixer)
+        },
     )
 
 

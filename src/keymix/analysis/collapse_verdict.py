@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -38,8 +38,6 @@ common have a cosine near 0, so what DeepViT asks of whole columns, a cosine abo
 that it is the patterns that agree.
 """
 
-_REMEDIES = {"re_attention", "static_key_re_attention"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Collapse:
@@ -56,6 +54,7 @@ class Collapse:
         nearest: How many nearest blocks a block was held against.
         images: Images that were read.
         takes_shared_from: Whether the model is of a class that takes ``shared_from=``.
+        remedies: What the mixer of a layer has against maps that are alike, by path.
     """
 
     layers: tuple[LayerReading, ...]
@@ -68,6 +67,7 @@ class Collapse:
     nearest: int
     images: int
     takes_shared_from: bool
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _by_ends(self) -> Mapping[tuple[str, str], PairSimilarity]:
@@ -275,8 +275,9 @@ def _shared(study: Collapse, runs: Sequence[_Run]) -> str:
         where = _and([_blocks(study, run.paths) for run in drifting])
         told.append(f"{where} change their map only little by little")
     found = _capital("; ".join(told))
-    if all(_remedied(study, run) for run in runs):
-        return f"{found}, though they have Re-attention or a shared map."
+    remedies = [study.remedies.get(path, "") for run in runs for path in run.paths[1:]]
+    if all(remedies):
+        return f"{found}, though they have {' or '.join(dict.fromkeys(remedies))}."
     entropy = _entropy(study, runs[0])
     even = " (nearly even attention)" if entropy is not None and entropy >= EVEN else ""
     pay = "Re-attention or map sharing could pay there" if one else "Re-attention could pay there"
@@ -303,11 +304,6 @@ def _capital(text: str) -> str:
 def _span(values: Sequence[float]) -> str:
     low, high = (f"{round(end, 2) + 0.0:.2f}" for end in (min(values), max(values)))  # no -0.00
     return low if low == high else f"{low} to {high}"
-
-
-def _remedied(study: Collapse, run: _Run) -> bool:
-    layers = [layer for layer in study.layers if layer.path in run.paths]
-    return all(layer.attention in _REMEDIES | {"shared_map"} for layer in layers[1:])
 
 
 def _entropy(study: Collapse, run: _Run) -> float | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import get_mixer_class, import_file
 
 TOKENS = (49, 196, 784)
@@ -33,7 +34,15 @@ SWEEP = (16, 36, 64, 144, 256, 576, 1024, 2304, 4096)
 """Tokens of the figure of multiply-adds a parameter."""
 
 HEAD_DIMS = (4, 8, 16, 32, 64, 96, 128)
-"""Widths of the figure are so many channels a head."""
+"""Widths of the figure are so many channels per head."""
+
+POS_DIM = 50
+"""What the record keeps as ``pos_dim`` where none is given."""
+
+NO_POS_DIM = (
+    "pos_dim has no effect and will be removed in the next release: the position code is an option "
+    "of the mixer, kv(pos_dim=8)"
+)
 
 
 def _ignore(told: str, share: float) -> None:
@@ -68,7 +77,7 @@ def complexity_parts(
     dim: int = 256,
     num_heads: int = 8,
     at: int = 256,
-    pos_dim: int = 50,
+    pos_dim: int | None = None,
     tokens: Sequence[int] = TOKENS,
     repeats: int = 16,
     batch_size: int = 1,
@@ -92,7 +101,7 @@ def complexity_parts(
         dim=dim,
         num_heads=num_heads,
         at=at,
-        pos_dim=pos_dim,
+        pos_dim=POS_DIM if pos_dim is None else pos_dim,
         tokens=tuple(dict.fromkeys(tokens)),
         sweep_tokens=SWEEP,
         sweep_dims=tuple(num_heads * width for width in HEAD_DIMS),
@@ -208,7 +217,7 @@ def complexity(
     dim: int = 256,
     num_heads: int = 8,
     at: int = 256,
-    pos_dim: int = 50,
+    pos_dim: int | None = None,
     tokens: Sequence[int] = TOKENS,
     repeats: int = 16,
     batch_size: int = 1,
@@ -227,8 +236,8 @@ def complexity(
         dim: Width D of the tokens, a multiple of the heads.
         num_heads: Heads.
         at: Tokens N of the tables; 256, with ``dim=256``, is where SKA Fig. 4 stands.
-        pos_dim: Has no effect any more, and goes with the next release: give it to the mixer,
-            ``kv(pos_dim=8)``. The record keeps it.
+        pos_dim: Has no effect, warns, and will be removed in the next release: the position code
+            is an option of the mixer, ``kv(pos_dim=8)``. The record keeps the number.
         tokens: Where latency and memory are measured, each on the grid nearest to a square;
             nothing is measured if empty.
         repeats: Rounds in which all mixers take turns; twelve are the fewest that can call
@@ -247,9 +256,14 @@ def complexity(
         >>> [(row.mixer, row.dynamic) for row in study.weights]
         [('softmax', 2), ('static_key', 1)]
 
+    Warns:
+        KeymixWarning: If ``pos_dim`` is given.
+
     Raises:
         UserError: If a number, a name or the device is bad.
     """
+    if pos_dim is not None:
+        warnings.warn(NO_POS_DIM, KeymixWarning, stacklevel=2)
     parts = complexity_parts(
         mixers,
         dim=dim,
@@ -272,7 +286,7 @@ def _check_numbers(
     dim: int,
     num_heads: int,
     at: int,
-    pos_dim: int,
+    pos_dim: int | None,
     tokens: Sequence[int],
     repeats: int,
     batch_size: int,
@@ -290,7 +304,7 @@ def _check_numbers(
         if number < 1:
             raise UserError(f"{name}={number} must be at least 1")
     check_site(dim=dim, time_steps=time_steps)
-    if pos_dim < 3:
+    if pos_dim is not None and pos_dim < 3:
         raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")
     if dim % num_heads:
         raise UserError(

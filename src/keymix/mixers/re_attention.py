@@ -32,6 +32,7 @@ class ReMixing(MapMixer):
     theta_bias: nn.Parameter | None
     norm: nn.BatchNorm2d | nn.LayerNorm
     map_norm = "norm"
+    collapse_remedy = "Re-attention"
 
     def _init_mixing(self, norm: Norm, theta_bias: bool, map_scale: bool = False) -> None:
         heads, factory = self.num_heads, self.factory

@@ -45,6 +45,7 @@ class SharedMapAttention(ReMixing):
     mixer_name = "shared_map"
     roles = ("v",)
     joint = None
+    collapse_remedy = "a shared map"
 
     def __init__(
         self,

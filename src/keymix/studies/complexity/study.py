@@ -44,8 +44,8 @@ examples:
             "--pos-dim",
             type=int,
             metavar="M",
-            help="has no effect any more, and goes with the next release: give it to the mixer, "
-            "kv(pos_dim=M)",
+            help="has no effect and will be removed in the next release; the position code is an "
+            "option of the mixer: kv(pos_dim=M)",
         )
         add(
             "--tokens",
@@ -77,7 +77,10 @@ examples:
         from keymix.analysis.complexity import complexity_parts
 
         if given.pos_dim is not None:
-            session.note("--pos-dim has no effect any more: give it to the mixer, kv(pos_dim=…)")
+            session.note(
+                "--pos-dim has no effect and will be removed in the next release: the position "
+                "code is an option of the mixer, kv(pos_dim=8)"
+            )
         with session.working() as progress:
             yield from complexity_parts(
                 given.mixers,
