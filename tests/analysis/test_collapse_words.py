@@ -131,8 +131,8 @@ def test_blocks_alike_in_evenness_only_are_not_said_to_share_a_map() -> None:
     found = study(all_of(range(1, 5), 1.0), 4, centred=0.0625)
     assert found.verdict.collapsed is False
     assert found.verdict.headline == (
-        "Blocks 1–4 are alike by DeepViT's measure (cosine above 0.5), but what is left beside "
-        "even attention differs: cosine 0.06 (entropy 0.50 of ln M)."
+        "Blocks 1–4 are alike by DeepViT's measure (cosine above 0.5), but what is left after "
+        "subtracting even attention differs: cosine 0.06 (entropy 0.50 of ln M)."
     )
     assert any("even attention alone gives" in told for told in found.verdict.caveats)
     assert found.shared_from == 1
@@ -166,8 +166,8 @@ def test_stretches_of_both_kinds_are_told_apart() -> None:
     assert verdict.collapsed is True
     assert verdict.headline == (
         "Blocks 1–3 share one map: Re-attention or map sharing could pay there. Blocks 4–5 are "
-        "alike by DeepViT's measure (cosine above 0.5), but what is left beside even attention "
-        "differs: cosine 0.25 (entropy 0.50 of ln M)."
+        "alike by DeepViT's measure (cosine above 0.5), but what is left after subtracting "
+        "even attention differs: cosine 0.25 (entropy 0.50 of ln M)."
     )
 
 

@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_is_done(
     assert "Stopped early." in (out / "complexity.html").read_text()
     told = capsys.readouterr().err.splitlines()[-1]
     assert told == (
-        f"keymix: stopped by SIGINT: {str(out)!r} holds what was measured at 4 tokens; the same "
+        f"keymix: stopped by SIGINT: {str(out)!r} has what was measured at 4 tokens; the same "
         "command with --overwrite measures all"
     )
 

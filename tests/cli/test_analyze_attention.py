@@ -101,7 +101,7 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     assert float(lines[1][3]) == pytest.approx(model["layers"][0]["peak"], rel=1e-2)
 
 
-def test_rollout_goes_over_all_layers_where_only_some_are_shown(
+def test_rollout_covers_all_layers_where_only_some_are_shown(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keymix.analysis import attention_pictures
@@ -117,7 +117,7 @@ def test_rollout_goes_over_all_layers_where_only_some_are_shown(
     batch = next(load_images(one, [str(photos / "jay.png")], limit=1).batches(1))
     rolled = attention_rollout(one.model, batch, query=At(1, 2)).picture
     np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
-    assert "It goes over all layers" in (out / "attention.html").read_text()
+    assert "It covers all layers" in (out / "attention.html").read_text()
     typed = from_json(AttentionRecord, record, where=str(out))
     told = caption(typed, typed.models, "1,2")
     assert "Its peak on the query itself is that identity, the residual path." in told

@@ -82,7 +82,7 @@ def collapse(
     last block. Layers whose windows are cut elsewhere, or whose maps have another shape, cannot be
     compared; neighbours are then the next ones that can, and `Collapse.apart` names the rest.
 
-    Only one batch's maps are held; nothing grows with the number of images.
+    Only one batch's maps are in memory; nothing grows with the number of images.
 
     Args:
         model: A model that an adapter knows, or that holds mixers. It is left as it was,
@@ -93,10 +93,10 @@ def collapse(
         threshold: Cosine tau above which columns count as similar; the paper takes 0.5.
         similar: Share of similar columns above which a block counts as similar to the one before.
         unique: Share of similar columns below which a block is "unique".
-        nearest: How many nearest blocks k a block is held against, on both sides; of two as near
+        nearest: How many nearest blocks k a block is compared with, on both sides; of two as near
             the earlier. The paper does not give its k.
         batch_size: Images at a time where ``images`` is one tensor.
-        progress: Is told the number of images read, after every batch.
+        progress: Called with the number of images read, after every batch.
 
     Example:
         >>> model = keymix.create_model("deepvit_micro_p4_32")
@@ -219,8 +219,8 @@ def map_similarity(
     r"""Measure DeepViT's cross-layer similarity alone, between layers that must be comparable.
 
     Eq. 2 on the map that multiplies V, column by column, averaged over images, heads and tokens;
-    batch after batch, so that only one batch's maps are ever held. :func:`collapse` measures this
-    and more, and leaves out what cannot be compared instead of refusing it.
+    batch after batch, so that only one batch's maps are ever in memory. :func:`collapse` measures
+    this and more, and leaves out what cannot be compared instead of refusing it.
 
     Args:
         model: A model whose chosen layers have maps of one shape.

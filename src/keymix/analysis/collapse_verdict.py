@@ -27,7 +27,7 @@ EVEN = 0.95
 """Entropy over ln M from which maps are called nearly even."""
 
 SINK = 0.3
-"""Share of attention on one token from which it is told as a sink."""
+"""Share of attention on one token from which it is called a sink."""
 
 PATTERN = 0.5
 """Centred cosine from which blocks are said to share a map.
@@ -44,14 +44,14 @@ class Collapse:
     """How alike a model's attention maps are, and what its tokens become.
 
     Attributes:
-        layers: One entry a layer that was chosen, in the model's order, also without a map.
+        layers: One entry per layer that was chosen, in the model's order, also without a map.
         pairs: Every two layers that can be compared, the earlier first.
         groups: Paths of the layers among which columns can be compared.
         apart: What cannot be compared within a stage, and why, in words.
         threshold: Cosine tau above which two columns count as similar.
         similar: Share of similar columns above which a block is like the one before.
         unique: Share below which a block is "unique".
-        nearest: How many nearest blocks a block was held against.
+        nearest: How many nearest blocks a block was compared with.
         images: Images that were read.
         takes_shared_from: Whether the model is of a class that takes ``shared_from=``.
         remedies: What the mixer of a layer has against maps that are alike, by path.
@@ -194,7 +194,7 @@ class _Run:
 
     @property
     def one_pattern(self) -> bool:
-        """Whether its maps agree beside even attention, or are nothing but even."""
+        """Whether its maps agree beyond even attention, or are nothing but even."""
         return math.isnan(self.centred) or self.centred >= PATTERN
 
 
@@ -292,7 +292,7 @@ def _alike(study: Collapse, runs: Sequence[_Run]) -> str:
     entropy = f" (entropy {_span(entropies)} of ln M)" if entropies else ""
     return (
         f"{found} are alike{before} by DeepViT's measure (cosine above {study.threshold:g}), but "
-        f"what is left beside even attention differs: cosine "
+        f"what is left after subtracting even attention differs: cosine "
         f"{_span([run.centred for run in runs])}{entropy}."
     )
 

@@ -31,7 +31,7 @@ TOKENS = (49, 196, 784)
 """Where latency and memory are measured: the last three stages of a 224-pixel image."""
 
 SWEEP = (16, 36, 64, 144, 256, 576, 1024, 2304, 4096)
-"""Tokens of the figure of multiply-adds a parameter."""
+"""Tokens of the figure of multiply-adds per parameter."""
 
 HEAD_DIMS = (4, 8, 16, 32, 64, 96, 128)
 """Widths of the figure are so many channels per head."""
@@ -242,11 +242,11 @@ def complexity(
             nothing is measured if empty.
         repeats: Rounds in which all mixers take turns; twelve are the fewest that can call
             latencies of 14 mixers different. With fewer the verdict is ``"too few rounds"``.
-        batch_size: Images a batch, for memory and images per second; latency is of one image.
+        batch_size: Images per batch, for memory and images per second; latency is of one image.
         device: ``"cpu"``, ``"cuda"``, ….
         time_steps: Steps T of spiking mixers.
         imports: Files of your own mixers.
-        progress: Told what is being done and which share of all is done.
+        progress: Called with what is being done and the share of all that is done.
 
     Returns:
         Tables and measurements.

@@ -30,7 +30,7 @@ class Setting:
         sweep_tokens: Tokens of the left half of the figure.
         sweep_dims: Widths of its right half.
         repeats: Rounds behind a median.
-        batch_size: Images a batch, for memory and images per second.
+        batch_size: Images per batch, for memory and images per second.
         device: Where.
         threads: CPU threads within an operation.
         time_steps: Steps T of spiking mixers.
@@ -111,7 +111,7 @@ class FormulaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RatioPoint:
-    """SKA Fig. 4: multiply-adds a parameter of a mixer without biases.
+    """SKA Fig. 4: multiply-adds per parameter of a mixer without biases.
 
     Attributes:
         mixer: Its label.
@@ -119,7 +119,7 @@ class RatioPoint:
         dim: D.
         params: Trainable parameters, with biases that no option switches off; None if unknown.
         macs: Multiply-adds; None if unknown.
-        ratio: Multiply-adds a parameter; None without parameters.
+        ratio: Multiply-adds per parameter; None without parameters.
         formula: The paper's ratio, for the paper's four mixers.
         reason: Why there is no ratio; None if there is.
     """
@@ -292,7 +292,7 @@ class Complexity:
         mixers: Which mixers, and the reason of those that could not be counted.
         formulas: SKA Table 6: formulas and counts, of ``benchmarks/paper_costs.py`` and of older
             versions.
-        by_tokens: SKA Fig. 4, left: multiply-adds a parameter against N.
+        by_tokens: SKA Fig. 4, left: multiply-adds per parameter against N.
         by_dim: SKA Fig. 4, right: the same against D.
         weights: SKA Table 7 for every mixer.
         key_value: Table 1 of key-value attention, likewise.

@@ -22,7 +22,7 @@ MIB = 2**20
 _SHARE = 0.8  # of the free memory that a mixer may take
 
 Progress = Callable[[str, float], None]
-"""Told what is being done, and the share that is done of it."""
+"""Called with what is being done, and the share of it that is done."""
 
 
 def needed_bytes(cost: Counted, batch_size: int) -> int:

@@ -165,7 +165,7 @@ class Counted:
 
     @property
     def ratio(self) -> float | None:
-        """Multiply-adds a parameter; None without parameters."""
+        """Multiply-adds per parameter; None without parameters."""
         return self.macs / self.params if self.params else None
 
 

@@ -141,7 +141,7 @@ def cpu_peak_unknown() -> str | None:
     if not _STATUS.exists():
         return "unknown: needs /proc, which this system does not have"
     if not os.access(_CLEAR, os.W_OK):
-        return "unknown: /proc/self/clear_refs is not writable here, so peaks cannot be told apart"
+        return "unknown: /proc/self/clear_refs is not writable here, so peaks are not known"
     return None
 
 

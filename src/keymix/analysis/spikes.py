@@ -55,7 +55,7 @@ class SpikeStudy:
     """Firing rates, operations and energy of a spiking network, of one image on average.
 
     Attributes:
-        firings: One entry a layer of neurons and a masked K, in the model's order.
+        firings: One entry per layer of neurons and a masked K, in the model's order.
         operations: One entry an operation that costs something, in the order of the forward pass.
         time_steps: Steps T.
         images: Images that were read.
@@ -235,7 +235,7 @@ def spike_study(
       multiply-adds, MAC, all of them.
 
     The products of spiking self-attention have no weights. Two factors of 0 and 1 need an addition
-    wherever a 1 meets a 1; a factor of 0 and 1 beside one of whole numbers (the second product)
+    wherever a 1 meets a 1; a factor of 0 and 1 times one of whole numbers (the second product)
     adds a row of the other for each of its spikes. Q-K attention's sum over Q adds each spike once;
     its mask is addressing or an AND, "with negligible power consumption" in the paper's words, and
     costs nothing here. So do neurons' own dynamics, biases, pooling, means and shortcuts, as in
@@ -244,7 +244,7 @@ def spike_study(
     **Energy** is MACs and ACs times what they cost: 4.6 and 0.9 pJ by default, 32-bit floating
     point in 45 nm (Horowitz 2014). Memory access is not counted. All time steps count; a layer that
     runs once for all of them, as keymix's models run the first on a still image, counts once. The
-    twin without spikes makes every multiply-add at one step.
+    ANN counterpart, the same network without spikes, makes every multiply-add at one step.
 
     The model is left as it was. Modules with ``reset()`` among its neurons are reset before each
     batch.
@@ -256,9 +256,9 @@ def spike_study(
         energy: Name in :data:`keymix.analysis.energy.ENERGIES`, ``"MAC,AC"`` in pJ, or
             :class:`keymix.analysis.energy.Energy`.
         batch_norm: ``"folded"``: costs nothing, its factors being part of the weights before it;
-            ``"separate"``: a multiply-add an element.
+            ``"separate"``: a multiply-add per element.
         batch_size: Images at a time where ``images`` is one tensor.
-        progress: Is told the number of images read, after every batch.
+        progress: Called with the number of images read, after every batch.
 
     Example:
         >>> model = keymix.create_model("qkformer_micro_32")
@@ -304,8 +304,8 @@ def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
     if not neurons:
         raise UserError(
             f"{type(model).__name__} has no spiking neurons; choose a model that has, such as "
-            "keymix's qkformer and spikformer models (not with neuron='relu', which is their twin "
-            "without spikes)"
+            "keymix's qkformer and spikformer models (not with neuron='relu', which has no "
+            "spikes)"
         )
     return neurons
 

@@ -130,7 +130,7 @@ class SpikeReading:
     table: tuple[StageRates, ...]  # firing rates by stage
     # QKFormer's Table 7, stages 1 and 2, by name of the spikes
     paper: Mapping[str, tuple[float, float]]
-    firings: tuple[Firing, ...]  # one entry a layer of neurons and a masked K
+    firings: tuple[Firing, ...]  # one entry per layer of neurons and a masked K
     operations: tuple[OperationReading, ...]  # one entry an operation that costs something
 
 
@@ -187,7 +187,7 @@ class Part:
 
 
 def parts(study: SpikeReading) -> list[Part]:
-    """Add operations up by the part of the model they are in: stages, and what is beside them."""
+    """Add operations up by the part of the model they are in: stages, and what is outside them."""
     found: dict[str, Part] = {}
     for op in study.operations:
         name = part_of(op.path)

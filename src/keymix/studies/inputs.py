@@ -261,7 +261,7 @@ def is_run(name: str) -> bool:
 
 
 def _labels(names: Sequence[str], runs: Sequence[bool]) -> list[str]:
-    """Name each model as shortly as tells it apart."""
+    """Name each model by the shortest distinct label."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise UserError(f"model {twice!r} is given twice")
@@ -281,7 +281,7 @@ def _run(name: str, label: str) -> Loaded:
     run = load_run(name)
     told = f"last epoch of {name}"
     if not (run.folder / files.weights_file("last")).exists():
-        raise UserError(f"the run {name!r} is not done: `keymix train {name}` goes on.")
+        raise UserError(f"the run {name!r} is not done: `keymix train {name}` resumes it.")
     model, data = run.model_and_data()
     view = View(
         size=data.image_size,
@@ -343,7 +343,7 @@ def evenly(count: int, limit: int | None) -> list[int]:
 
 
 def _opens_alone(spec: str) -> bool:
-    """Tell whether images of data open one by one, without a look at the whole set.
+    """Return whether images of data open one by one, without reading the whole set.
 
     So they do where each is a file or a cell: a few are shown at once, and broken ones left out.
     """
@@ -423,7 +423,7 @@ def _of_files(
         if not Path(word).exists():
             if is_spec(word):
                 raise UserError(
-                    f"data {word!r} stands among other {view.kind.nouns}: give it alone"
+                    f"data {word!r} is listed with other {view.kind.nouns}: give it alone"
                 )
             raise UserError(
                 f"there is no {view.kind.noun} or folder {word!r}, and no data spec of that name; "

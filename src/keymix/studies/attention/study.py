@@ -62,7 +62,7 @@ DeepViT Fig. 6, selected blocks of ViT over DeepViT:
             dest="mixers",
             metavar="LIST",
             help="put these into each model given by name, one after the other: mhsa,ska,cska; one "
-            "mixer a stage with slashes",
+            "mixer per stage with slashes",
         )
         add(
             "--layers",
@@ -97,7 +97,7 @@ DeepViT Fig. 6, selected blocks of ViT over DeepViT:
             "--scale",
             choices=("shared", "each"),
             default="shared",
-            help="one scale of colours for a figure, or one a cell (default: shared)",
+            help="one colour scale per figure, or one per cell (default: shared)",
         )
 
     def check(self, given: argparse.Namespace) -> None:

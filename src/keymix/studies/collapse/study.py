@@ -28,7 +28,7 @@ class _Collapse(StudyOnImages[CollapseRecord]):
     description = """\
 Measure attention collapse (DeepViT, Eq. 2 and 7): how alike the attention maps of every two
 blocks are, of neighbours, of the heads of a block; how many blocks are similar, and which could
-share one map. Beside it the entropy of attention, the most attended token, and effective rank and
+share one map. Next to it the entropy of attention, the most attended token, and effective rank and
 similarity of the tokens along the blocks. Several models are overlaid."""
     examples = """\
 examples:
@@ -39,7 +39,7 @@ examples:
   keymix analyze collapse my-run --json > collapse.json
 
 Blocks are numbered from 1 in words and charts; --layers counts from 0, as the model's paths do.
-docs/collapse.md tells every measure with its equation."""
+docs/collapse.md explains every measure with its equation."""
     writes = "collapse.html, collapse.json and SVG files"
     also_written = "collapse.json and the charts"
     record_type = CollapseRecord
@@ -79,7 +79,7 @@ docs/collapse.md tells every measure with its equation."""
             type=int,
             default=2,
             metavar="K",
-            help="blocks that a block is held against, the nearest on both sides (default 2)",
+            help="blocks that a block is compared with, the nearest on both sides (default 2)",
         )
 
     def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:

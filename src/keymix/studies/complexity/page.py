@@ -60,7 +60,7 @@ def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChar
         lines = _lines(points, looks, axis, "ratio")
         printed = {p.mixer for p in points if p.formula is not None}
         drawn.append(
-            _chart(lines, x_label, "multiply-adds a parameter", marked=printed.__contains__)
+            _chart(lines, x_label, "multiply-adds per parameter", marked=printed.__contains__)
         )
     return [chart for chart in drawn if chart is not None]
 

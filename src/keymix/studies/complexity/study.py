@@ -20,7 +20,7 @@ from keymix.studies.study import Session, Study, found_files, machine_lines, sav
 class _Complexity(Study[Complexity, ComplexityRecord]):
     summary = "what mixers cost: counts, latency and memory against the number of tokens"
     description = """\
-Count what token mixers cost: multiply-adds a parameter (SKA Fig. 4), and which weights the image
+Count what token mixers cost: multiply-adds per parameter (SKA Fig. 4), and which weights the image
 shares or computes (SKA Table 7). Measure latency and peak memory against the number of tokens, all
 mixers in turns. Every registered mixer is in."""
     examples = """\
@@ -65,7 +65,7 @@ examples:
             type=int,
             default=1,
             metavar="B",
-            help="images a batch, for memory; latency is of one image (default 1)",
+            help="images per batch, for memory; latency is of one image (default 1)",
         )
         add("--time-steps", type=int, default=4, metavar="T", help="of spiking mixers (default 4)")
         add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default cpu)")
@@ -108,8 +108,8 @@ examples:
         done = list(dict.fromkeys(row.tokens for row in known.scaling))
         measured = f"was measured at {', '.join(map(str, done))} tokens" if done else "was counted"
         if out is None:
-            return f"above stands what {measured}"
-        return f"{out!r} holds what {measured}; the same command with --overwrite measures all"
+            return f"the tables above show what {measured}"
+        return f"{out!r} has what {measured}; the same command with --overwrite measures all"
 
     def tables(self, record: ComplexityRecord) -> Sequence[Table]:
         return tables(record)

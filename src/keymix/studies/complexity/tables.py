@@ -15,8 +15,8 @@ _LONG = {
         f"not distinguishable from softmax (test at {100 * LEVEL:g} % over all mixers at one "
         "number of tokens)"
     ),
-    SHORT["busy"]: "the machine was too busy to tell",
-    SHORT["too few rounds"]: "too few rounds to tell",
+    SHORT["busy"]: "the machine was too busy to compare",
+    SHORT["too few rounds"]: "too few rounds to compare",
 }
 
 
@@ -51,7 +51,7 @@ def _formulas(record: Complexity, here: str) -> Table:
         Column("parameters by formula", "", where="people"),
         Column("counted", "params_counted", "whole"),
         Column("biases left", "biases_left", "whole"),
-        Column("multiply-adds a parameter", "", where="people"),
+        Column("multiply-adds per parameter", "", where="people"),
         Column("sizes where formula = count", "", where="people"),
         *_csv_only("macs_text", "macs", "params_text", "params", "ratio_text", "ratio", "sites"),
         Column("", "sites_that_disagree", where="csv"),
@@ -81,8 +81,8 @@ def _csv_only(*keys: str) -> list[Column]:
 
 def _gives(formula: str, value: float) -> str:
     """Write a formula and what it gives: ``N(2ND + 4D²) = 100,663,296``."""
-    told = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
-    return f"{formula} = {told}"
+    number = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
+    return f"{formula} = {number}"
 
 
 def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
@@ -98,7 +98,7 @@ def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
         for name in names
         if any(found[name, size] is not None for size in sizes)
     ]
-    title = f"SKA Fig. 4: multiply-adds a parameter against {letter}, at {fixed}{_over(record)}"
+    title = f"SKA Fig. 4: multiply-adds per parameter against {letter}, at {fixed}{_over(record)}"
     return Table(f"ratio_by_{axis}", title, columns, rows, saved=False)
 
 
@@ -257,9 +257,9 @@ def _times_softmax(row: ScalingRow) -> float | str | None:
 
 
 def _abbreviated(record: Complexity) -> str:
-    """Say what stands for multiples that are not given, where there are any."""
-    told = {_times_softmax(row) for row in record.scaling}
-    return "".join(f"; {short}: {_LONG[short]}" for short in _LONG if short in told)
+    """Explain the short words in place of missing multiples, where there are any."""
+    shown = {_times_softmax(row) for row in record.scaling}
+    return "".join(f"; {short}: {_LONG[short]}" for short in _LONG if short in shown)
 
 
 def _multiples(record: Complexity) -> Table:

@@ -68,7 +68,7 @@ def _heads(record: MemoryGrowth) -> str:
 
 
 def _chart(record: MemoryGrowth) -> Markup | None:
-    """Draw ours as curves and the paper's beside them; None if nothing was measured."""
+    """Draw ours as curves and the paper's next to them; None if nothing was measured."""
     series: dict[str, list[tuple[int, float]]] = {}
     for key, suffix in (("mib", ""), ("paper_mib", ", paper")):
         for row in record.rows:

@@ -18,10 +18,10 @@ MOST_SIDES = 1000
 
 
 class _Memory(Study[MemoryGrowth, MemoryRecord]):
-    summary = "peak memory of attention against tokens, beside QKFormer's Table 8"
+    summary = "peak memory of attention against tokens, next to QKFormer's Table 8"
     description = """\
 Measure the peak memory of mixers' attention alone, without projections and gradients, on one
-image in one time step, against the square root of the tokens; beside QKFormer's Table 8 and
+image in one time step, against the square root of the tokens; next to QKFormer's Table 8 and
 Fig. 4, Q-K token attention against spiking self-attention."""
     examples = """\
 examples:
@@ -30,7 +30,7 @@ examples:
   keymix analyze memory --order linear --sides 10-200:10
   keymix analyze memory --mixers qkta,qkca,sdsa,'ssa(order=linear)',mhsa --sides 10-100:10
   keymix analyze memory --device cuda --out memory-on-gpu
-The largest of the defaults holds a map of 6 GB; what does not fit is told and left out.
+The largest of the defaults needs 6 GB for a map; what does not fit is reported and left out.
 """
     writes = "memory.html, memory.json and memory.csv"
     also_written = "memory.json and memory.csv"
@@ -91,9 +91,9 @@ The largest of the defaults holds a map of 6 GB; what does not fit is told and l
             return "nothing was measured yet"
         done = max(row.side for row in known.rows)
         if out is None:
-            return f"above stands what was measured up to sqrt(N) = {done}"
+            return f"the tables above show what was measured up to sqrt(N) = {done}"
         return (
-            f"{out!r} holds what was measured up to sqrt(N) = {done}; the same command with "
+            f"{out!r} has what was measured up to sqrt(N) = {done}; the same command with "
             "--overwrite measures all"
         )
 

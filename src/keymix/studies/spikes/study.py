@@ -28,12 +28,12 @@ PIPED = ("total", "rates")
 
 
 class _Spikes(StudyOnImages[SpikesRecord]):
-    summary = "what spikes come to: firing rates, rasters, synaptic operations, energy"
+    summary = "spikes and energy: firing rates, rasters, synaptic operations, energy"
     description = """\
 Measure the spikes of a spiking network: firing rates of Q, K, A_t, X', X'' and the MLPs by stage
 (QKFormer, Table 7), spikes of the token attention (Fig. 3), what values go into each layer,
-synaptic operations and energy with their assumptions, and the same network without spikes beside
-it. Several models stand side by side."""
+synaptic operations and energy with their assumptions, and the ANN counterpart, the same
+network without spikes. Several models are shown side by side."""
     examples = """\
 examples:
   keymix analyze spikes my-run
@@ -43,7 +43,7 @@ examples:
   keymix analyze spikes my-run --json > spikes.json
 
 A run on recordings of events is shown recordings, as frames. Heads, steps, tokens and images of
-rasters count from 0. docs/spikes.md tells every measure and
+rasters count from 0. docs/spikes.md explains every measure and
 every assumption."""
     writes = "spikes.html, spikes.json, CSV and SVG files"
     also_written = "spikes.json, CSV files and charts"
@@ -61,14 +61,14 @@ every assumption."""
             "--energy",
             default="fp32",
             metavar="NAME",
-            help="energies in 45 nm (Horowitz 2014): fp32 (4.6 pJ a multiply-add, 0.9 an addition; "
-            "default), fp16, int32, int8; or two numbers of pJ: MAC,AC",
+            help="energies in 45 nm (Horowitz 2014): fp32 (4.6 pJ per multiply-add, 0.9 per "
+            "addition; default), fp16, int32, int8; or two numbers of pJ: MAC,AC",
         )
         add(
             "--batch-norm",
             choices=("folded", "separate"),
             default="folded",
-            help="folded into the weights before it, or one multiply-add an element "
+            help="folded into the weights before it, or one multiply-add per element "
             "(default folded)",
         )
         add(
@@ -141,7 +141,7 @@ every assumption."""
     def closing(self, record: SpikesRecord) -> str:
         cost = record.studies[0].cost
         return (
-            f"{cost.mac:g} pJ a multiply-add, {cost.ac:g} pJ an addition ({cost.name}); "
+            f"{cost.mac:g} pJ per multiply-add, {cost.ac:g} pJ per addition ({cost.name}); "
             "memory access is not counted. --out DIR writes every layer and every assumption."
         )
 

@@ -23,23 +23,23 @@ ONES = 4
 
 
 def headline(study: SpikesStudy) -> str:
-    """Say in a sentence or two what a study comes to."""
-    energy, twin = study.energy, study.twin
+    """Summarise a study in a sentence or two."""
+    energy, counterpart = study.energy, study.twin
     bounds = ""
     if energy.high > energy.low:
         low, high = formats.energy(energy.low), formats.energy(energy.high)
         bounds = f" (between {low} and {high})"
-    told = (
+    text = (
         f"{study.rate:.4f} spikes per neuron and step over {study.time_steps} steps. An "
         f"image takes {formats.count(study.sops)} synaptic operations and "
         f"{formats.count(study.macs)} multiply-adds, {formats.energy(energy.middle)}{bounds}."
     )
-    if twin.ratio is None:
-        return told  # next to a network that hardly fires any other looks wasteful
-    times = f"{twin.ratio:.{1 if twin.ratio >= 1 else 2}f}"
+    if counterpart.ratio is None:
+        return text  # next to a network that hardly fires any other looks wasteful
+    times = f"{counterpart.ratio:.{1 if counterpart.ratio >= 1 else 2}f}"
     return (
-        f"{told} The same network without spikes makes {formats.count(twin.macs)} "
-        f"multiply-adds, {formats.energy(twin.energy)}: {times} times as much."
+        f"{text} The same network without spikes makes {formats.count(counterpart.macs)} "
+        f"multiply-adds, {formats.energy(counterpart.energy)}: {times} times as much."
     )
 
 
@@ -57,7 +57,7 @@ def tables(record: SpikesRecord) -> list[Table]:
 
 
 def totals(studies: Sequence[SpikesStudy]) -> Table:
-    """One row a model: rate, operations, energy, and the twin without spikes."""
+    """One row per model: rate, operations, energy, and the ANN counterpart."""
     columns = (
         Column("model", "model", "name"),
         Column("images", "images", "whole", "csv"),
@@ -69,9 +69,9 @@ def totals(studies: Sequence[SpikesStudy]) -> Table:
         Column("energy", "energy_pj", "energy"),
         Column("at least", "energy_low_pj", "energy"),
         Column("at most", "energy_high_pj", "energy"),
-        Column("twin", "twin_macs", "count", "csv"),
-        Column("twin", "twin_energy_pj", "energy"),
-        Column("over", "twin_ratio", "ratio"),
+        Column("ANN", "twin_macs", "count", "csv"),
+        Column("ANN", "twin_energy_pj", "energy"),
+        Column("ratio", "twin_ratio", "ratio"),
     )
     rows = [
         [
@@ -82,12 +82,12 @@ def totals(studies: Sequence[SpikesStudy]) -> Table:
         ]
         for study in studies
     ]
-    title = "Spikes per neuron and step, operations and energy of an image, the twin without spikes"
+    title = "Spikes per neuron and step, operations and energy of an image, the ANN counterpart"
     return Table("total", title, columns, rows, shown=len(studies) > 1)
 
 
 def rates_of(study: SpikesStudy, *, several: bool) -> Table:
-    """Rates by stage as the paper's Table 7, its figures beside ours."""
+    """Rates by stage as the paper's Table 7, its figures next to ours."""
     entries = study.table
     roles = list(dict.fromkeys(role for entry in entries for role in entry.rates))
     roles.sort(key=lambda role: role.startswith("MLP"))
