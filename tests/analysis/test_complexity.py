@@ -142,7 +142,7 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
         ({"device": "hpu"}, "device 'hpu' cannot be used here"),
         ({"device": "meta"}, "'meta' holds no numbers"),
         ({"mixers": "sofmax"}, "Did you mean 'softmax'"),
-        ({"mixers": "ska/softmax"}, "names one a stage"),
+        ({"mixers": "ska/softmax"}, "names one per stage"),
         ({"imports": ["gone.py"]}, "no such file"),
     ],
 )

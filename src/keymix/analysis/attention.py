@@ -60,7 +60,7 @@ class AttentionMaps(dict[str, Tensor]):
             a path is missing where nobody knows.
         heads: Module path to the number of heads that were read, also where their mean is kept.
         seen: Module path to the number of keys that one query sees: those of a window, where
-            attention stays inside windows, also where they are laid back on the image.
+            attention stays inside windows, also where they are put back on the image.
     """
 
     def __init__(self) -> None:
@@ -144,8 +144,8 @@ def attention_maps(
             missing[seat.path] = str(error.__cause__ or error)
             return
         if layout is not None:
-            laid = windows == "image" and layout.window is not None
-            maps.layouts[seat.path] = _whole(layout) if laid else layout
+            joined = windows == "image" and layout.window is not None
+            maps.layouts[seat.path] = _whole(layout) if joined else layout
         area = None if layout is None or layout.window is None else math.prod(layout.window)
         maps.seen[seat.path] = found.shape[-1] if area is None else area
         maps.heads[seat.path] = found.shape[-3]
@@ -177,7 +177,7 @@ class _Rows:
         if queries == "cls":
             return self.read([class_token_of(self.model, self.layout, self.seat.path)])
         if queries == "mean":
-            layout = self._laid()
+            layout = self._known_layout()
             grid, total = layout.window or layout.grid, torch.zeros(())
             count = grid[0] * grid[1]
             for _, maps in row_chunks(count, lambda rows: self.read(layout.prefix + rows)):
@@ -185,29 +185,29 @@ class _Rows:
             return total / count
         if not isinstance(queries, At):
             return self.read(queries)
-        if self._laid().window is not None:
+        if self._known_layout().window is not None:
             raise UserError(
                 f"layer {self.seat.path} works in windows: a place on the image asks for "
                 "windows='image'"
             )
-        return self.read([queries.token(self._laid())])
+        return self.read([queries.token(self._known_layout())])
 
     def on_image(self, queries: Asked | None) -> Tensor:
         """Rows of tokens of the image, over keys of the image."""
-        layout = self._laid()
+        layout = self._known_layout()
         if layout.window is None:
             return self.separate(queries)
-        laid = WindowsOnImage(layout, self.read)
+        joined = WindowsOnImage(layout, self.read)
         if queries == "mean":
-            return laid.mean()
+            return joined.mean()
         if queries == "cls":
             class_token_of(self.model, layout, self.seat.path)  # windows have none
         if queries is None:
-            queries = range(laid.tokens)
+            queries = range(joined.tokens)
         asked = [queries.token(layout)] if isinstance(queries, At) else queries
-        return laid.rows(torch.as_tensor(asked, dtype=torch.long).reshape(-1).cpu())
+        return joined.rows(torch.as_tensor(asked, dtype=torch.long).reshape(-1).cpu())
 
-    def _laid(self) -> Layout:
+    def _known_layout(self) -> Layout:
         if self.layout is None:
             raise UserError(
                 f"nobody knows where the tokens of layer {self.seat.path} lie on the image; ask "
@@ -230,7 +230,7 @@ def select_mixers(model: nn.Module, layers: Layers | None = None) -> dict[str, T
 def on_image(
     maps: Float[Tensor, "B h Q M"], layout: Layout
 ) -> Float[Tensor, "B h Q key_rows key_columns"]:
-    """Lay rows of attention out as pictures over the positions of their keys.
+    """Arrange rows of attention as pictures over the positions of their keys.
 
     Prefix keys (class token, registers) lie nowhere on the image and are left out: a picture sums
     to what the patches receive, ``maps[..., layout.prefix:].sum(-1)``.
@@ -321,5 +321,5 @@ class WindowsOnImage:
     def _scattered(self, rows: Tensor, places: Tensor) -> Tensor:
         """Put rows ``[B, h, Q, K]`` where their keys lie: places ``[K]`` or ``[Q, K]``."""
         there = places.where(places >= 0, self.tokens).to(rows.device).expand(rows.shape)
-        laid = rows.new_zeros(*rows.shape[:-1], self.tokens + 1)
-        return laid.scatter_(-1, there, rows)[..., :-1]
+        scattered = rows.new_zeros(*rows.shape[:-1], self.tokens + 1)
+        return scattered.scatter_(-1, there, rows)[..., :-1]

@@ -42,9 +42,9 @@ class LayerLook:
 
     number: int  # of the layer in the model's order, from 0
     path: str
-    # where its tokens lie; None for matrices of a layer that nobody can lay out
+    # where its tokens lie; None for matrices of a layer whose layout is not known
     layout: Layout | None
-    keys: int  # keys that a row runs over, zeros beside its window among them
+    keys: int  # keys that a row runs over, zeros outside its window among them
     # one over the even weight of each query's row: the keys that a query sees, M or those of its
     # window; all M of the mean over queries. Of matrices one, of every row
     even: tuple[int, ...]
@@ -84,7 +84,7 @@ def look(
     A layer that was chosen must have a map; without `layers`, all that have one are shown, or
     `MOST_LAYERS` of them evenly. Without `queries` the class token is asked where it passes through
     the layers, else the mean over all patches. A view ``"image"`` has rows over the positions of
-    their keys, windows laid back; ``"matrix"`` whole maps, queries down and keys across. Rollout
+    their keys, windows put back; ``"matrix"`` whole maps, queries down and keys across. Rollout
     goes over the layers that were chosen, else over every layer that has a map.
     """
     paths = list(find_seats(model))

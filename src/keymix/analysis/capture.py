@@ -78,8 +78,8 @@ class Seat:
             assert isinstance(self.module, TokenMixer)  # find_seats made it
             return read_map(self.module, args, kwargs, rows, stage).detach()
         except NoAttentionMap as error:
-            told = f"layer {self.path}: {error}; choose other layers with layers="
-            raise NoAttentionMap(told) from error
+            message = f"layer {self.path}: {error}; choose other layers with layers="
+            raise NoAttentionMap(message) from error
         except UserError as error:
             raise UserError(f"layer {self.path}: {error}") from error
 
@@ -117,8 +117,8 @@ def find_seats(model: nn.Module) -> dict[str, Seat]:
         find_host(model)
     except UserError as error:
         if not mixers:
-            told = f"{type(model).__name__} hosts no keymix mixer, and {error}"
-            raise UserError(told) from error
+            message = f"{type(model).__name__} hosts no keymix mixer, and {error}"
+            raise UserError(message) from error
         layers = []
     else:
         layers = find_layers(model)
@@ -193,7 +193,9 @@ def run_once(
     own: list[bool] = []  # True where what failed is the reading, not the model
 
     def hook(seat: Seat) -> Any:
-        def tell(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        def report(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: object
+        ) -> None:
             if seat.path in ran:
                 raise UserError(
                     f"layer {seat.path} runs more than once in a forward pass; leave it out"
@@ -203,7 +205,7 @@ def run_once(
             heard(seat, (args, kwargs))
             own.clear()
 
-        return tell
+        return report
 
     parameter = next(model.parameters(), None)
     if parameter is not None:

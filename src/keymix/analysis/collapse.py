@@ -114,8 +114,8 @@ def collapse(
     seen = 0
     for batch in _batches(images, batch_size):
         maps = read.run(batch)
-        held = {key: tally.paths for key, tally in tallies.items()}
-        if seen and held != read.groups:
+        compared = {key: tally.paths for key, tally in tallies.items()}
+        if seen and compared != read.groups:
             raise UserError("the images differ in size from batch to batch; give them one size")
         for key, paths in read.groups.items():
             if key not in tallies:
@@ -333,7 +333,7 @@ class Pass:
 
     def apart(self) -> tuple[str, ...]:
         """Say which layers of a stage cannot be compared with which others, and why."""
-        told = []
+        reasons = []
         for stage in sorted({key[0] for key in self.groups}):
             mine = [(key, paths) for key, paths in self.groups.items() if key[0] == stage]
             for i, (key, paths) in enumerate(mine):
@@ -344,8 +344,8 @@ class Pass:
                         else "they cut the image into other windows, so that columns belong to "
                         "other tokens"
                     )
-                    told.append(f"{', '.join(paths)} and {', '.join(others)}: {why}")
-        return tuple(told)
+                    reasons.append(f"{', '.join(paths)} and {', '.join(others)}: {why}")
+        return tuple(reasons)
 
 
 def cut_of(layout: Layout | None) -> tuple[object, ...] | None:

@@ -21,7 +21,7 @@ from keymix.hosts.attention_inputs import Layout
 from keymix.mixers.map_mixer import MapMixer
 
 _BUDGET = 2**22
-"""Numbers that are held in float64 at a time, unless one image has more."""
+"""Numbers kept in float64 at a time, unless one image has more."""
 
 
 _ROUNDING = 1e-6
@@ -67,7 +67,7 @@ def _cosines_among(
 
 
 def by_image(maps: Float[Tensor, "B *windows h N M"]) -> Float[Tensor, "B h columns N"]:
-    """Lay out the columns of maps as vectors, those of all windows of an image together."""
+    """Return the columns of maps as vectors, those of all windows of an image together."""
     batch, heads, rows = maps.shape[0], maps.shape[-3], maps.shape[-2]
     apart = maps.reshape(batch, -1, heads, rows, maps.shape[-1])
     return apart.permute(0, 2, 1, 4, 3).reshape(batch, heads, -1, rows)
@@ -273,7 +273,7 @@ class LayerTally:
         self._in_prefix += int((where < (self.prefix or 0)).sum())
 
     def add_tokens(self, tokens: Float[Tensor, "B N C"], last: Tensor | None) -> None:
-        """Add what the block made of a batch, beside what the last one of its stage made.
+        """Add what the block made of a batch, next to what the last one of its stage made.
 
         ``last`` is None where that has other tokens.
         """
@@ -362,7 +362,7 @@ def block_of(model: nn.Module, path: str) -> str:
 
 
 def tokens_of(output: Any, width: int, layout: Layout | None) -> Float[Tensor, "B N C"]:
-    """Lay a block's output, the first of several, out as tokens of so many channels.
+    """Return a block's output, the first of several, as tokens of so many channels.
 
     It is tokens already, or an image with channels first or last.
     """

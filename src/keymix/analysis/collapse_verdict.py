@@ -233,11 +233,11 @@ def _runs(study: Collapse) -> list[_Run]:
     for group in study.groups:
         start = 0
         for i in range(1, len(group) + 1):
-            goes_on = (
+            similar = (
                 i < len(group)
                 and study.pair(group[i - 1], group[i]).similar_fraction > study.similar
             )
-            if goes_on:
+            if similar:
                 continue
             if i - start > 1:
                 paths = group[start:i]
@@ -257,24 +257,24 @@ def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
     if not runs:
         return "Nothing collapses: no block has a map like that of the block before it."
     same = [run for run in runs if run.one_pattern]
-    told = [_shared(study, same)] if same else []
+    sentences = [_shared(study, same)] if same else []
     if len(same) < len(runs):
-        told.append(_alike(study, [run for run in runs if not run.one_pattern]))
-    return " ".join(told)
+        sentences.append(_alike(study, [run for run in runs if not run.one_pattern]))
+    return " ".join(sentences)
 
 
 def _shared(study: Collapse, runs: Sequence[_Run]) -> str:
     """Say which blocks share a map, and what that is worth."""
     one = [run for run in runs if run.least > study.similar]
     drifting = [run for run in runs if run not in one]
-    told = []
+    parts = []
     if one:
         each = " each" if len(one) > 1 else ""
-        told.append(f"{_and([_blocks(study, run.paths) for run in one])}{each} share one map")
+        parts.append(f"{_and([_blocks(study, run.paths) for run in one])}{each} share one map")
     if drifting:
         where = _and([_blocks(study, run.paths) for run in drifting])
-        told.append(f"{where} change their map only little by little")
-    found = _capital("; ".join(told))
+        parts.append(f"{where} change their map only little by little")
+    found = _capital("; ".join(parts))
     remedies = [study.remedies.get(path, "") for run in runs for path in run.paths[1:]]
     if all(remedies):
         return f"{found}, though they have {' or '.join(dict.fromkeys(remedies))}."
@@ -371,7 +371,7 @@ def _counts(study: Collapse) -> str:
 
 def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     """Say which block the rule for sharing takes, and how to share if a pattern is shared."""
-    told = []
+    sentences = []
     shared = any(run.one_pattern for run in runs)
     take = "could take its map" if shared else "would take its map"
     for unique in study.unique_blocks:
@@ -384,20 +384,20 @@ def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
             text += f", with which theirs agree in at least {_percent(unique.least)} of columns"
             if unique.least <= study.unique:
                 text += " (the rule looks at neighbours alone)"
-        told.append(text + ".")
-    if not told:
-        told.append(
+        sentences.append(text + ".")
+    if not sentences:
+        sentences.append(
             f"By the {_percent(study.unique)} rule the last block is unique itself, so that the "
             "rule shares nothing."
         )
     if study.shared_from is not None and shared:
         options = f"--model.options.shared_from {study.shared_from}"
-        told.append(
+        sentences.append(
             f"To train it so: keymix train RECIPE {options}, or keymix.create_model(NAME, "
             f"shared_from={study.shared_from})"
             + ("." if study.takes_shared_from else ", with a model of keymix's DeepViT family.")
         )
-    return told
+    return sentences
 
 
 def _sinks(study: Collapse) -> list[str]:
@@ -410,18 +410,18 @@ def _sinks(study: Collapse) -> list[str]:
         return []
     worst = max(found, key=lambda layer: layer.sink or 0.0)
     where = numbers("block", [layer.block for layer in found])
-    told = (
+    text = (
         f"Attention sinks in {where}: in block {worst.block} one token gets "
         f"{_percent(worst.sink or 0.0)} of a head's attention"
     )
     if worst.sink_in_prefix is not None:
         share = _percent(worst.sink_in_prefix)
-        told += f", and it is a prefix token in {share} of heads and images"
-    return [f"{told}."]
+        text += f", and it is a prefix token in {share} of heads and images"
+    return [f"{text}."]
 
 
 def _tokens(study: Collapse) -> list[str]:
-    told = []
+    sentences = []
     for stage in sorted({layer.stage for layer in study.layers}):
         found = [
             layer
@@ -431,12 +431,12 @@ def _tokens(study: Collapse) -> list[str]:
         if len(found) < 2:
             continue
         first, last = found[0], found[-1]
-        told.append(
+        sentences.append(
             f"The tokens' effective rank goes from {first.effective_rank:.1f} after block "
             f"{first.block} to {last.effective_rank:.1f} after block {last.block}, of at most "
             f"{last.full_rank}{_halfway(found)}."
         )
-    return told
+    return sentences
 
 
 def _halfway(found: Sequence[Any]) -> str:
@@ -452,11 +452,11 @@ def _halfway(found: Sequence[Any]) -> str:
 def _caveats(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     if not runs:
         return []
-    told = [
+    cosine = [
         f"A cosine above {study.threshold:g} is what even attention alone gives: without a common "
         "pattern it is no sign that blocks could share a map."
     ]
-    return (told if any(not run.one_pattern for run in runs) else []) + [
+    return (cosine if any(not run.one_pattern for run in runs) else []) + [
         "That maps are alike does not say what another attention brings: train both to know, as "
         "keymix compare does."
     ]

@@ -45,13 +45,13 @@ NO_POS_DIM = (
 )
 
 
-def _ignore(told: str, share: float) -> None:
-    """Tell nobody."""
+def _ignore(text: str, share: float) -> None:
+    """Show no progress."""
 
 
 def _part(progress: Progress, number: int, of: int) -> Progress:
     """Make the progress of one part of several."""
-    return lambda told, share: progress(told, (number + share) / of)
+    return lambda text, share: progress(text, (number + share) / of)
 
 
 class Ledger:

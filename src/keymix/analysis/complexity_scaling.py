@@ -86,7 +86,7 @@ def measure_at(
         for c in candidates
     ]
     base = next((row for row in rows if row.mixer == BASELINE), None)
-    return rows if base is None else [_beside(row, base) for row in rows]
+    return rows if base is None else [_with_ratio(row, base) for row in rows]
 
 
 def _build(candidate: Candidate, grid: Grid, imports: Sequence[str]) -> Build:
@@ -135,11 +135,11 @@ def _measured(
     start = time.perf_counter()
 
     def on_round(done: int) -> None:
-        told = f"{tokens} tokens: latency, {len(models)} mixers in turns, round {done} of {repeats}"
+        text = f"{tokens} tokens: latency, {len(models)} mixers in turns, round {done} of {repeats}"
         a_round = (time.perf_counter() - start) / done if done else seconds
         left = a_round * (repeats - done)
-        told += f", about {left / 60:.0f} min left" if left > 90 else ""
-        progress(told, 0.1 + 0.5 * done / repeats)
+        text += f", about {left / 60:.0f} min left" if left > 90 else ""
+        progress(text, 0.1 + 0.5 * done / repeats)
 
     on_round(0)
     costs = measure_interleaved(
@@ -208,7 +208,7 @@ def _row(
     return row
 
 
-def _beside(row: ScalingRow, base: ScalingRow) -> ScalingRow:
+def _with_ratio(row: ScalingRow, base: ScalingRow) -> ScalingRow:
     row = replace(row, peak_ratio=_over(row.peak_training_mib, base.peak_training_mib))
     timed = row.mixer == BASELINE and row.latency_ms is not None
     return replace(row, latency_ratio=1.0) if timed else row

@@ -40,7 +40,7 @@ FAILURES = (
 
 
 def near_square(tokens: int) -> Grid:
-    """Lay tokens on the grid nearest to a square that holds just them, such as 12 on 3 x 4."""
+    """Return the grid nearest to a square that has just so many tokens, such as 12 on 3 x 4."""
     if not 1 <= tokens <= MOST_TOKENS:
         raise UserError(f"{tokens=} must be at least 1 and at most {MOST_TOKENS:,}")
     rows = next(r for r in range(math.isqrt(tokens), 0, -1) if tokens % r == 0)
@@ -136,7 +136,7 @@ def candidates(
     for spec in specs:
         if len(spec.names) > 1:
             raise UserError(
-                f"mixer {spec.label!r} names one a stage; a mixer is looked at alone here: put "
+                f"mixer {spec.label!r} names one per stage; here each mixer is measured alone: put "
                 "commas between them"
             )
     return [
@@ -175,25 +175,25 @@ def counted(arguments: dict[str, Any]) -> Counted:
     try:
         with torch.device("meta"):
             model = make(**arguments)
-        told = count(model, shape)
+        found = count(model, shape)
     except UserError:
         raise
     except FAILURES:  # looks at the numbers it is built from, which meta tensors lack
         if shape[0] > _SMALL:
             raise
         model = make(**arguments)
-        told = count(model, shape)
+        found = count(model, shape)
     return Counted(
-        params=told.params,
-        macs=told.macs,
-        activation_bytes=told.activation_bytes,
+        params=found.params,
+        macs=found.macs,
+        activation_bytes=found.activation_bytes,
         held_bytes=sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
         biases={
             name: p.numel()
             for name, p in model.named_parameters()
             if name.rpartition(".")[2].endswith("bias")
         },
-        layers={layer.path: (layer.params, layer.macs) for layer in told.layers},
+        layers={layer.path: (layer.params, layer.macs) for layer in found.layers},
     )
 
 

@@ -75,5 +75,5 @@ def energy_of(energy: str | Energy) -> Energy:
         mac = ac = math.nan
     if not (0 <= mac < math.inf and 0 <= ac < math.inf):
         raise UserError(f"energy {energy!r}: give pJ of a multiply-add and of an addition: 4.6,0.9")
-    told = f"{mac:g},{ac:g}"
-    return Energy(name=told, mac=mac, ac=ac, numbers="as given", source="given on the command line")
+    name = f"{mac:g},{ac:g}"
+    return Energy(name=name, mac=mac, ac=ac, numbers="as given", source="given on the command line")

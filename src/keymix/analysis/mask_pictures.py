@@ -28,7 +28,7 @@ PALETTE: tuple[Colour, ...] = (
     (213, 94, 0),
     (0, 114, 178),
 )
-"""Colours that readers who confuse red and green tell apart (Okabe and Ito)."""
+"""Colours that readers who confuse red and green can distinguish (Okabe and Ito)."""
 GREY: Colour = (128, 128, 128)
 """Colour of ignored pixels."""
 FILL = 0.4
@@ -41,12 +41,12 @@ def colours_of(number: int) -> list[Colour]:
     Args:
         number: Classes without the background.
     """
-    told: list[Colour] = []
+    colours: list[Colour] = []
     for i in range(number):
         turn, place = divmod(i, len(PALETTE))
         r, g, b = (round(value * 0.7**turn) for value in PALETTE[place])
-        told.append((r, g, b))
-    return told
+        colours.append((r, g, b))
+    return colours
 
 
 def class_colours(number: int, background: int | None = None) -> list[Colour | None]:
@@ -57,10 +57,10 @@ def class_colours(number: int, background: int | None = None) -> list[Colour | N
         background: Number of the class that is not drawn; the others have the colours that they
             had without it. None where there is no such class.
     """
-    told: list[Colour | None] = [*colours_of(number - (background is not None))]
+    colours: list[Colour | None] = [*colours_of(number - (background is not None))]
     if background is not None:
-        told.insert(background, None)
-    return told
+        colours.insert(background, None)
+    return colours
 
 
 def overlay(
@@ -114,7 +114,7 @@ def planes(mask: NDArray[Any], classes: int) -> BoolArray:
 
 
 def rim(mask: BoolArray) -> BoolArray:
-    """Return the pixels of a mask beside one that is none of it; outside the picture counts.
+    """Return the pixels of a mask next to one outside it; outside the picture counts.
 
     Shape: ``[H, W]`` -> ``[H, W]``.
     """
@@ -156,6 +156,6 @@ def _grey(image: Pixels) -> Pixels:
 
 
 def _fill(drawn: Pixels, where: BoolArray, colour: Colour) -> None:
-    """Lay a translucent colour over some pixels, in place."""
+    """Blend a translucent colour over some pixels, in place."""
     mixed = drawn[where] * (1 - FILL) + np.array(colour) * FILL
     drawn[where] = mixed.round().astype(np.uint8)

@@ -66,8 +66,8 @@ _PRINTED = {"qk_token": 0, "spiking_self": 1, "spiking_self(order=quadratic)": 1
 _SHARE = 0.8  # of the free memory that an attention may take
 
 
-def _ignore(told: str, share: float) -> None:
-    """Tell nobody."""
+def _ignore(text: str, share: float) -> None:
+    """Show no progress."""
 
 
 def memory_growth_parts(
@@ -114,7 +114,7 @@ def memory_growth_parts(
             rows.append(_row(candidate, side, where))
             done += side**4
         last = side == known.sides[-1]
-        known = replace(known, rows=(*known.rows, *_beside(rows)), complete=last)
+        known = replace(known, rows=(*known.rows, *_with_ratios(rows)), complete=last)
         yield known
 
 
@@ -211,7 +211,7 @@ def _measured(candidate: Candidate, tokens: int, device: torch.device) -> tuple[
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the most bytes that PyTorch's allocator held at once for a call, beyond those before.
+    """Return the most bytes that PyTorch allocated at once for a call, beyond those before.
 
     On CUDA the call runs twice: what libraries keep from the first time on does not count.
     """
@@ -223,7 +223,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
         call()
         torch.cuda.synchronize(device)
         return float(torch.cuda.max_memory_allocated(device) - before)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells of missing GPUs on standard error
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports missing GPUs on standard error
     with profiler.profile(profile_memory=True) as watched:
         call()
     with tempfile.TemporaryDirectory() as folder:
@@ -231,15 +231,15 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
         watched.export_chrome_trace(str(path))
         trace = json.loads(path.read_text(encoding="utf-8"))
     events = [event for event in trace["traceEvents"] if event["name"] == "[memory]"]
-    held = peak = 0
+    in_use = peak = 0
     for event in sorted(events, key=lambda event: event["args"]["Ev Idx"]):
         if event["args"]["Device Type"] == 0:
-            held += event["args"]["Bytes"]
-            peak = max(peak, held)
+            in_use += event["args"]["Bytes"]
+            peak = max(peak, in_use)
     return float(peak)
 
 
-def _beside(rows: Sequence[GrowthRow]) -> list[GrowthRow]:
+def _with_ratios(rows: Sequence[GrowthRow]) -> list[GrowthRow]:
     """Give the others as multiples of the first."""
     base = rows[0].mib
     return [

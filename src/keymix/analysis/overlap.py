@@ -64,22 +64,24 @@ def overlap_counts(
     Raises:
         ValueError: If shapes differ or do not fit, or a value is no class.
     """
-    told, truth = np.asarray(predicted), np.asarray(target)
+    predictions, truth = np.asarray(predicted), np.asarray(target)
     axes = 4 if multilabel else 3
-    if told.shape != truth.shape or told.ndim != axes:
+    if predictions.shape != truth.shape or predictions.ndim != axes:
         wanted = "[B, K, H, W]" if multilabel else "[B, H, W]"
-        raise ValueError(f"predicted {told.shape} and target {truth.shape} are not one {wanted}")
-    if multilabel and told.shape[1] != num_classes:
-        raise ValueError(f"masks {told.shape} have not {num_classes=} planes")
+        raise ValueError(
+            f"predicted {predictions.shape} and target {truth.shape} are not one {wanted}"
+        )
+    if multilabel and predictions.shape[1] != num_classes:
+        raise ValueError(f"masks {predictions.shape} have not {num_classes=} planes")
     counted = truth != IGNORED
     values = 2 if multilabel else num_classes
-    for name, pixels in (("predicted", told), ("target", truth)):
+    for name, pixels in (("predicted", predictions), ("target", truth)):
         inside = pixels[counted]
         if inside.size and not 0 <= inside.min() <= inside.max() < values:
             raise ValueError(f"{name} has values outside 0..{values - 1}: {np.unique(inside)[:9]}")
     if not multilabel:
-        return _of_classes(told, truth, counted, num_classes)
-    theirs, ours = (truth == 1) & counted, (told == 1) & counted
+        return _of_classes(predictions, truth, counted, num_classes)
+    theirs, ours = (truth == 1) & counted, (predictions == 1) & counted
     planes = (theirs & ours, ours, theirs)
     return np.stack([plane.sum(axis=(2, 3), dtype=np.int64) for plane in planes], axis=-1)
 
@@ -192,14 +194,14 @@ def hausdorff(
         raise ValueError(f"{predicted.shape=} and {truth.shape=} are not one [H, W]")
     if not all(math.isfinite(step) and step > 0 for step in spacing):
         raise ValueError(f"{spacing=} is not two numbers above 0")
-    told, true = predicted.astype(bool), truth.astype(bool)
-    if not told.any() or not true.any():
+    predictions, true = predicted.astype(bool), truth.astype(bool)
+    if not predictions.any() or not true.any():
         return math.nan
-    box = _box(told | true)  # nothing outside can be nearest
-    told, true = told[box], true[box]
+    box = _box(predictions | true)  # nothing outside can be nearest
+    predictions, true = predictions[box], true[box]
     to_true = distance_transform_edt(~true, sampling=spacing)
-    to_told = distance_transform_edt(~told, sampling=spacing)
-    return float(max(to_true[told].max(), to_told[true].max()))
+    to_predictions = distance_transform_edt(~predictions, sampling=spacing)
+    return float(max(to_true[predictions].max(), to_predictions[true].max()))
 
 
 def _box(mask: NDArray[np.bool_]) -> tuple[slice, slice]:

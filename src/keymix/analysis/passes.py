@@ -139,6 +139,6 @@ class Varies:
         )
         self._differ = self._differ or not same
 
-    def told(self) -> bool:
+    def varied(self) -> bool:
         """Say whether any differed from the first by more than rounding; true of a single one."""
         return self._differ or self._seen < 2

@@ -104,8 +104,8 @@ def attention_rollout(
             seat, call, _ = calls.pop()
             weights = _back(seat, call, row if weights is None else weights)
     assert weights is not None  # select_layers chooses at least one
-    told = query if isinstance(query, str) else str(query)
-    return Rollout(weights=weights, layout=layout, layers=paths, query=told)
+    label = query if isinstance(query, str) else str(query)
+    return Rollout(weights=weights, layout=layout, layers=paths, query=label)
 
 
 def _refuse(path: str, layout: Layout, first: tuple[Seat, Call, Layout] | None) -> None:

@@ -138,29 +138,29 @@ class SpikeStudy:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to keep in mind when reading the numbers, in words."""
-        told = []
+        notes = []
         silent = self.silent
         if silent is not None and silent > DEAD:
-            told.append(
+            notes.append(
                 f"{100 * silent:.1f} % of the neurons never fired: next to nothing runs through "
                 "this network, and its energy says nothing of one that works."
             )
         if not self.varies:
-            told.append(
+            notes.append(
                 "What the network gives does not vary from image to image: no spike that an image "
                 "brings about comes through, and its energy says nothing of one that works."
             )
         if self.unspiking:
-            told.append(_no_spike(self.unspiking, sum(not f.inward for f in self.firings)))
+            notes.append(_no_spike(self.unspiking, sum(not f.inward for f in self.firings)))
         if self.images < FEW:
-            told.append(f"Read on {self.images} images only; rates vary with the images.")
+            notes.append(f"Read on {self.images} images only; rates vary with the images.")
         above = [op.path for op in self.operations if op.input == "counts"]
         if above:
-            told.append(
+            notes.append(
                 f"{len(above)} of {len(self.operations)} operations are given values above 1, "
                 "which shortcuts make that add spikes; their energy has bounds."
             )
-        return tuple(told)
+        return tuple(notes)
 
     @property
     def saved_once(self) -> float:
@@ -294,7 +294,7 @@ def spike_study(
         batch_norm=batch_norm,
         cost=cost,
         repeated=reading.repeated(),
-        varies=reading.outputs.told(),
+        varies=reading.outputs.varied(),
     )
 
 

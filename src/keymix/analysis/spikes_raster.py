@@ -21,7 +21,7 @@ from keymix.mixers.qk_token import QKTokenAttention
 from keymix.records import to_json
 
 SEGMENT = 100
-"""Tokens that a raster shows unless told otherwise; the paper's number."""
+"""Tokens that a raster shows by default; the paper's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Raster(RasterPlace):
 
     Attributes:
         path: The mixer.
-        stage: Its stage from 1; None where paths do not tell.
+        stage: Its stage from 1; None where paths do not show it.
         block: Its block from 1, over all stages.
         head: The head, from 0.
         heads: How many there are.

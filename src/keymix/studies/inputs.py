@@ -279,7 +279,7 @@ def _run(name: str, label: str) -> Loaded:
     from keymix.train.runs import load_run
 
     run = load_run(name)
-    told = f"last epoch of {name}"
+    weights = f"last epoch of {name}"
     if not (run.folder / files.weights_file("last")).exists():
         raise UserError(f"the run {name!r} is not done: `keymix train {name}` resumes it.")
     model, data = run.model_and_data()
@@ -292,7 +292,7 @@ def _run(name: str, label: str) -> Loaded:
         kind=data.kind,
     )
     return Loaded(
-        label=label, name=name, model=model, weights=told, view=view, run=run, record=data
+        label=label, name=name, model=model, weights=weights, view=view, run=run, record=data
     )
 
 
@@ -305,9 +305,9 @@ def named_model(name: str, label: str, *, pretrained: bool = False, **options: A
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create_model(name, pretrained=pretrained or None, **options)
-    told = "pretrained" if pretrained else RANDOM
+    weights = "pretrained" if pretrained else RANDOM
     view = _view_of(model)
-    return Loaded(label=label, name=name, model=model.eval(), weights=told, view=view, run=None)
+    return Loaded(label=label, name=name, model=model.eval(), weights=weights, view=view, run=None)
 
 
 def _view_of(model: nn.Module) -> View:

@@ -247,8 +247,8 @@ def measure(
         images=count,
         image_size=size,
         top1_agreement=agreed / count if len(answers) > 1 else None,
-        relative=whole.relative("output") if varies.told() else None,
-        varies=varies.told(),
+        relative=whole.relative("output") if varies.varied() else None,
+        varies=varies.varied(),
     )
     return rows, output
 

@@ -160,7 +160,7 @@ class HeldOut:
         images = self.images[: self.batch_size].to(anchor.device, anchor.dtype)
         with inference_mode_of(model), torch.no_grad():
             outputs.see(run(model, images))
-        return outputs.told()
+        return outputs.varied()
 
     def score(self, model: nn.Module) -> tuple[float, Tensor]:
         """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""

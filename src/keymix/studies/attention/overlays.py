@@ -24,7 +24,7 @@ Scale = Literal["shared", "each"]
 
 CELL, GAP = 1.55, 0.14  # inches
 BAND = 10
-"""Columns beside one another; more go on below."""
+"""Columns next to one another; more continue below."""
 
 DPI = 110
 FULL = 3.0
@@ -194,7 +194,7 @@ def _own(rows: Sequence[Row]) -> list[Range]:
 
 
 def overlaid(photo: npt.NDArray[np.uint8], values: FloatArray, over: Range) -> FloatArray:
-    """Lay a map over a photo, uint8 ``[C, H, W]``, the more opaque the larger the weight.
+    """Draw a map over a photo, uint8 ``[C, H, W]``, the more opaque the larger the weight.
 
     The map, of any grid, is interpolated bilinearly. Returns ``[H, W, 3]``, 0..1.
     """
@@ -297,8 +297,8 @@ class _Page:
             axes.set_xlim(0, 1)
             axes.set_ylim(1, 0)
         low, high = (number(float(end)) for end in (cell.values.min(), cell.values.max()))
-        told = f"{low} to {high}×"
-        self.text(x + CELL / 2, y + tall + 0.04, told, size=8, align="center", colour="#555")
+        label = f"{low} to {high}×"
+        self.text(x + CELL / 2, y + tall + 0.04, label, size=8, align="center", colour="#555")
 
     def bar(self, x: float, y: float, tall: float, over: Range, scale: Scale) -> None:
         low = -1.0 if over.signed else 0.0
@@ -307,15 +307,15 @@ class _Page:
         ground = np.full((*share.shape, 3), 0.5 * _DIM)
         axes.imshow(blended(ground, share, over.signed), aspect="auto", extent=(0, 1, low, 1))
         for end in (low, (1 + low) / 2, 1.0):
-            told = number(end * over.high) + "×"
+            label = number(end * over.high) + "×"
             if scale == "each":
-                told = _OWN[over.signed].get(end, "")
+                label = _OWN[over.signed].get(end, "")
             elif end == 1.0:
-                told = f"≥ {told}"
+                label = f"≥ {label}"
             at = y + tall * (1 - (end - low) / (1 - low))
             if scale == "shared" and abs(end - 1 / over.high) * tall < _APART * (1 - low):
-                continue  # 1x stands there
-            self.text(x + 0.21, at, told, size=7, middle=True)
+                continue  # 1x is there
+            self.text(x + 0.21, at, label, size=7, middle=True)
         if scale == "each":
             self.text(x - 0.05, y + tall + 0.1, "of each map", size=8, colour="#555")
             return

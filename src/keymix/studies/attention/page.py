@@ -130,15 +130,15 @@ def _rollout_layers(rollout: RolledOut) -> str:
     return f"all {count} layers" if count == rollout.of else f"{count} of {rollout.of} layers"
 
 
-def rollout_told(models: Sequence[AttentionModel]) -> str:
+def rollout_range(models: Sequence[AttentionModel]) -> str:
     """Say over which layers rollout goes, where it does not go over all of them."""
-    told = []
+    ranges = []
     for m in models:
         if m.rollout is not None and len(m.rollout.layers) < m.rollout.of:
             layers = ", ".join(map(str, m.rollout.layers))
             whose = f" of {m.label}" if len(models) > 1 else ""
-            told.append(f"layers {layers} only{whose}, {_rollout_layers(m.rollout)}")
-    return "; ".join(told)
+            ranges.append(f"layers {layers} only{whose}, {_rollout_layers(m.rollout)}")
+    return "; ".join(ranges)
 
 
 def _mark(layer: AttentionLayer, query: int) -> tuple[float, float] | None:
@@ -155,15 +155,15 @@ def caption(record: AttentionRecord, models: Sequence[AttentionModel], query: st
         "mean": "Attention that positions receive, the mean over all patch queries",
         "all": "Whole maps, queries down and keys across",
     }.get(query, f"Attention of the query at {query} (framed)")
-    told = [whose, "mean over heads" if record.heads == "mean" else "head by head"]
-    told.append("after the softmax" if record.stage == "softmax" else "as it multiplies V")
+    parts = [whose, "mean over heads" if record.heads == "mean" else "head by head"]
+    parts.append("after the softmax" if record.stage == "softmax" else "as it multiplies V")
     random = [m.label for m in models if m.random]
     if random:
         which = "" if len(random) == len(models) else f" ({', '.join(random)})"
-        told.append(f"RANDOM WEIGHTS, not trained{which}")
-    text = "; ".join(told) + ". 1× is even attention, the same for every key."
+        parts.append(f"RANDOM WEIGHTS, not trained{which}")
+    text = "; ".join(parts) + ". 1× is even attention, the same for every key."
     if any(m.rollout is not None for m in models):
-        only = rollout_told(models)
+        only = rollout_range(models)
         over = f" (over {only})" if only else ""
         text += f" Rollout{over}: maps averaged with the identity, multiplied."
         if query not in ("cls", "mean"):
@@ -186,6 +186,6 @@ def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
         "random": [m.label for m in record.models if m.random],
         "number": number,
         "rolled": any(m.rollout is not None for m in record.models),
-        "rolled_only": rollout_told(record.models),
+        "rolled_only": rollout_range(record.models),
     }
     return render_page("own/page.html.j2", view, package=__package__ or "")

@@ -21,8 +21,8 @@ def along_blocks(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) 
     for role in _roles(studies):
         lines = _lines(studies, looks, role, _by_block)
         if any(len(line.xs) > 1 for line in lines):
-            told = f"{role}: rate along the blocks."
-            drawn.append(_chart(f"block-{_word(role)}", lines, "block", told))
+            text = f"{role}: rate along the blocks."
+            drawn.append(_chart(f"block-{_word(role)}", lines, "block", text))
     return drawn
 
 
@@ -34,8 +34,8 @@ def along_steps(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -
     for role in (None, *_roles(studies)):
         lines = _lines(studies, looks, role, _by_step)
         key = "step" if role is None else f"step-{_word(role)}"
-        told = "All neurons" if role is None else f"{role}, mean over blocks"
-        drawn.append(_chart(key, lines, "time step", f"{told}: rate at each time step."))
+        text = "All neurons" if role is None else f"{role}, mean over blocks"
+        drawn.append(_chart(key, lines, "time step", f"{text}: rate at each time step."))
     return drawn
 
 
@@ -107,11 +107,11 @@ def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]
                 continue
             part, y, colour = found[name], top + (j + 0.5) * row, looks[label].colour
             low, middle, high = (x(value / size) for value in (part.low, part.middle, part.high))
-            told = f"{label}, {name}: {formats.energy(part.middle)}"
+            text = f"{label}, {name}: {formats.energy(part.middle)}"
             if part.high > part.low:
-                told += f" ({formats.energy(part.low)} to {formats.energy(part.high)})"
+                text += f" ({formats.energy(part.low)} to {formats.energy(part.high)})"
             drawing.line((low, high), (y, y), f"images {colour}")
-            drawing.add(marker("circle", middle, y, class_=f"dot {colour}", size=4.0), told)
+            drawing.add(marker("circle", middle, y, class_=f"dot {colour}", size=4.0), text)
     caption = (
         "Energy by part of the model. The dot counts every spike as one addition. Where inputs "
         "exceed 1 the bar runs from one addition to one multiply-add for each that is not 0."
@@ -164,7 +164,7 @@ def of_tokens(found: RasterReading) -> Markup:
 
 
 def on_image(found: RasterReading, photo: str | None) -> Markup:
-    """Lay A_t on the image, a data URI, a picture a time step; None draws the spikes alone."""
+    """Draw A_t over the image (a data URI, or None for spikes alone), one picture per step."""
     rows, columns = found.grid
     most, side, apart = 4, 100.0, 8.0
     across = min(most, len(found.attention))
@@ -174,7 +174,7 @@ def on_image(found: RasterReading, photo: str | None) -> Markup:
         left, top = (step % across) * (side + apart), 6.0 + (step // across) * (side_y + 26)
         lines = [bits[i * columns : (i + 1) * columns] for i in range(rows)]
         raster(drawing, lines, (left, top, side, side_y), kind="lit", photo=photo)
-        told = f"step {step + 1}: {bits.count('1') / len(bits) * 100:.0f} %"
-        drawing.text(left + side / 2, top + side_y + 15, told, "tick", "middle")
+        text = f"step {step + 1}: {bits.count('1') / len(bits) * 100:.0f} %"
+        drawing.text(left + side / 2, top + side_y + 15, text, "tick", "middle")
     foot = 6.0 + -(-len(found.attention) // across) * (side_y + 26)
     return drawing.svg(most * (side + apart) - apart, foot, f"A_t on the image, {title(found)}")
