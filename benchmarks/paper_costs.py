@@ -31,7 +31,7 @@ from keymix.analysis.complexity_record import (
     Setting,
     WeightRow,
 )
-from keymix.analysis.complexity_sites import Candidate, Counted, candidates
+from keymix.analysis.complexity_sites import Counted, SizedMixer, sized_mixers
 from keymix.analysis.complexity_weights import GLOBAL, NOT_SHARED
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
@@ -358,15 +358,15 @@ def formula_rows(ledger: Ledger, sizes: Setting) -> tuple[FormulaRow, ...]:
 
 
 def _formula_row(ledger: Ledger, sizes: Setting, formula: Formula) -> FormulaRow:
-    candidate = _named(formula.mixer, sizes)
-    here = _count(ledger, candidate, sizes.at)
+    sized = _named(formula.mixer, sizes)
+    here = _count(ledger, sized, sizes.at)
     pairs = [(sizes.at, sizes.dim)]
     pairs += [(n, sizes.dim) for n in sizes.sweep_tokens]
     pairs += [(sizes.at, d) for d in sizes.sweep_dims]
     pairs = list(dict.fromkeys(pairs))
     disagree = []
     for n, d in pairs:
-        found = _count(ledger, candidate, n, dim=d)
+        found = _count(ledger, sized, n, dim=d)
         if (found.macs, _weights(found)) != (formula.macs(n, d), formula.params(n, d)):
             disagree.append((n, d))
     return FormulaRow(
@@ -386,11 +386,11 @@ def _formula_row(ledger: Ledger, sizes: Setting, formula: Formula) -> FormulaRow
     )
 
 
-def _count(ledger: Ledger, candidate: Candidate, tokens: int, dim: int | None = None) -> Counted:
+def _count(ledger: Ledger, sized: SizedMixer, tokens: int, dim: int | None = None) -> Counted:
     """Return the count of one of the papers' mixers."""
-    found, reason = ledger.look(candidate, tokens, dim=dim)
+    found, reason = ledger.look(sized, tokens, dim=dim)
     if found is None:
-        raise UserError(f"mixer {candidate.label!r} at {tokens} tokens: {reason}")
+        raise UserError(f"mixer {sized.label!r} at {tokens} tokens: {reason}")
     return found
 
 
@@ -398,8 +398,8 @@ def _weights(count: Counted) -> int:
     return count.params - sum(count.biases.values())
 
 
-def _named(name: str, sizes: Setting) -> Candidate:
-    return candidates(name, dim=sizes.dim, num_heads=sizes.num_heads)[0]
+def _named(name: str, sizes: Setting) -> SizedMixer:
+    return sized_mixers(name, dim=sizes.dim, num_heads=sizes.num_heads)[0]
 
 
 def key_value_rows(ledger: Ledger, sizes: Setting) -> tuple[KeyValueRow, ...]:
@@ -410,8 +410,8 @@ def key_value_rows(ledger: Ledger, sizes: Setting) -> tuple[KeyValueRow, ...]:
 def _key_value_row(ledger: Ledger, sizes: Setting, formula: KeyValueFormula) -> KeyValueRow:
     plain = _named(formula.mixer, sizes)
     label = f"{formula.mixer}(pos_dim={sizes.pos_dim})" if formula.positions else formula.mixer
-    candidate = _named(label, sizes)
-    base, whole = (_count(ledger, each, sizes.at) for each in (plain, candidate))
+    sized = _named(label, sizes)
+    base, whole = (_count(ledger, each, sizes.at) for each in (plain, sized))
     params, macs = _queries_and_keys(plain, base)
     return KeyValueRow(
         mixer=label,
@@ -428,11 +428,11 @@ def _key_value_row(ledger: Ledger, sizes: Setting, formula: KeyValueFormula) -> 
     )
 
 
-def _queries_and_keys(candidate: Candidate, count: Counted) -> tuple[int, int]:
+def _queries_and_keys(sized: SizedMixer, count: Counted) -> tuple[int, int]:
     """Take the share of V out of the joint projection's parameters and multiply-adds."""
-    cls = get_mixer_class(candidate.name)
+    cls = get_mixer_class(sized.name)
     if not issubclass(cls, MapMixer) or cls.joint is None:
-        raise UserError(f"mixer {candidate.label!r} has no joint projection of its roles")
+        raise UserError(f"mixer {sized.label!r} has no joint projection of its roles")
     params, macs = count.layers[cls.joint]
     kept = len([role for role in cls.roles if role != "v"])
     return params * kept // len(cls.roles), macs * kept // len(cls.roles)

@@ -12,7 +12,7 @@ import keymix
 from each import together
 from keymix.analysis import complexity as studying
 from keymix.analysis.complexity import Complexity, complexity
-from keymix.analysis.complexity_sites import candidates, counted, near_square
+from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
 from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import list_mixers
 
@@ -86,10 +86,10 @@ def test_an_operation_nobody_counted_is_a_reason() -> None:
 
 def test_a_mixer_that_needs_numbers_is_made_where_it_is_small_and_only_there() -> None:
     mixer = registered("needs_numbers")
-    candidate = candidates(mixer, dim=8, num_heads=2)[0]
-    assert counted(candidate.arguments((4, 4))).macs == 16 * 64
+    sized = sized_mixers(mixer, dim=8, num_heads=2)[0]
+    assert counted(sized.arguments((4, 4))).macs == 16 * 64
     with pytest.raises(RuntimeError, match="meta"):
-        counted(candidate.arguments((128, 128)))
+        counted(sized.arguments((128, 128)))
 
 
 @few_sizes

@@ -14,7 +14,7 @@ from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis import memory
 from keymix.analysis.complexity import complexity, complexity_parts
-from keymix.analysis.complexity_sites import candidates, counted
+from keymix.analysis.complexity_sites import counted, sized_mixers
 from keymix.analysis.memory import Build, Peak
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
@@ -27,7 +27,7 @@ def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the mixers and make no table of counts: these tests are of measurements."""
     monkeypatch.setattr(studying, "SWEEP", (4, 9))
     monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
-    monkeypatch.setattr(studying, "ratio_points", lambda ledger, candidate, sites: [])
+    monkeypatch.setattr(studying, "ratio_points", lambda ledger, sized, sites: [])
     monkeypatch.setattr(studying, "weight_rows", lambda ledger, chosen, sizes: ())
 
 
@@ -67,7 +67,7 @@ def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process
         assert (row.latency_ratio is None) == (row.latency_verdict == "busy")
         assert base.latency_ratio == 1
         assert row.peak_ratio == row.peak_training_mib / base.peak_training_mib
-        options = candidates(row.mixer, dim=12, num_heads=3)[0].arguments(row.grid)
+        options = sized_mixers(row.mixer, dim=12, num_heads=3)[0].arguments(row.grid)
         found = counted(options)
         assert (row.params, row.macs) == (found.params, found.macs)
     assert no_process == [names, names]
@@ -139,8 +139,8 @@ def test_what_was_thought_needed_is_enough() -> None:
     """The guard's estimate is no less than the peak that is measured, for a map of 13 MiB."""
     study = complexity("conv_static_key,re_attention", dim=16, num_heads=4, repeats=1, tokens=[900])
     for row in study.scaling:
-        candidate = candidates(row.mixer, dim=16, num_heads=4)[0]
-        need = scaling.needed_bytes(counted(candidate.arguments(row.grid)), 1) / 2**20
+        sized = sized_mixers(row.mixer, dim=16, num_heads=4)[0]
+        need = scaling.needed_bytes(counted(sized.arguments(row.grid)), 1) / 2**20
         assert row.peak_training_mib is not None
         assert 4 * 900 * 900 * 4 / 2**20 < row.peak_training_mib < need
         assert "fresh process" in row.peak_note

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from each import together
-from keymix.analysis.complexity_sites import candidates
+from keymix.analysis.complexity_sites import sized_mixers
 from keymix.analysis.complexity_weights import SIDES, WeightFacts, trace, weight_facts
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
@@ -22,7 +22,7 @@ ROWS, COLUMNS = SIDES
 
 
 def facts(name: str) -> WeightFacts:
-    return weight_facts(candidates(name, dim=DIM, num_heads=HEADS)[0])
+    return weight_facts(sized_mixers(name, dim=DIM, num_heads=HEADS)[0])
 
 
 def made(name: str) -> TokenMixer:

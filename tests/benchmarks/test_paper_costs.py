@@ -14,7 +14,7 @@ from keymix.analysis import complexity as studying
 from keymix.analysis.attention_operation import Work, work
 from keymix.analysis.complexity import complexity
 from keymix.analysis.complexity_record import Complexity
-from keymix.analysis.complexity_sites import candidates, counted, near_square
+from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
 from keymix.analysis.complexity_weights import weight_facts
 
 TABLE_6, KEY_VALUE_TABLE_1, TABLE_1 = papers.TABLE_6, papers.KEY_VALUE_TABLE_1, papers.TABLE_1
@@ -43,8 +43,8 @@ def test_printed_ratios_are_quotients_of_the_printed_formulas(formula) -> None:
 @pytest.mark.parametrize(("tokens", "dim", "heads"), [(12, 24, 3), (256, 256, 8), (49, 64, 4)])
 @pytest.mark.parametrize("formula", TABLE_6, ids=lambda f: f.mixer)
 def test_table_6_is_counted_exactly(formula, tokens: int, dim: int, heads: int) -> None:
-    candidate = candidates(formula.mixer, dim=dim, num_heads=heads)[0]
-    found = counted(candidate.arguments(near_square(tokens), biases=False))
+    sized = sized_mixers(formula.mixer, dim=dim, num_heads=heads)[0]
+    found = counted(sized.arguments(near_square(tokens), biases=False))
     assert found.macs == formula.macs(tokens, dim)
     left = {"key_conv.bias": heads * tokens} if formula.mixer == "conv_static_key" else {}
     assert found.biases == left
@@ -194,7 +194,7 @@ def test_a_formula_that_does_not_hold_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("formula", TABLE_6, ids=lambda f: f.mixer)
 def test_table_7_is_read_off_the_papers_four(formula) -> None:
-    found = weight_facts(candidates(formula.mixer, dim=12, num_heads=3)[0])
+    found = weight_facts(sized_mixers(formula.mixer, dim=12, num_heads=3)[0])
     assert (found.sharing, found.dynamic) == (formula.sharing, formula.dynamic)
 
 

@@ -14,13 +14,13 @@ from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint
 from keymix.analysis.complexity_scaling import Progress, measure_at
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
-    Candidate,
     Counted,
+    SizedMixer,
     attempt,
-    candidates,
     check_site,
     counted,
     near_square,
+    sized_mixers,
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
@@ -61,10 +61,10 @@ class Ledger:
         self._known: dict[str, tuple[Counted | None, str | None]] = {}
 
     def look(
-        self, candidate: Candidate, tokens: int, *, dim: int | None = None, biases: bool = False
+        self, mixer: SizedMixer, tokens: int, *, dim: int | None = None, biases: bool = False
     ) -> tuple[Counted | None, str | None]:
         """Return the count of a mixer, without biases unless asked for, or None and the reason."""
-        arguments = candidate.arguments(near_square(tokens), dim=dim, biases=biases)
+        arguments = mixer.arguments(near_square(tokens), dim=dim, biases=biases)
         key = json.dumps(arguments, sort_keys=True)
         if key not in self._known:
             self._known[key] = attempt(lambda: counted(arguments))
@@ -96,7 +96,7 @@ def complexity_parts(
     _check_numbers(dim, num_heads, at, pos_dim, tokens, repeats, batch_size, time_steps)
     for path in imports:
         import_file(path)
-    chosen = candidates(mixers, dim=dim, num_heads=num_heads, time_steps=time_steps)
+    chosen = sized_mixers(mixers, dim=dim, num_heads=num_heads, time_steps=time_steps)
     setting = Setting(
         dim=dim,
         num_heads=num_heads,
@@ -129,15 +129,15 @@ def complexity_parts(
         yield known
 
 
-def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) -> Complexity:
+def _counted(setting: Setting, chosen: Sequence[SizedMixer], progress: Progress) -> Complexity:
     ledger = Ledger()
     entries = []
-    for candidate in chosen:
-        traits = get_mixer_class(candidate.name).traits
-        _, reason = ledger.look(candidate, setting.at)
+    for mixer in chosen:
+        traits = get_mixer_class(mixer.name).traits
+        _, reason = ledger.look(mixer, setting.at)
         entry = MixerEntry(
-            label=candidate.label,
-            name=candidate.name,
+            label=mixer.label,
+            name=mixer.name,
             domain=traits.domain,
             control=traits.control,
             reason=reason,
@@ -145,12 +145,10 @@ def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) 
         entries.append(entry)
     by_tokens: list[RatioPoint] = []
     by_dim: list[RatioPoint] = []
-    for i, candidate in enumerate(chosen):
-        progress(f"counting {candidate.label}", i / len(chosen))
-        by_tokens += ratio_points(
-            ledger, candidate, [(n, setting.dim) for n in setting.sweep_tokens]
-        )
-        by_dim += ratio_points(ledger, candidate, [(setting.at, d) for d in setting.sweep_dims])
+    for i, mixer in enumerate(chosen):
+        progress(f"counting {mixer.label}", i / len(chosen))
+        by_tokens += ratio_points(ledger, mixer, [(n, setting.dim) for n in setting.sweep_tokens])
+        by_dim += ratio_points(ledger, mixer, [(setting.at, d) for d in setting.sweep_dims])
     return Complexity(
         setting=setting,
         mixers=tuple(entries),
@@ -162,17 +160,17 @@ def _counted(setting: Setting, chosen: Sequence[Candidate], progress: Progress) 
 
 
 def ratio_points(
-    ledger: Ledger, candidate: Candidate, sites: Sequence[tuple[int, int]]
+    ledger: Ledger, mixer: SizedMixer, sites: Sequence[tuple[int, int]]
 ) -> list[RatioPoint]:
     """Count a mixer along one axis of the figure."""
     points = []
     for n, d in sites:
-        found, reason = ledger.look(candidate, n, dim=d)
+        found, reason = ledger.look(mixer, n, dim=d)
         if found is not None and found.ratio is None:
             reason = "it has no parameters"
         points.append(
             RatioPoint(
-                mixer=candidate.label,
+                mixer=mixer.label,
                 tokens=n,
                 dim=d,
                 params=None if found is None else found.params,
@@ -185,17 +183,17 @@ def ratio_points(
 
 
 def weight_rows(
-    ledger: Ledger, chosen: Sequence[Candidate], sizes: Setting
+    ledger: Ledger, chosen: Sequence[SizedMixer], sizes: Setting
 ) -> tuple[WeightRow, ...]:
     """Read Table 7 off every mixer."""
-    return tuple(_weight_row(ledger, candidate, sizes.sweep_tokens) for candidate in chosen)
+    return tuple(_weight_row(ledger, mixer, sizes.sweep_tokens) for mixer in chosen)
 
 
-def _weight_row(ledger: Ledger, candidate: Candidate, tokens: Sequence[int]) -> WeightRow:
-    facts, reason = attempt(lambda: weight_facts(candidate))
+def _weight_row(ledger: Ledger, mixer: SizedMixer, tokens: Sequence[int]) -> WeightRow:
+    facts, reason = attempt(lambda: weight_facts(mixer))
     row = WeightRow(
-        mixer=candidate.label,
-        params_a_token=_a_token(ledger, candidate, tokens[0], tokens[-1]),
+        mixer=mixer.label,
+        params_a_token=_a_token(ledger, mixer, tokens[0], tokens[-1]),
         reason=reason,
     )
     if facts is not None:
@@ -203,8 +201,8 @@ def _weight_row(ledger: Ledger, candidate: Candidate, tokens: Sequence[int]) -> 
     return row
 
 
-def _a_token(ledger: Ledger, candidate: Candidate, few: int, many: int) -> float | None:
-    small, large = (ledger.look(candidate, tokens)[0] for tokens in (few, many))
+def _a_token(ledger: Ledger, mixer: SizedMixer, few: int, many: int) -> float | None:
+    small, large = (ledger.look(mixer, tokens)[0] for tokens in (few, many))
     if small is None or large is None:
         return None
     grown, tokens = large.params - small.params, many - few

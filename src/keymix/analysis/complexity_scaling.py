@@ -12,7 +12,7 @@ from torch import nn
 
 from keymix.analysis.attention import inference_mode_of
 from keymix.analysis.complexity_record import BASELINE, ScalingRow
-from keymix.analysis.complexity_sites import Candidate, Counted, attempt, counted, near_square
+from keymix.analysis.complexity_sites import Counted, SizedMixer, attempt, counted, near_square
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak
 from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
 from keymix.errors import UserError
@@ -35,7 +35,7 @@ def needed_bytes(cost: Counted, batch_size: int) -> int:
 
 
 def measure_at(
-    candidates: Sequence[Candidate],
+    mixers: Sequence[SizedMixer],
     tokens: int,
     *,
     repeats: int,
@@ -53,13 +53,13 @@ def measure_at(
     costs: dict[str, Counted] = {}
     models: dict[str, nn.Module] = {}
     reasons: dict[str, str] = {}
-    builds = {c.label: _build(c, grid, imports) for c in candidates}
+    builds = {c.label: _build(c, grid, imports) for c in mixers}
     seconds = 0.0
     room = available_bytes(device)
-    for i, candidate in enumerate(candidates):
-        label = candidate.label
-        progress(f"{tokens} tokens: trying {label}", 0.1 * i / len(candidates))
-        cost, reason = attempt(lambda c=candidate: counted(c.arguments(grid)))  # type: ignore[misc]
+    for i, mixer in enumerate(mixers):
+        label = mixer.label
+        progress(f"{tokens} tokens: trying {label}", 0.1 * i / len(mixers))
+        cost, reason = attempt(lambda c=mixer: counted(c.arguments(grid)))  # type: ignore[misc]
         if cost is not None:
             costs[label] = cost
             reason = _too_large(cost, batch_size, room)
@@ -75,7 +75,7 @@ def measure_at(
         models,
         builds,
         tokens,
-        candidates,
+        mixers,
         repeats=repeats,
         batch_size=batch_size,
         seconds=seconds,
@@ -83,16 +83,16 @@ def measure_at(
     )
     rows = [
         _row(c.label, tokens, grid, costs.get(c.label), measured.get(c.label), reasons.get(c.label))
-        for c in candidates
+        for c in mixers
     ]
     base = next((row for row in rows if row.mixer == BASELINE), None)
     return rows if base is None else [_with_ratio(row, base) for row in rows]
 
 
-def _build(candidate: Candidate, grid: Grid, imports: Sequence[str]) -> Build:
+def _build(mixer: SizedMixer, grid: Grid, imports: Sequence[str]) -> Build:
     return Build(
         factory="keymix.analysis.complexity_sites:make",
-        kwargs=candidate.arguments(grid),
+        kwargs=mixer.arguments(grid),
         imports=tuple(str(path) for path in imports),
     )
 
@@ -123,7 +123,7 @@ def _measured(
     models: dict[str, nn.Module],
     builds: Mapping[str, Build],
     tokens: int,
-    candidates: Sequence[Candidate],
+    mixers: Sequence[SizedMixer],
     repeats: int,
     batch_size: int,
     seconds: float,
@@ -131,7 +131,7 @@ def _measured(
 ) -> dict[str, Cost]:
     if not models:
         return {}
-    size = (tokens, candidates[0].dim)
+    size = (tokens, mixers[0].dim)
     start = time.perf_counter()
 
     def on_round(done: int) -> None:

@@ -97,7 +97,7 @@ def make(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class SizedMixer:
     """A mixer to look at, with its options."""
 
     label: str  # how it is written, e.g. ``"static_key(activation=relu)"``
@@ -125,9 +125,9 @@ def bias_options(name: str) -> list[str]:
     return [o for o, hint in option_hints(name).items() if hint is bool and o.endswith("bias")]
 
 
-def candidates(
+def sized_mixers(
     mixers: str | Sequence[str] | None, *, dim: int, num_heads: int, time_steps: int = TIME_STEPS
-) -> list[Candidate]:
+) -> list[SizedMixer]:
     """Read which mixers to look at; all that are registered if None."""
     if mixers is None:
         specs = [MixerSpec((name,), ((),)) for name in list_mixers()]
@@ -140,7 +140,7 @@ def candidates(
                 "commas between them"
             )
     return [
-        Candidate(
+        SizedMixer(
             label=spec.label,
             name=spec.names[0],
             options=dict(spec.options[0]),

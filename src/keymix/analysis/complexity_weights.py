@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keymix.analysis.complexity_sites import Candidate, make
+from keymix.analysis.complexity_sites import SizedMixer, make
 from keymix.analysis.counting import by_equation
 from keymix.analysis.operations import formula
 
@@ -52,11 +52,11 @@ class WeightFacts:
         return GLOBAL if self.kernels else NOT_SHARED
 
 
-def weight_facts(candidate: Candidate) -> WeightFacts:
+def weight_facts(mixer: SizedMixer) -> WeightFacts:
     """Run a mixer once on a small grid and look at what its products multiply."""
     with torch.random.fork_rng(devices=()):
-        dim = min(candidate.dim, candidate.num_heads * HEAD_DIM)
-        model = make(**candidate.arguments(SIDES, dim=dim)).eval()
+        dim = min(mixer.dim, mixer.num_heads * HEAD_DIM)
+        model = make(**mixer.arguments(SIDES, dim=dim)).eval()
         x = torch.randn(1, prod(SIDES), dim)
     return trace(model, x)
 

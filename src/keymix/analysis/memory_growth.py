@@ -18,10 +18,10 @@ from torch.autograd import profiler
 from keymix.analysis.attention_operation import AttentionOperation, attention_operation, work
 from keymix.analysis.complexity_scaling import Progress
 from keymix.analysis.complexity_sites import (
-    Candidate,
+    SizedMixer,
     attempt,
-    candidates,
     check_site,
+    sized_mixers,
     usable_device,
 )
 from keymix.analysis.memory import MIB, available_bytes
@@ -90,12 +90,12 @@ def memory_growth_parts(
     check_site(dim=dim)
     if not sides:
         raise UserError("sides= names no number of tokens")
-    chosen = [_ordered(c, order) for c in candidates(mixers, dim=dim, num_heads=num_heads)]
-    for candidate in chosen:
-        _operation(candidate, 1, "meta")  # what has no attention is refused before any work
+    chosen = [_ordered(c, order) for c in sized_mixers(mixers, dim=dim, num_heads=num_heads)]
+    for mixer in chosen:
+        _operation(mixer, 1, "meta")  # what has no attention is refused before any work
     where = usable_device(device)
     known = MemoryGrowth(
-        mixers=tuple(candidate.label for candidate in chosen),
+        mixers=tuple(mixer.label for mixer in chosen),
         dim=dim,
         num_heads=num_heads,
         sides=tuple(sorted(set(sides))),
@@ -109,9 +109,9 @@ def memory_growth_parts(
     done = 0
     for side in known.sides:
         rows = []
-        for candidate in chosen:
-            progress(f"sqrt(N) = {side}: {candidate.label}", done / whole)
-            rows.append(_row(candidate, side, where))
+        for mixer in chosen:
+            progress(f"sqrt(N) = {side}: {mixer.label}", done / whole)
+            rows.append(_row(mixer, side, where))
             done += side**4
         last = side == known.sides[-1]
         known = replace(known, rows=(*known.rows, *_with_ratios(rows)), complete=last)
@@ -155,55 +155,55 @@ def memory_growth(
     return last
 
 
-def _ordered(candidate: Candidate, order: Order) -> Candidate:
+def _ordered(mixer: SizedMixer, order: Order) -> SizedMixer:
     """Give SSA the order asked for, unless it names one."""
-    if candidate.name != "spiking_self" or "order" in candidate.options:
-        return candidate
-    return replace(candidate, options={**candidate.options, "order": order})
+    if mixer.name != "spiking_self" or "order" in mixer.options:
+        return mixer
+    return replace(mixer, options={**mixer.options, "order": order})
 
 
 def _operation(
-    candidate: Candidate, tokens: int, device: torch.device | str
+    mixer: SizedMixer, tokens: int, device: torch.device | str
 ) -> tuple[AttentionOperation, dict[str, Tensor]]:
     """Make a mixer's attention and its inputs."""
-    site = Site(dim=candidate.dim, num_heads=candidate.num_heads, grid=(1, tokens))
-    mixer = build(candidate.name, site, candidate.options, device=device).eval()
+    site = Site(dim=mixer.dim, num_heads=mixer.num_heads, grid=(1, tokens))
+    mixer = build(mixer.name, site, mixer.options, device=device).eval()
     operation = attention_operation(mixer, tokens)
     return operation, operation.inputs(device, torch.float32)
 
 
-def _row(candidate: Candidate, side: int, device: torch.device) -> GrowthRow:
+def _row(mixer: SizedMixer, side: int, device: torch.device) -> GrowthRow:
     tokens = side * side
-    row = GrowthRow(mixer=candidate.label, side=side, tokens=tokens)
-    if side in TABLE_8 and candidate.dim == PAPER_DIM and candidate.label in _PRINTED:
-        column, printed = _PRINTED[candidate.label], TABLE_8[side]
+    row = GrowthRow(mixer=mixer.label, side=side, tokens=tokens)
+    if side in TABLE_8 and mixer.dim == PAPER_DIM and mixer.label in _PRINTED:
+        column, printed = _PRINTED[mixer.label], TABLE_8[side]
         ratio = printed[2] if column else None
         row = replace(row, paper_mib=printed[column], paper_ratio=ratio)
-    reason = _too_large(candidate, tokens, device)
+    reason = _too_large(mixer, tokens, device)
     if reason is not None:
         return replace(row, reason=reason)
-    found, reason = attempt(lambda: _measured(candidate, tokens, device))
+    found, reason = attempt(lambda: _measured(mixer, tokens, device))
     if found is None:
         return replace(row, reason=reason)
     return replace(row, mib=found[0] / MIB, seconds=found[1])
 
 
-def _too_large(candidate: Candidate, tokens: int, device: torch.device) -> str | None:
-    c = candidate
+def _too_large(mixer: SizedMixer, tokens: int, device: torch.device) -> str | None:
+    c = mixer
     found, _ = attempt(lambda: work(c.name, c.options, tokens, c.dim, c.num_heads))
     if found is None:
         return None
-    roles = len(getattr(get_mixer_class(candidate.name), "roles", ()))
-    need = 4 * (found.formed + (roles + 4) * tokens * candidate.dim)
+    roles = len(getattr(get_mixer_class(mixer.name), "roles", ()))
+    need = 4 * (found.formed + (roles + 4) * tokens * mixer.dim)
     room = available_bytes(device)
     if need <= _SHARE * room:
         return None
     return f"would need up to {need / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB are free"
 
 
-def _measured(candidate: Candidate, tokens: int, device: torch.device) -> tuple[float, float]:
+def _measured(mixer: SizedMixer, tokens: int, device: torch.device) -> tuple[float, float]:
     """Return the peak of a pass in bytes, and its time in seconds."""
-    operation, parts = _operation(candidate, tokens, device)
+    operation, parts = _operation(mixer, tokens, device)
     start = time.perf_counter()
     with torch.no_grad():
         peak = peak_bytes(lambda: operation.run(parts), device)
