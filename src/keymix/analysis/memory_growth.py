@@ -167,8 +167,8 @@ def _operation(
 ) -> tuple[AttentionOperation, dict[str, Tensor]]:
     """Make a mixer's attention and its inputs."""
     site = Site(dim=mixer.dim, num_heads=mixer.num_heads, grid=(1, tokens))
-    mixer = build(mixer.name, site, mixer.options, device=device).eval()
-    operation = attention_operation(mixer, tokens)
+    built = build(mixer.name, site, mixer.options, device=device).eval()
+    operation = attention_operation(built, tokens)
     return operation, operation.inputs(device, torch.float32)
 
 
