@@ -114,7 +114,7 @@ def test_labels_tell_models_apart(run: Path) -> None:
         ([NAME, NAME], None, "given twice"),
         ([NAME], None, "brings no images: give --images"),
         ([NAME], ["nowhere"], "no image or folder 'nowhere', and no data spec"),
-        ([NAME], ["digits", "cifar10"], "data 'digits' stands among other images: give it alone"),
+        ([NAME], ["digits", "cifar10"], "data 'digits' is listed with other images: give it alone"),
         ([NAME], ["folder:nowhere"], "there is no 'nowhere'"),
     ],
 )

@@ -62,7 +62,7 @@ def test_charts_name_every_curve_and_say_what_lies_below(page: str) -> None:
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(charts) == 5
     ratio, latency = charts[0], charts[2]
-    assert "Multiply-adds a parameter against tokens N" in ratio
+    assert "Multiply-adds per parameter against tokens N" in ratio
     drawn = re.findall(r'class="curve [^"]*"><title>([^<]*)', latency)
     assert len(drawn) == len(MIXERS) - 1
     assert "Below the axis: identity (at most 0.001)" in words(page)
