@@ -174,7 +174,7 @@ def shows_times(step: Step) -> bool:
     return step.latency_verdict != "busy"
 
 
-def told_latency(step: Step) -> str:
+def latency_text(step: Step) -> str:
     """Say how much longer or shorter one image takes than in the original, with the quartiles."""
     if step.latency_verdict != "different":
         return WORDS[step.latency_verdict]
@@ -191,7 +191,7 @@ def render(record: SwapRecord) -> str:
     view = {
         "r": record,
         "tables": tables(record),
-        "latency": told_latency(record.after),
+        "latency": latency_text(record.after),
         "timed": shows_times(record.after),
         "charts": [] if search is None else _charts(search),
     }
