@@ -253,12 +253,12 @@ def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
 
 def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
     path = brittle(tmp_path, "always", 'raise RuntimeError("no luck")')
-    twin = brittle(tmp_path, "twin", 'raise RuntimeError("no luck")')
+    second = brittle(tmp_path, "second", 'raise RuntimeError("no luck")')
     with pytest.raises(UserError, match="no luck"):
         small(
             tmp_path / "out",
-            mixers="brittle_always,brittle_twin",
-            imports=[path, twin],
+            mixers="brittle_always,brittle_second",
+            imports=[path, second],
             controls=False,
         )
 

@@ -147,7 +147,7 @@ def test_what_is_named_is_taken_without_a_word(
         (
             {"mixers": "qkta,mhsa,identity,ska/ssa"},
             r"^spiking mixers \(qk_token, spiking_self\) and dense ones \(softmax, static_key\) "
-            r"take different tokens and cannot be compared in one model: name .*\. --twin sets a ",
+            r"take different tokens and cannot be compared in one model: name .*\. --ann adds a ",
         ),
         (
             {"data": "moving_digits:100", "mixers": ["qkta", "mhsa"]},

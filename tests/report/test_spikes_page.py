@@ -62,7 +62,7 @@ def test_what_it_comes_to_stands_first_with_its_notes(page: str) -> None:
         assert told in text
 
 
-def test_the_headline_holds_bounds_and_the_twin_unless_there_is_no_ratio() -> None:
+def test_the_headline_has_bounds_and_the_ann_counterpart_unless_there_is_no_ratio() -> None:
     told = headline(typed_study(study("qk")))
     assert "2.70 µJ (between 1.70 µJ and 4.10 µJ)" in told
     assert told.endswith("27.6 µJ: 10.2 times as much.")

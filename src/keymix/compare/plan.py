@@ -61,13 +61,14 @@ MOST_PROCESSES = 8
 class PlannedMixer(ComparedMixer):
     """One mixer of a comparison, as it is planned.
 
-    Its label reads back to the same mixer; its note says what ``--match`` chose, or what a twin is.
+    Its label reads back to the same mixer; its note says what ``--match`` chose, or what an ANN
+    counterpart is.
     """
 
     note: str = ""
     mixes_prefix: bool  # whether prefix tokens receive anything from patch tokens
     params: int  # trainable, of the model with it
-    twin_of: str = ""  # label of the mixer whose twin without spikes this is
+    twin_of: str = ""  # label of the mixer whose ANN counterpart this is; manifests have this key
     options: dict[str, Any] = field(default_factory=dict)  # of its model, besides the recipe's
 
 
@@ -181,7 +182,7 @@ def resolve(
     match: str | None,
     baseline: str | None,
     controls: bool,
-    twin: bool,
+    ann: bool,
     processes: int | None,
     imports: Sequence[str | Path],
     command: str,
@@ -230,8 +231,8 @@ def resolve(
         out=out,
         cannot_sit=cannot_sit,
     )
-    if twin:
-        plan = replace(plan, mixers=(*plan.mixers, twin_of_baseline(plan, images)))
+    if ann:
+        plan = replace(plan, mixers=(*plan.mixers, ann_of_baseline(plan, images)))
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     notes = [default_note(shared, why)] if why else []
@@ -356,8 +357,8 @@ def choose_mixers(
         spiking, dense = (", ".join(named[kind]) for kind in ("spiking", "dense"))
         raise UserError(
             f"spiking mixers ({spiking}) and dense ones ({dense}) take different tokens and cannot "
-            "be compared in one model: name mixers of one kind. --twin sets a spiking mixer's "
-            "model beside the same without spikes."
+            "be compared in one model: name mixers of one kind. --ann adds a spiking "
+            "baseline's ANN counterpart."
         )
     specs = _parsed(mixers)
     if controls and all(spec.label != CONTROL for spec in specs):
@@ -575,17 +576,17 @@ def _check_weights(path: Path, recipe: Recipe, data: ImageData, spec: MixerSpec)
         start_from(model, path)
 
 
-def twin_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
-    """Return the twin of a spiking baseline without spikes, as one more row.
+def ann_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
+    """Return the ANN counterpart of a spiking baseline, as one more row.
 
-    The twin is the same model with the same mixer and as many weights, ReLU in place of every
+    It is the same model with the same mixer and as many weights, ReLU in place of every
     neuron, and one time step. Recordings of events keep their frames, one after another through
     the network, so that both see the same data.
     """
     if not plan.spiking:
         raise UserError(
-            f"--twin: {plan.recipe.model.name} has no spikes to do without. Choose a spiking model "
-            f"such as {SPIKING_MODEL}, or leave --twin out."
+            f"--ann: {plan.recipe.model.name} has no spikes to do without. Choose a spiking model "
+            f"such as {SPIKING_MODEL}, or leave --ann out."
         )
     frames = "T" in data.kind.axes
     options: dict[str, Any] = {"neuron": "relu"} | ({} if frames else {"time_steps": 1})
@@ -595,8 +596,8 @@ def twin_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
     shared = replace(plan.recipe, model=replace(model, options=model.options | options))
     sibling = plan.mixers[plan.labels.index(plan.baseline)]
     return PlannedMixer(
-        label=f"twin of {plan.baseline}",
-        slug=f"twin-of-{spec.slug}",
+        label=f"ANN counterpart of {plan.baseline}",
+        slug=f"twin-of-{spec.slug}",  # the name of its folder in every version
         control=False,
         mixes_prefix=sibling.mixes_prefix,
         params=trainable(meta_builder(shared, data)(spec)),

@@ -273,9 +273,9 @@ def mask_holds(mixer: TokenMixer, how: Accuracy) -> bool:
 
 def _from(mixer: MapMixer, inputs: dict[str, Tensor], x: Tensor, bias: Tensor | None) -> Tensor:
     """Run a mixer on roles that are made already."""
-    twin = copy.copy(mixer)
-    twin.__dict__["inputs"] = lambda x, grid: inputs
-    out: Tensor = twin(x, bias=bias)
+    copied = copy.copy(mixer)
+    copied.__dict__["inputs"] = lambda x, grid: inputs
+    out: Tensor = copied(x, bias=bias)
     return out
 
 

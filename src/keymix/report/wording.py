@@ -101,7 +101,7 @@ def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     """Say over how many steps multiply-adds are counted, for the head of their column.
 
     "dense, T=4", empty where the model has no spikes; and by label what to say in the cells of
-    those with another T, such as the twin.
+    those with another T, such as the ANN counterpart.
     """
     steps = record.time_steps
     if not record.spikes:

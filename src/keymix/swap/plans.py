@@ -106,13 +106,13 @@ def head_width(layer: Layer) -> int:
 def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:
     """Refuse a chosen module that sits at two places: a mixer would sit at one of them alone."""
     first: dict[int, str] = {}
-    twins: dict[int, str] = {}
+    repeated: dict[int, str] = {}
     for layer in found:
-        where = twins if id(layer.module) in first else first
+        where = repeated if id(layer.module) in first else first
         where[id(layer.module)] = layer.place.path
     for layer in chosen:
-        if id(layer.module) in twins:
-            one, other = first[id(layer.module)], twins[id(layer.module)]
+        if id(layer.module) in repeated:
+            one, other = first[id(layer.module)], repeated[id(layer.module)]
             raise UserError(
                 f"{one} and {other} are one module; give each place its own (copy.deepcopy), or "
                 "leave both out (layers=)"
@@ -128,12 +128,12 @@ def shadow(model: nn.Module) -> nn.Module:
     """
     shared: dict[int, Any] = {id(p): p for p in model.parameters()}
     try:
-        twin = copy.deepcopy(model, shared)
+        copied = copy.deepcopy(model, shared)
     except (RuntimeError, TypeError) as error:
         raise _uncopied(model, error) from error
-    for module in twin.modules():
+    for module in copied.modules():
         module.training = False  # eval() would call train() of the user's, which may merge weights
-    return twin
+    return copied
 
 
 def _uncopied(model: nn.Module, error: Exception) -> UserError:
