@@ -114,7 +114,7 @@ def test_one_finished_run_is_enough_and_none_is_told(done):
     assert sum(row["top1"]["n"] for row in result.rows) == 1
     assert (done / "report.html").is_file()
     shutil.rmtree(runs[0])
-    with pytest.raises(UserError, match=r"no run .* is finished yet\. Go on with: keymix"):
+    with pytest.raises(UserError, match=r"no run .* is finished yet\. Resume it with: keymix"):
         rebuild(done)
 
 

@@ -129,7 +129,7 @@ def test_page_and_terminal_tell_what_spikes_cost(with_ann, capsys):
 
     page = with_ann.report.read_text(encoding="utf-8")
     assert "What spikes cost" in page
-    assert "Test accuracy against energy an image, µJ" in page
+    assert "Test accuracy against energy per image, µJ" in page
     assert "with ReLU in place of every neuron, at one time step" in page
     tell(with_ann)
     lines = capsys.readouterr().out.splitlines()
@@ -158,9 +158,9 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, c
     cells = [row[heads.index("MACs, dense, T=2")] for row in rows]
     assert [cell.endswith(" (T=1)") for cell in cells] == [False, False, True]
     page = with_ann.report.read_text(encoding="utf-8")
-    assert ">multiply-adds an image, dense, T=2</th>" in page
+    assert ">multiply-adds per image, dense, T=2</th>" in page
     assert page.count('<span class="soft">T=1</span>') == 1
-    assert "Test accuracy against multiply-adds an image, dense, all T" in page
+    assert "Test accuracy against multiply-adds per image, dense, all T" in page
     steps = {row["mixer"]: row["costs"]["time_steps"] for row in plain(with_ann)["mixers"]}
     assert steps == {"qk_token": 2, "spiking_self": 2, ANN: 1}
     before = to_json(with_ann.record)
@@ -172,7 +172,7 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, c
     assert dense_over(opened(before, where="it")) == ("dense, all T", {})
     del before["spikes"]
     assert dense_over(opened(before, where="it")) == ("", {})
-    assert "multiply-adds an image</th>" in render(opened(before, where="it"))
+    assert "multiply-adds per image</th>" in render(opened(before, where="it"))
 
 
 def test_mixers_that_guess_are_named_by_the_number_of_images(with_ann):

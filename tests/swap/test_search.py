@@ -285,10 +285,10 @@ def test_a_busy_machine_leaves_times_and_their_change_open() -> None:
     times = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
     assert [getattr(busy, name) for name in times] == [None] * 5
     assert None not in [getattr(quiet, name) for name in times]
-    assert pages.told_latency(told.steps[1]) == "unclear, the machine was busy"
+    assert pages.latency_text(told.steps[1]) == "unclear, the machine was busy"
     assert "−94" not in pages.steps_csv(told)
     different = replace(told.steps[1], latency_verdict="different")
-    assert pages.told_latency(different).startswith("−94")
+    assert pages.latency_text(different).startswith("−94")
     charts = pages._charts(told)
     assert len(charts) == 3
     busy_steps = tuple(replace(each, latency_verdict="busy") for each in told.steps)
@@ -311,7 +311,7 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
     assert [each.latency_verdict for each in before.steps] == [None, None]
     assert "−18" not in before.sentence(1)
     assert all(pages.shows_times(each) for each in before.steps)
-    assert pages.told_latency(before.steps[1]) == "not tested"
+    assert pages.latency_text(before.steps[1]) == "not tested"
     assert not pages.shows_times(replace(before.steps[1], latency_verdict="busy"))
 
 

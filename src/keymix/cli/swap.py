@@ -343,13 +343,13 @@ def _tell(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
         whole = {"folder": str(folder), **record.to_dict()}
         console.say_json(whole)
         return
-    from keymix.report.swap import told_latency
+    from keymix.report.swap import latency_text
 
     console.table(record.layers.heads, record.layers.rows, left=7)
     console.say(record.sentence)
     console.note(
         f"In brackets: 95 % interval over {record.held_out} held-out images. Latency of one "
-        f"image: {told_latency(record.after)}."
+        f"image: {latency_text(record.after)}."
     )
     for note in record.layers.notes:
         console.note(note)

@@ -145,7 +145,7 @@ def known_costs(
 ) -> tuple[Table, Measured]:
     """Return every mixer's cost as far as it is known, and measure nothing.
 
-    The costs of an earlier record stand in where the folder keeps none.
+    The costs of an earlier record are taken where the folder keeps none.
     """
     kept = _read_costs(plan)
     rows: dict[str, CostRow] = {}
@@ -362,7 +362,7 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
 
 
 def _effort_for(seconds: float, models: int) -> Effort:
-    """Return the effort for models whose slowest takes so many seconds an image."""
+    """Return the effort for models whose slowest takes so many seconds per image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))
@@ -391,7 +391,7 @@ QUANTITIES = (
     "energy_high_uj",
     "dense_energy_uj",
 )
-"""What is read of each run; energies in µJ an image, the last of the network without spikes."""
+"""What is read of each run; energies in µJ per image, the last of the network without spikes."""
 _PJ = 1e-6  # µJ
 
 SpikeRows = Mapping[str, RunSpikes | str]
@@ -518,7 +518,7 @@ def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
         "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
         "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
         "same network making every multiply-add at one step; the multiply-adds of the cost table "
-        "are those of all steps, as if no input were a spike. docs/spikes.md tells each assumption."
+        "are those of all steps, as if no input were a spike. docs/spikes.md has each assumption."
     )
 
 
@@ -548,7 +548,7 @@ def _hash(folder: Path) -> str:
     try:
         return hashlib.sha256((folder / weights_file("last")).read_bytes()).hexdigest()
     except OSError:
-        return ""  # of a run whose weights were moved away; its scores are read still
+        return ""  # of a run whose weights were moved away; its scores are still read
 
 
 def _read_spikes(plan: Plan) -> dict[str, RunSpikes]:

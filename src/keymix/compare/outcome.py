@@ -115,7 +115,7 @@ def outcome(
 
 
 def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str = "images") -> str:
-    """Say where the baseline stands and which mixers are ahead or behind."""
+    """Say what the baseline reaches and which mixers are ahead or behind."""
     score = task.score
     base = next(row for row in rows if row.mixer == baseline).scores[score.key]
     if base.mean is None:
@@ -178,7 +178,7 @@ class Judgement:
     Attributes:
         verdict: ``better``, ``worse`` or ``no difference shown`` from five pairs of runs up, else
             ``no verdict``.
-        headline: One sentence that can stand alone.
+        headline: One sentence that can be read alone.
         detail: The evidence of both questions, one or two sentences.
     """
 
@@ -251,7 +251,7 @@ def judge(
     unit: str = "image",
     narrow: bool = False,
 ) -> Judgement:
-    """Say in words how a mixer stands to the baseline.
+    """Say in words how a mixer compares with the baseline.
 
     A mixer is called better or worse when both questions agree after Holm's correction: it would
     hold if retrained, and on more images. Below five pairs of runs no verdict is given.
@@ -301,7 +301,7 @@ def judge(
             "again might not be"
         )
     elif seeds.low is not None and seeds.high is not None:
-        why = f"it may lie anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
+        why = f"it may be anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
     else:
         why = "the seeds do not vary"
     return Judgement(

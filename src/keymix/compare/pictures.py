@@ -50,7 +50,7 @@ class Pictures:
 def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> Pictures:
     """Look into every mixer's model of one seed, last epoch.
 
-    Attention is read where images have one size, so that maps of several lie next to each other.
+    Attention is read where images have one size, so that maps of several images can be compared.
     """
     seed, models = trained_models(plan, runs)
     task = data.record().task_kind
@@ -143,8 +143,8 @@ def attention(
     found = [list(find_mixers(model).values()) for model in models.values()]
     depth = max(map(len, found), default=0)
     # CaiT's class token is not there yet where its mixers sit
-    heard = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
-    by_class_token = pooling == "token" and heard
+    present = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
+    by_class_token = pooling == "token" and present
     read = [_read(models, images, stage, by_class_token) for stage in _stages(models)]
     layers, maps, missing = max(read, key=_worth)
     query = (
@@ -232,7 +232,7 @@ def _weights(
     query: Any = "cls" if by_class_token else "mean"
     rows = attention_maps(model, images, layers=layers, queries=query, windows="image")
     if lost := [path for path in rows if path not in rows.layouts]:
-        raise UserError(f"nobody knows where the tokens of layer {lost[0]} lie on the image")
+        raise UserError(f"where the tokens of layer {lost[0]} are on the image is not known")
     pictures = [
         _with_mean(on_image(maps, rows.layouts[path])[:, :, 0]) for path, maps in rows.items()
     ]

@@ -69,7 +69,7 @@ class PlannedMixer(ComparedMixer):
     mixes_prefix: bool  # whether prefix tokens receive anything from patch tokens
     params: int  # trainable, of the model with it
     twin_of: str = ""  # label of the mixer whose ANN counterpart this is; manifests have this key
-    options: dict[str, Any] = field(default_factory=dict)  # of its model, besides the recipe's
+    options: dict[str, Any] = field(default_factory=dict)  # of its model, added to the recipe's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,9 @@ class Planned:
     """What the folder of a comparison records of its plan.
 
     `pooling` is how every model reads out, timm's word (``avg``, ``token``, …), empty where models
-    have no pooled readout; `unheard` are the mixers that bring nothing to a class token, if that
-    decided it. A call that nobody knows has an empty command and neither processes nor threads.
+    have no pooled readout; `unheard` (the key in manifests) are the mixers that bring nothing to
+    a class token, if that decided it. A call that is not known has an empty command and neither
+    processes nor threads.
     """
 
     mixers: tuple[PlannedMixer, ...]  # in the order of every table
@@ -516,7 +517,7 @@ def make_plan(
     pooled = found is not None  # else every token is read out
     unmixed = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
     pooling = str(found or "token") if pooled else ""
-    unheard: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # by a class token
     if unmixed and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):
             raise UserError(
@@ -527,7 +528,7 @@ def make_plan(
         recipe = replace(recipe, model=replace(recipe.model, global_pool="avg"))
         build = meta_builder(recipe, data)
         models = {spec.label: build(spec) for spec in specs}
-        pooling, unheard = "avg", unmixed
+        pooling, unread = "avg", unmixed
     target = trainable(models[baseline.label])
     mixers = []
     for spec in specs:
@@ -556,7 +557,7 @@ def make_plan(
         baseline=baseline.label,
         match=match,
         pooling=pooling,
-        unheard=unheard,
+        unheard=unread,
         imports=tuple(str(Path(path).resolve()) for path in imports),
         out=out,
         cannot_sit=cannot_sit,

@@ -39,7 +39,7 @@ from keymix.train.recipe import Recipe
 from keymix.train.validate import check_processes
 
 PICTURES = ("attention", "collapse")
-"""What of the record is read off the models and the images, besides the task's own."""
+"""What of the record is read off the models and the images, in addition to the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,8 @@ def compare(
     """Train mixers × seeds under one recipe, paired, and write the results into a folder.
 
     Everything is checked before anything trains. A comparison that is run again with the same
-    recipe and data goes on where it stands: finished runs are read, and further mixers and seeds
-    join them. A run that fails is recorded with its reason, and the others go on.
+    recipe and data resumes: finished runs are read, and further mixers and seeds join them. A run
+    that fails is recorded with its reason, and the others continue.
 
     Args:
         data: Data spec; the recipe's, or ``digits``, if None.
@@ -134,7 +134,7 @@ def compare(
         twin: The old name of ``ann``; it works for one release, with a warning.
 
     Returns:
-        The results; ``report.html``, ``results.csv`` and ``results.json`` lie in the folder.
+        The results; ``report.html``, ``results.csv`` and ``results.json`` are in the folder.
 
     Raises:
         UserError: On any bad input, before training; or if no run at all could be finished.
@@ -201,7 +201,7 @@ def compare(
         note = ""
         try:
             looked = pictures(plan, runs, images)
-        except UserError as error:  # where weights cannot be read, the scores stand without
+        except UserError as error:  # where weights cannot be read, the scores are reported without
             looked, note = Pictures(), f"attention maps are left out: {error}"
         result = make_record(
             plan,
@@ -300,7 +300,8 @@ def rebuild(
         failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
         why = next(failed, "")
         raise UserError(
-            f"no run of the comparison in {str(out)!r} is finished yet. Go on with: {plan.command}"
+            f"no run of the comparison in {str(out)!r} is finished yet. "
+            f"Resume it with: {plan.command}"
             + (f". The first that failed says: {why}" if why else "")
         )
     costs, measured = known_costs(plan, data, before.record)
@@ -338,7 +339,7 @@ def _check(out: Path) -> None:
         )
     if (out / RECIPE).is_file():
         raise UserError(
-            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` tells how good "
+            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` shows how good "
             "it is."
         )
     raise UserError(

@@ -24,7 +24,7 @@ class StepRow:
     """A step of a search as a row of the CSV file and of the page.
 
     `layer` is the path of the one that it adds, None of the original model; `share` is of the
-    attention's cost that its layers hold. Loss and top-1 are of the held-out images, `change`
+    attention's cost in its layers. Loss and top-1 are of the held-out images, `change`
     against the original with its 95 % interval. Times are of one image, None where the machine was
     too busy; their change and quartiles are of the rounds' ratios, less 1. `latency_p` is of the
     test for a difference: None in the first step, and in searches of a version without it.
@@ -151,9 +151,9 @@ def _trials_table(search: Search) -> Table:
     rows: list[list[Any]] = []
     for trial in search.trials:
         attention, rise = search.attention[trial.layer], trial.loss - search.steps[0].loss
-        told = f"{rise:+.4f}".replace("-", "−")
+        text = f"{rise:+.4f}".replace("-", "−")
         name = Cell(trial.layer, attention.path)
-        row = [name, attention.share, trial.loss, Cell(rise, told), trial.top1]
+        row = [name, attention.share, trial.loss, Cell(rise, text), trial.top1]
         if search.cost == "latency":
             quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
             row += [attention.latency_ms, "–".join(map(milliseconds, quartiles))]
@@ -174,7 +174,7 @@ def shows_times(step: Step) -> bool:
     return step.latency_verdict != "busy"
 
 
-def told_latency(step: Step) -> str:
+def latency_text(step: Step) -> str:
     """Say how much longer or shorter one image takes than in the original, with the quartiles."""
     if step.latency_verdict != "different":
         return WORDS[step.latency_verdict]
@@ -191,7 +191,7 @@ def render(record: SwapRecord) -> str:
     view = {
         "r": record,
         "tables": tables(record),
-        "latency": told_latency(record.after),
+        "latency": latency_text(record.after),
         "timed": shows_times(record.after),
         "charts": [] if search is None else _charts(search),
     }
@@ -239,8 +239,8 @@ def _charts(search: Search) -> list[tuple[Markup, str]]:
             holds=(0.0,) if name == "latency_change" else (),
         )
         reach = [v for line in lines for each in (line.ys, line.low or ()) for v in each]
-        told = "The y axis starts above zero." if min(reach) > 0 else ""
-        drawn.append((chart, f"{_BANDS.get(name, '')} {told}".strip()))
+        note = "The y axis starts above zero." if min(reach) > 0 else ""
+        drawn.append((chart, f"{_BANDS.get(name, '')} {note}".strip()))
     return drawn
 
 

@@ -81,8 +81,8 @@ def table(record: ComparisonRecord) -> Table:
         state, seed = STATUS[run.status], Cell(run.seed, str(run.seed))
         if isinstance(run, OpenRun):
             why = f": {run.reason}" if run.reason else ""
-            told = Markup("<span><b>{}</b>{}</span>").format(state, why)
-            rows.append([run.mixer, seed, Cell(state, told, "state"), *absent])
+            shown = Markup("<span><b>{}</b>{}</span>").format(state, why)
+            rows.append([run.mixer, seed, Cell(state, shown, "state"), *absent])
             continue
         scores = (mark.test[score.key] for mark in (run.last, run.best))
         at_last, at_best = (Cell(value, formats.scored(value, score)) for value in scores)

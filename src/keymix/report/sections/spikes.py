@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What spikes cost: one row a mixer of a spiking model, on the page and at the terminal."""
+"""What spikes cost: one row per mixer of a spiking model, on the page and at the terminal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLUMNS = (
     Column(
         "neurons that never fired, %", "silent", "percent", label="never fired, %", style="soft"
     ),
-    Column("synaptic operations an image", "sops", "count", label="synaptic operations"),
-    Column("multiply-adds beside them", "macs", "count", label="multiply-adds"),
-    Column("energy an image, µJ", "energy", "energy", label="energy, µJ"),
+    Column("synaptic operations per image", "sops", "count", label="synaptic operations"),
+    Column("multiply-adds, real inputs", "macs", "count", label="multiply-adds"),
+    Column("energy per image, µJ", "energy", "energy", label="energy, µJ"),
     Column("bounds, µJ", "bounds", "energy", sort="none", style="soft"),
     Column("without spikes, µJ", "dense", "energy"),
     Column("times as much", "times", "ratio"),

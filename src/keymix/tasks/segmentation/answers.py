@@ -247,7 +247,7 @@ class SegmentationAnswers(AnswersPart):
             layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
             raise UserError(
                 f"data {data.spec!r} has {MASKS[data.masks.multilabel]} masks; the run was trained "
-                f"on {trained} ones. Lay them out as {layout}, or take a run on masks of their "
+                f"on {trained} ones. Arrange them as {layout}, or take a run on masks of their "
                 "kind."
             )
         if data.classes != seen.classes:
@@ -274,7 +274,7 @@ class SegmentationAnswers(AnswersPart):
         return found, f"{what}: {wanted.out}"
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
-        """Lay out a row per image and class; without areas where none is known."""
+        """Make a row per image and class; without areas where none is known."""
         heads, rows = [noun, "class", "pixels", "area mm2"], []
         for *words, area in self.csv(found).rows:
             known = f"{area:.1f}" if isinstance(area, float) else "–"
@@ -284,7 +284,7 @@ class SegmentationAnswers(AnswersPart):
         return PredictionRows(heads=heads, rows=rows, left=2)
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
-        """Lay out a row per image and class."""
+        """Make a row per image and class."""
         rows = [
             [each.id, name, number, None if each.area is None else round(each.area[name], 2)]
             for each in _predicted(found)
@@ -297,7 +297,7 @@ class SegmentationAnswers(AnswersPart):
         return asdict(found)
 
     def details(self, test: SplitScores) -> DetailsTable:
-        """Tell the scores and distances of each class."""
+        """Return the scores and distances of each class."""
         own = test.own.read(MaskDetails)
         rows = [
             [

@@ -236,8 +236,8 @@ class MaskPage(Page):
     heading = "Jaccard index"
     pair_note = (
         "The class index is of the pixels of all images together, that of an image the mean over "
-        "the classes that truth or prediction have. What two trainings would do tells the interval "
-        "over seeds above."
+        "the classes that truth or prediction have. For other trainings, "
+        "see the interval over seeds above."
     )
     about_score = (
         "Images are stretched to the model's size, whatever their proportions, and masks follow by "
@@ -247,7 +247,7 @@ class MaskPage(Page):
         "without the background; a class in neither truth nor prediction is left out. The weighted "
         "one weighs each class by its true pixels. The Hausdorff distance is that of the farthest "
         "pixel, the mean over the images where truth and prediction have the class; images where "
-        "only one of them has it are counted beside it."
+        "only one of them has it are counted separately."
     )
     readout = "Every model reads out all of its patch tokens, to answer every pixel."
 
@@ -309,7 +309,7 @@ class MaskPage(Page):
         """Say whether images of a case are in one split."""
         if data.split_by == "slice":
             return (
-                "Single images were split, not cases: images of one case lie in several splits, "
+                "Single images were split, not cases: images of one case are in several splits, "
                 "and scores are better than on new cases."
             )
         return "All images of a case are in one split, where the data names cases."
