@@ -130,7 +130,7 @@ def test_what_is_named_is_taken_without_a_word(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (
             {"data": "moving_digits:100", "model": "vit_micro_p4_32"},
@@ -169,9 +169,9 @@ def test_what_is_named_is_taken_without_a_word(
     ],
 )
 def test_what_does_not_fit_is_one_line_without_warnings_or_folder(
-    call: dict[str, object], told: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    call: dict[str, object], message: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         run.compare(**call, out=tmp_path / "out")  # type: ignore[arg-type]
     assert not [w for w in recwarn if issubclass(w.category, KeymixWarning)]
     assert not (tmp_path / "out").exists()

@@ -60,13 +60,13 @@ def copied(with_ann, tmp_path) -> Path:
 def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(with_ann):
     data = load("digits", limit=100)
     images = normalised(data, data.val, evenly(data.val, costs.IMAGES))
-    told = to_json(with_ann.record)["spikes"]
-    assert f"on {len(data.val)} validation images" in told["text"]
+    spikes = to_json(with_ann.record)["spikes"]
+    assert f"on {len(data.val)} validation images" in spikes["text"]
     each = []
     for seed in (0, 1):
         folder = f"runs/qk_token/seed{seed}"
         study = keymix.spike_study(load_run(with_ann.out / folder).model("last"), images)
-        run = told["runs"][folder]
+        run = spikes["runs"][folder]
         assert run["firing_rate"] == pytest.approx(study.rate)
         assert run["sops"] == pytest.approx(study.sops)
         low, middle, high = (value * 1e-6 for value in study.energy)
@@ -75,7 +75,7 @@ def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(
         assert run["dense_energy_uj"] == pytest.approx(study.ann_energy * 1e-6)
         each.append(middle)
     assert each[0] != each[1]
-    mean = told["mixers"]["qk_token"]["energy_uj"]
+    mean = spikes["mixers"]["qk_token"]["energy_uj"]
     assert (mean["n"], mean["mean"]) == (2, pytest.approx(statistics.mean(each)))
     assert mean["sd"] == pytest.approx(statistics.stdev(each))
 
@@ -88,14 +88,14 @@ def test_results_csv_grows_by_columns_of_the_last_epoch(with_ann):
         slug = "twin-of-spiking_self" if row["mixer"] == ANN else row["mixer"]
         folder = f"runs/{slug}/seed{row['seed']}"
         run = to_json(with_ann.record)["spikes"]["runs"][folder]
-        told = [row[name] for name in SPIKE_COLUMNS]
+        values = [row[name] for name in SPIKE_COLUMNS]
         if row["epoch"] == "best":
-            assert told == [""] * len(SPIKE_COLUMNS)
+            assert values == [""] * len(SPIKE_COLUMNS)
         elif row["mixer"] == ANN:
-            assert told[:2] == ["", ""]
+            assert values[:2] == ["", ""]
             assert float(row["energy_uj"]) == pytest.approx(float(row["macs"]) * 4.6e-6)
         else:
-            assert [float(word) for word in told] == [run[name] for name in SPIKE_COLUMNS]
+            assert [float(word) for word in values] == [run[name] for name in SPIKE_COLUMNS]
 
 
 def test_the_ann_counterpart_is_the_baselines_network_with_relu_at_one_step_under_the_same_recipe(
@@ -119,12 +119,12 @@ def test_the_ann_counterpart_is_the_baselines_network_with_relu_at_one_step_unde
     assert sizes[0] == sizes[1]
     row = next(row for row in with_ann.rows if row["mixer"] == ANN)
     assert row["seeds"]["n"] == 2  # paired with the baseline's runs
-    told = to_json(with_ann.record)["spikes"]["mixers"]
-    dense = told["spiking_self"]["dense_energy_uj"]["mean"]
-    assert told[ANN]["energy_uj"]["mean"] == pytest.approx(dense)
+    mixers = to_json(with_ann.record)["spikes"]["mixers"]
+    dense = mixers["spiking_self"]["dense_energy_uj"]["mean"]
+    assert mixers[ANN]["energy_uj"]["mean"] == pytest.approx(dense)
 
 
-def test_page_and_terminal_tell_what_spikes_cost(with_ann, capsys):
+def test_page_and_terminal_show_what_spikes_cost(with_ann, capsys):
     from keymix.cli.comparison import plain, tell
 
     page = with_ann.report.read_text(encoding="utf-8")
@@ -144,8 +144,8 @@ def test_page_and_terminal_tell_what_spikes_cost(with_ann, capsys):
     mean, sd = (f"{energy[key]:.{digits}f}" for key in ("mean", "sd"))
     assert lines[head + 1].split("\t")[4] == f"{mean} ± {sd}"
     assert "docs/spikes.md" in lines[head + 4]
-    told = plain(with_ann)["mixers"][0]
-    assert told["spikes"]["energy_uj"] == energy
+    row = plain(with_ann)["mixers"][0]
+    assert row["spikes"]["energy_uj"] == energy
 
 
 def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, capsys):
@@ -219,17 +219,17 @@ def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     )
 
 
-def test_a_page_made_anew_has_the_same_and_says_what_was_not_read(copied, with_ann):
+def test_a_rebuilt_page_has_the_same_and_says_what_was_not_read(copied, with_ann):
     assert rebuild(copied).record.spikes == with_ann.record.spikes
     path = copied / "spikes.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     del kept["runs"]["runs/qk_token/seed0"], kept["runs"]["runs/qk_token/seed1"]["sops"]
     path.write_text(json.dumps(kept), encoding="utf-8")
-    told = to_json(rebuild(copied).record)["spikes"]["mixers"]
-    assert told["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
-    assert told["qk_token"]["notes"] == [costs.NOT_YET]
+    mixers = to_json(rebuild(copied).record)["spikes"]["mixers"]
+    assert mixers["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
+    assert mixers["qk_token"]["notes"] == [costs.NOT_YET]
     assert (
-        told["spiking_self"]["notes"]
+        mixers["spiking_self"]["notes"]
         == to_json(with_ann.record)["spikes"]["mixers"]["spiking_self"]["notes"]
     )
     path.unlink()
@@ -270,15 +270,15 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
     assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
 
 
-def test_bounds_are_told_in_their_order(with_ann, monkeypatch):
+def test_bounds_are_in_their_order(with_ann, monkeypatch):
     class Study:
         energy = (1e6, 2e6, 3e6)  # pJ
         ann_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
 
     monkeypatch.setattr("keymix.compare.costs.spike_study", lambda *_, **__: Study)
     row = costs._study(with_ann.out / "runs/qk_token/seed0", load("digits", limit=100))
-    told = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
-    assert told == pytest.approx([1, 2, 4, 3])
+    energies = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
+    assert energies == pytest.approx([1, 2, 4, 3])
 
 
 def test_dense_comparisons_and_ann_counterparts_alone_have_no_table_of_spikes(tmp_path):
@@ -327,11 +327,11 @@ def test_recordings_of_events_are_compared_with_an_ann_counterpart_of_the_same_f
             "augment.crop_padding": 0,
         },
     )
-    told = to_json(found.record)["spikes"]["mixers"]
-    assert told["qk_token"]["time_steps"] == 3
-    assert told["qk_token"]["energy_uj"]["mean"] > 0
+    mixers = to_json(found.record)["spikes"]["mixers"]
+    assert mixers["qk_token"]["time_steps"] == 3
+    assert mixers["qk_token"]["energy_uj"]["mean"] > 0
     options = load_run(tmp_path / "out/runs/twin-of-spiking_self/seed0").recipe.model.options
     assert options == SMALL | {"neuron": "relu"}
     # every frame goes through the whole ANN counterpart
-    ratio = told[ANN]["energy_uj"]["mean"] / told["spiking_self"]["dense_energy_uj"]["mean"]
+    ratio = mixers[ANN]["energy_uj"]["mean"] / mixers["spiking_self"]["dense_energy_uj"]["mean"]
     assert ratio == pytest.approx(3, rel=0.01)

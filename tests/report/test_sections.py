@@ -207,10 +207,10 @@ def test_stages_of_spiking_mixers_take_their_short_names() -> None:
 
 
 def test_json_in_the_page_cannot_end_its_element():
-    told = {"</script>": ["<!--", "a & b", "\u2028"]}
-    text = str(as_element_text(told))
+    value = {"</script>": ["<!--", "a & b", "\u2028"]}
+    text = str(as_element_text(value))
     assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == told
+    assert json.loads(text) == value
 
 
 def test_what_differs_between_environments_is_found():
@@ -226,7 +226,7 @@ def test_labels_break_within_and_remarks_stay_whole() -> None:
     )
 
 
-def test_curves_are_of_the_epochs_that_every_run_tells(monkeypatch):
+def test_curves_are_of_the_epochs_that_every_run_has(monkeypatch):
     drawn: list[charts.Line] = []
     monkeypatch.setattr(charts, "curves", lambda lines, **more: drawn.extend(lines))
     record = make_record()
