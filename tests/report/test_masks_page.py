@@ -21,6 +21,7 @@ from test_html import EVIL, read, words
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
 from keymix.report.charts import looks
+from keymix.report.tables import plain_value
 from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.gallery import layer_uri
 from keymix.tasks.segmentation.page import classes_view
@@ -104,9 +105,9 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     of["softmax", 2][0]["jaccard"] = None  # it was nowhere
     found = classes_view(typed(record), LOOKS)
     assert found is not None
-    row = next(r for r in found.rows if (r.name, r.mixer) == (ORGANS[0], "key_value"))
+    (row,) = (r for r in found.table.rows if r[:2] == [ORGANS[0], "key_value"])
     expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
-    assert row.difference == pytest.approx(expected)
+    assert row[4] == pytest.approx(expected)
 
 
 def test_many_classes_are_folded_and_the_largest_difference_comes_first():
@@ -116,9 +117,10 @@ def test_many_classes_are_folded_and_the_largest_difference_comes_first():
     assert "The figures of all 30 classes" in page
     found = classes_view(typed(record), LOOKS)
     assert found is not None
+    rows = found.table.rows
     sizes = [
-        max(abs(r.difference or 0) for r in found.rows[i : i + 3])  # not the control
-        for i in range(0, len(found.rows), 4)
+        max(abs(plain_value(row[4]) or 0) for row in rows[i : i + 3])  # not the control
+        for i in range(0, len(rows), 4)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert read(page).open == []

@@ -84,7 +84,7 @@ def environment(package: str = "") -> jinja2.Environment:
         "ms": formats.milliseconds,
         "energy": formats.energy,
         "duration": formats.duration,
-        "breakable": _breakable,
+        "breakable": breakable,
         "by_reason": by_reason,
         "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
@@ -118,7 +118,7 @@ def by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
-def _breakable(label: str) -> Markup:
+def breakable(label: str) -> Markup:
     """Let a long label break behind brackets, commas, slashes, equals signs and underscores.
 
     A bracket that opens a remark in a sentence stays with its first word.
