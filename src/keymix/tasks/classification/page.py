@@ -15,7 +15,7 @@ from markupsafe import Markup
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
+from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
 from keymix.report.charts import Look
 from keymix.report.formats import MISSING, percent, points
 from keymix.report.page import breakable
@@ -64,7 +64,7 @@ class OfComparison(Sparse):
 class ScriptComparison:
     """What the script reads of the comparison."""
 
-    classes: ScriptClasses
+    classes: Classes
 
 
 def packed(correct: BoolArray) -> str:
@@ -319,7 +319,7 @@ class ClassPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes."""
-        return ScriptComparison(classes=record.own.read(OfComparison).classes.for_script())
+        return ScriptComparison(classes=record.own.read(OfComparison).classes)
 
 
 PAGE = ClassPage()

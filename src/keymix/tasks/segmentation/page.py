@@ -13,7 +13,7 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
+from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
 from keymix.report.charts import Look
 from keymix.report.formats import distance, points
 from keymix.report.part import Output, Page, RunAnswers, Section
@@ -79,7 +79,7 @@ class ScriptRun:
 class ScriptComparison:
     """What the script reads: the classes, the level that is 1, and names of all test images."""
 
-    classes: ScriptClasses
+    classes: Classes
     levels: int = SHARES
     names: tuple[str, ...] | None
 
@@ -358,7 +358,7 @@ class MaskPage(Page):
         """Give the script the classes and the names of images."""
         drawn = record.own.read(OfPictures).gallery
         return ScriptComparison(
-            classes=record.own.read(OfComparison).classes.for_script(),
+            classes=record.own.read(OfComparison).classes,
             names=None if drawn is None else drawn.names,
         )
 
