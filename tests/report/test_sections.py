@@ -230,9 +230,10 @@ def test_json_in_the_page_cannot_end_its_element():
 
 
 def test_what_differs_between_environments_is_found():
-    first, second = runs.environments(typed(make_record()))
-    assert first.differs == second.differs == {"packages", "machine"}
-    assert {who.seeds for who in second.who} == {"seed 1"}
+    record = typed(make_record())
+    found = runs.differing([group.lines for group in record.trained_with])
+    assert found == ["packages", "machine"]
+    assert {seeds for _, seeds in runs.who(record, 1)} == {"seed 1"}
 
 
 def test_labels_break_within_and_remarks_stay_whole() -> None:
