@@ -248,7 +248,7 @@ def test_quantities_are_written_for_people():
     assert formats.points(-0.0123) == "−1.2"
     assert formats.span(-0.01, 0.02, FRACTION) == "−1.0 to +2.0"
     assert formats.duration(3725) == "1 h 02 min"
-    assert formats.milliseconds(0.1234) == "0.123"
+    assert formats.three_digits(0.1234) == "0.123"
     empty = (formats.percent, formats.points, formats.count, formats.rate, formats.mib)
     assert {write(None) for write in empty} == {formats.MISSING}
 

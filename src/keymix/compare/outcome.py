@@ -272,13 +272,12 @@ def judge(
             headline=f"{mixer}: nothing can be said, no seed finished for both it and {baseline}.",
             detail="",
         )
+    about = _units_sentence(images, score, unit, narrow=narrow)
     if seeds.n < VERDICT_SEEDS:
-        about = _units_sentence(images, score, unit, narrow=narrow)
         trusted = None if narrow else images
         return _no_verdict(
             mixer, baseline, seeds, trusted, planned=planned, score=score, about=about
         )
-    about = _units_sentence(images, score, unit, narrow=narrow)
     both = f"{_seeds_sentence(seeds, score)} {about}"
     retrained, more_units = _clear(seeds), _clear(images) and not narrow
     agree = images is not None and seeds.difference * images.difference > 0

@@ -77,11 +77,8 @@ def environment(package: str = "") -> jinja2.Environment:
     )
     filters: dict[str, Callable[..., Any]] = {
         "percent": formats.percent,
-        "points": formats.points,
-        "scored": formats.scored,
-        "distance": formats.distance,
         "count": formats.count,
-        "ms": formats.milliseconds,
+        "ms": formats.three_digits,
         "energy": formats.energy,
         "duration": formats.duration,
         "breakable": breakable,

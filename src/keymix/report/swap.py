@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from keymix.analysis.timing import WORDS
 from keymix.report.charts import Line, Look, curves
-from keymix.report.formats import MISSING, milliseconds, percent, points
+from keymix.report.formats import MISSING, percent, points, three_digits
 from keymix.report.page import render_page
 from keymix.report.tables import Cell, Column, Table, text_table
 from keymix.swap.record import Search, Step, SwapRecord
@@ -125,7 +125,7 @@ def _trials_table(search: Search) -> Table:
         row = [name, attention.share, trial.loss, Cell(rise, text), trial.top1]
         if search.cost == "latency":
             quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
-            row += [attention.latency_ms, "–".join(map(milliseconds, quartiles))]
+            row += [attention.latency_ms, "–".join(map(three_digits, quartiles))]
         rows.append(row)
     return Table("trials", "Each layer alone", columns, rows)
 

@@ -43,7 +43,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _FORMS: Mapping[Kind, Callable[[Any], str]] = {
     "whole": "{:,}".format,
     "ratio": formats.ratio,
-    "ms": formats.milliseconds,
+    "ms": formats.three_digits,
     "mib": formats.mib,
     "rate": "{:.4f}".format,
     "per_s": formats.rate,

@@ -86,7 +86,7 @@ def _cells(cost: CostRow, steps: str | None) -> list[Any]:
         cost.macs if steps is None else Cell(cost.macs, macs),
         None if cost.activation_bytes is None else cost.activation_bytes / 2**20,
         cost.latency_ms,
-        None if low is None else "–".join(map(formats.milliseconds, (low, high))),
+        None if low is None else "–".join(map(formats.three_digits, (low, high))),
         cost.images_per_s,
         cost.peak_mib,
     ]

@@ -84,14 +84,10 @@ def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
         found.sops.mean,
         found.macs.mean,
         _spread(energy, formats.places(energy.mean or 0.0, 3)),
-        None if one_value else f"{_microjoules(low)} to {_microjoules(high)}",
-        Cell(dense, _microjoules(dense)),
+        None if one_value else f"{formats.three_digits(low)} to {formats.three_digits(high)}",
+        Cell(dense, formats.three_digits(dense)),
         Cell(times, formats.MISSING if times is None else f"{times:.1f}"),
     ]
-
-
-def _microjoules(value: float | None) -> str:
-    return formats.MISSING if value is None else f"{value:.{formats.places(value, 3)}f}"
 
 
 def _spread(summary: Summary, decimals: int) -> Cell:

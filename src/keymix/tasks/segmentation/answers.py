@@ -27,6 +27,7 @@ from keymix.data.kinds import IGNORE
 from keymix.data.record import DataRecord
 from keymix.data.specs import MASKS, parse
 from keymix.errors import UserError
+from keymix.report.formats import distance, percent
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
 from keymix.tasks.segmentation.predict_masks import MaskPrediction, predict_masks
@@ -302,15 +303,15 @@ class SegmentationAnswers(AnswersPart):
         rows = [
             [
                 each.name,
-                _percent(each.jaccard),
-                _percent(each.dice),
-                _distance(each.hausdorff_mm),
+                percent(each.jaccard, 2),
+                percent(each.dice, 2),
+                distance(each.hausdorff_mm),
                 str(each.missed),
             ]
             for each in own.classes
         ]
-        overall = [_percent(test.scores["jaccard"]), _percent(test.scores["dice"])]
-        overall += [_distance(own.hausdorff_mm), str(own.hausdorff_missed)]
+        overall = [percent(test.scores["jaccard"], 2), percent(test.scores["dice"], 2)]
+        overall += [distance(own.hausdorff_mm), str(own.hausdorff_missed)]
         return DetailsTable(
             title="each class",
             heads=(
@@ -353,14 +354,6 @@ class SegmentationAnswers(AnswersPart):
 
 def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
     return [each for each in found if isinstance(each, MaskPrediction)]
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
-
-
-def _distance(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
 
 
 def _often(data: ImageData, scores: MaskScores) -> IntArray:
