@@ -78,20 +78,9 @@ def outcome(
     rows = []
     for label in labels:
         runs = scores.get(label, {})
-        row = OutcomeRow(
-            mixer=label,
-            scores={
-                **{key: _summary([run.test.get(key) for run in runs.values()]) for key in keys},
-                f"val_{score.key}": _summary([run.val for run in runs.values()]),
-            },
-            seeds=None,
-            images=None,
-            verdict=None,
-            headline="",
-            detail="",
-        )
-        if label in compared:
-            over_seeds, over_units = compared[label]
+        over_seeds, over_units = compared.get(label, (None, None))
+        judgement = None
+        if label != baseline:
             judgement = judge(
                 label,
                 baseline,
@@ -102,15 +91,20 @@ def outcome(
                 unit=task.unit,
                 narrow=narrow,
             )
-            row = replace(
-                row,
+        rows.append(
+            OutcomeRow(
+                mixer=label,
+                scores={
+                    **{key: _summary([run.test.get(key) for run in runs.values()]) for key in keys},
+                    f"val_{score.key}": _summary([run.val for run in runs.values()]),
+                },
                 seeds=over_seeds,
                 images=over_units,
-                verdict=judgement.verdict,
-                headline=judgement.headline,
-                detail=judgement.detail,
+                verdict=judgement.verdict if judgement else None,
+                headline=judgement.headline if judgement else "",
+                detail=judgement.detail if judgement else "",
             )
-        rows.append(row)
+        )
     return tuple(rows)
 
 
