@@ -51,7 +51,7 @@ def outcome(
     unit: str = "",
     narrow: bool = False,
 ) -> tuple[OutcomeRow, ...]:
-    """Compute the rows of the result, one a mixer, in the order given.
+    """Compute the rows of the result, one per mixer, in the order given.
 
     Holm's correction takes each question (seeds, units) as one family over all mixers other than
     the baseline, controls included. The rows have the task's scores on the test split, and that on
@@ -330,7 +330,7 @@ def _no_verdict(
         )
     seeds_text = f"{count}: whether it would hold if retrained cannot be said"
     if seeds.low is not None:
-        seeds_text += f" (the interval over seeds, {span(seeds, score)}, rests on too few)"
+        seeds_text += f" (the interval over seeds, {span(seeds, score)}, of too few)"
     seeds_text += "."
     if seeds.note and "one seed has" not in seeds.note:
         seeds_text += f" Note: {seeds.note}."

@@ -88,7 +88,9 @@ class Planned:
     match: str | None = None  # ``"params"`` if widths were matched
     pooling: str
     unheard: tuple[str, ...]
-    cannot_sit: tuple[str, ...] = ()  # why mixers that nobody named are not in it, a sentence each
+    cannot_sit: tuple[
+        str, ...
+    ] = ()  # why mixers that were not named are not in it, one sentence per mixer
     imports: tuple[str, ...] = ()  # the user's files that register mixers, tasks or data sources
     command: str = ""  # what repeats the call
     processes: int = 0  # that train side by side
@@ -317,7 +319,7 @@ def _recipe_name(task: Task, data: str | None, kind: InputKind) -> str:
 
 
 def at_the_models_size(recipe: Recipe) -> Recipe:
-    """Give frames of a larger sensor the spiking model's 32 pixels a side, unless a size is set."""
+    """Give frames of a larger sensor the spiking model's 32 x 32 pixels, unless a size is set."""
     own = recipe.model.name == SPIKING_MODEL and kind_of_spec(recipe.data.spec) is RECORDING
     if not own or recipe.data.image_size is not None:
         return recipe
@@ -427,7 +429,7 @@ def cores() -> int:
 def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
     """Decide how many processes train side by side (unless that is given), and threads of each.
 
-    The answer rests on all runs of the comparison and not on those left, so that a resumed
+    The answer depends on all runs of the comparison and not on those left, so that a resumed
     comparison computes with the threads it began with. One process keeps a GPU busy.
     """
     if processes is None:
@@ -471,7 +473,7 @@ def fitting(
 ) -> tuple[list[MixerSpec], tuple[str, ...]]:
     """Keep the mixers that can sit in the recipe's model; warn of the others and say why.
 
-    For mixers that nobody named: one that was named and cannot sit is an error.
+    For mixers that were not named: a named one that cannot sit is an error.
     """
     build = meta_builder(recipe, data)
     kept, reasons = [], []

@@ -271,7 +271,7 @@ def method(
         items.append(
             (
                 "Left out.",
-                "Nobody named mixers, so that all were tried; these cannot sit in this model. "
+                "No mixers were named, so all were tried; these cannot sit in this model. "
                 + " ".join(f"{reason}." for reason in plan.cannot_sit),
             )
         )

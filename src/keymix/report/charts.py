@@ -493,7 +493,7 @@ def by_class(spreads: Sequence[Spread], *, baseline: str) -> Markup:
 
 
 def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw a row a class with a dot a mixer."""
+    """Draw one row per class with one dot per mixer."""
     names = [name for name, _ in spreads[0].values]
     left = 14 + min(CLASS_NAME, max(text_width(name) for name in names))
     foot = 8 + _ROW * len(names)

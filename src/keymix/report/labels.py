@@ -79,7 +79,7 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
 
 
 def _stages_apart(labels: Sequence[str]) -> dict[str, str]:
-    """Leave out the stages that all labels of mixers a stage begin or end with."""
+    """Leave out the stages that all labels of mixers per stage begin or end with."""
     rows = [label.split("/") for label in labels]
     if len(rows) < 2 or len({len(row) for row in rows}) > 1:
         return {}

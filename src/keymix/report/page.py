@@ -61,7 +61,7 @@ def as_element_text(content: object) -> Markup:
     return Markup(text)
 
 
-@functools.cache  # a template is compiled once a process, which takes longer than a page
+@functools.cache  # a template is compiled once per process, which takes longer than a page
 def environment(package: str = "") -> jinja2.Environment:
     """Make the environment of the templates, with the filters that write quantities."""
     loader: jinja2.BaseLoader = jinja2.PackageLoader("keymix.report", "templates")

@@ -423,7 +423,7 @@ class ComparisonRecord(Sparse):
         costs: By mixer's label.
         measured: How costs were measured.
         spikes: Of spiking models, what spikes cost.
-        method: How it was done, a paragraph a question.
+        method: How it was done, one paragraph per question.
         curves_note: What to keep in mind of the training loss.
         runs: The runs, mixer by mixer.
         attention: Attention maps; None where they could not be read.

@@ -59,10 +59,10 @@ def table(record: ComparisonRecord) -> Table:
         Column("latency, ms batch\u00a01", "latency_ms", "ms", label="latency, ms"),
         Column("middle half of timings", "quartiles", "ms", sort="none", style="soft"),
         Column(
-            f"images a second batch\u00a0{batch}",
+            f"images per second batch\u00a0{batch}",
             "images_per_s",
             "per_s",
-            label="images a second",
+            label="images per second",
             most_first=True,
         ),
         Column("peak memory, MiB", "peak_mib", "mib"),

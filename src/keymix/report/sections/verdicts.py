@@ -53,7 +53,7 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 
 def scores(record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str) -> Scores:
-    """Make the table of scores of an epoch, a row a mixer."""
+    """Make the table of scores of an epoch, one row per mixer."""
     words, shown = wording(record), columns(record)
     most_first = record.task_kind.score.better == "more"
     seeds, units = "95\u00a0% interval over seeds", f"95\u00a0% interval over test {words.units}"

@@ -128,7 +128,7 @@ class Confused:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassesView:
-    """The section of classes: a row each, the largest difference first, and mix-ups by mixer."""
+    """The section of classes, the largest difference first, and mix-ups by mixer."""
 
     by: ByClass
     table: Table

@@ -228,7 +228,7 @@ def scans_of(data: ImageData) -> ScanTable:
 
 
 def _planes(masks: NDArray[Any], scored: Sequence[int], *, multilabel: bool) -> BoolArray:
-    """One plane a class that counts, ``[B, C, H, W]``."""
+    """One plane per class that counts, ``[B, C, H, W]``."""
     if multilabel:
         return np.asarray(masks[:, list(scored)] == 1)
     return np.stack([masks == c for c in scored], axis=1)
